@@ -1,0 +1,44 @@
+# make demo | test | check | bench [NAME=x] | docs: each does its own set-up in $(VENV) first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NAME ?=
+TESTS ?= -n 2
+
+.PHONY: demo test check lint types bench docs clean
+
+# The exact torch version comes first and alone: a range would let pip choose another build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: lint types test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy needs to see the folder under its import name; a link does that without another install.
+types: $(STAMP)
+	mkdir -p .types && ln -sfn .. .types/pliant
+	$(BIN)/mypy -p pliant.cli -p pliant.tools -p pliant.schemas
+
+bench: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks $(NAME)
+
+docs: $(STAMP)
+	$(BIN)/python -m pliant.schemas.generate
+	$(BIN)/python -m docs.generate
+
+clean:
+	rm -rf .types .mypy_cache .ruff_cache .hypothesis .benchmarks build demo *.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
