@@ -1,0 +1,1 @@
+"""The file kinds that pass between the tools: records, readers, writers, errors."""

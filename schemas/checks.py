@@ -1,0 +1,66 @@
+"""Checks between files: do the jobs fit the cluster, does the profile know their models."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.job import Job
+from pliant.schemas.wording import in_gpus
+
+
+def check_fits(jobs: Iterable[Job], cluster: Cluster, source: str) -> None:
+    """Refuse jobs whose smallest size is more than any one GPU type has: a job never mixes types.
+
+    :raises BadInputError: one problem a job.
+    """
+    by_type: Counter[str] = Counter()
+    for node in cluster.expanded():
+        by_type[node.gpu_type] += node.gpus
+    most = max(by_type.values(), default=0)
+    of_one_type = " of one type" if len(by_type) > 1 else ""
+    problems = [
+        Problem(
+            source,
+            None,
+            "",
+            f'job "{job.id}" needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {most}',
+        )
+        for job in jobs
+        if job.min_gpus > most
+    ]
+    if problems:
+        raise BadInputError(problems)
+
+
+def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) -> None:
+    """Refuse jobs whose model is not among the profiled ``models``.
+
+    :raises BadInputError: one problem a job.
+    """
+    known = frozenset(models)
+    problems = [
+        Problem(
+            source,
+            None,
+            "",
+            f'job "{job.id}": model "{job.model}" is not profiled, {_hint(job.model, known)}',
+        )
+        for job in jobs
+        if job.model not in known
+    ]
+    if problems:
+        raise BadInputError(problems)
+
+
+def _hint(model: str, known: frozenset[str]) -> str:
+    near = difflib.get_close_matches(model, sorted(known), n=1)
+    if near:
+        return f'expected something like "{near[0]}"'
+    shown = sorted(known)[:5]
+    if not shown:
+        return "the profile has no models"
+    return "expected one of " + ", ".join(shown) + (" …" if len(known) > len(shown) else "")

@@ -1,0 +1,100 @@
+"""The ``cluster`` kind: the nodes and what is in them (JSON)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.record import (
+    MOST_GPUS,
+    NODE_NAME,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Record,
+)
+
+MOST_NODES: Final = 1_000_000
+
+
+class Node(Record):
+    """One machine. With ``count``, a shorthand for that many alike, ``{}`` in the name numbering them."""
+
+    name: Annotated[str, Field(pattern=NODE_NAME)]
+    gpus: Annotated[int, Field(ge=0, le=1024)]
+    """GPUs, or CPU slots where the cluster's ``slots`` is "cpu"."""
+    gpu_type: str = "gpu"
+    """Key into the profile; one type a node."""
+    count: Annotated[int, Field(gt=0, le=MOST_NODES)] | None = None
+    """This many such nodes. Default: one, with the name as it stands."""
+    address: str | None = None
+    """Address other nodes reach it at. Default: its name; the loopback address on a local cluster."""
+    cpus: PositiveFloat | None = None
+    memory: NonNegativeInt | None = None
+    """Main memory, bytes."""
+    gpu_memory: NonNegativeInt | None = None
+    """Memory of one GPU (or allowed to one CPU slot), bytes: the limit that profile probes against."""
+    bandwidth: NonNegativeFloat | None = None
+    """Network bandwidth, bytes per second."""
+    switch: str | None = None
+    """Name of the switch the node hangs on; nodes of one switch are near each other."""
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class Cluster(Record):
+    """All nodes of a cluster and how to reach them."""
+
+    schema_: Literal["pliant.cluster/1"] = Field(default="pliant.cluster/1", alias="schema")
+    nodes: tuple[Node, ...]
+    slots: Literal["gpu", "cpu"] = "gpu"
+    """"cpu": a slot is one CPU worker (laptops, CI); "gpu": a slot is a GPU."""
+    backend: Literal["local", "slurm"] = "local"
+    speeds: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Relative speed of a GPU type where the profile knows only another type. Default: 1."""
+
+    @model_validator(mode="after")
+    def _is_of_this_world(self) -> Self:
+        """Before anything is made of each node: a count too large would fill memory."""
+        nodes = sum(node.count or 1 for node in self.nodes)
+        for what, found, most in (("nodes", nodes, MOST_NODES), ("GPUs", self.total_gpus, MOST_GPUS)):
+            if found > most:
+                text = f"{found:,} {what} in all, expected {most:,} or less"
+                raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": "/nodes"})
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        seen: set[str] = set()
+        for index, node in enumerate(self.nodes):
+            for name in _names(node):
+                if name in seen:
+                    raise PydanticCustomError(
+                        "duplicate",
+                        "node name {name} is used twice",
+                        {"name": repr(name), "pointer": f"/nodes/{index}/name"},
+                    )
+                seen.add(name)
+        return self
+
+    def expanded(self) -> tuple[Node, ...]:
+        """The nodes one by one, the ``count`` shorthand written out."""
+        return tuple(
+            node if node.count is None else node.model_copy(update={"name": name, "count": None})
+            for node in self.nodes
+            for name in _names(node)
+        )
+
+    @property
+    def total_gpus(self) -> int:
+        """All GPUs (or CPU slots) of the cluster."""
+        return sum(node.gpus * (node.count or 1) for node in self.nodes)
+
+
+def _names(node: Node) -> list[str]:
+    if node.count is None:
+        return [node.name]
+    if "{}" not in node.name:
+        return [f"{node.name}{index}" for index in range(node.count)]
+    return [node.name.replace("{}", str(index)) for index in range(node.count)]

@@ -1,0 +1,83 @@
+"""Every error a user can cause or meet; each class carries the exit code that the command line ends with.
+
+Only ``cli/`` turns these into an exit. Exit codes: 0 done, 1 our bug, 2 usage, 3 bad input, 4 infeasible,
+5 some jobs failed, 69 a needed service is missing, 75 locked (try again), 130/143 signalled, 141 the
+reader of stdout left early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class PliantError(Exception):
+    """Base of all expected errors. The message is one line, written for the person at the terminal."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(PliantError):
+    """The command line contradicts itself or lacks something."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in one input: where it is, what it is, what was expected."""
+
+    source: str
+    line: int | None
+    pointer: str
+    message: str
+
+    def __str__(self) -> str:
+        where = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"{where}: {self.pointer}: {self.message}" if self.pointer else f"{where}: {self.message}"
+
+
+class BadInputError(PliantError):
+    """A file does not say what its schema asks for. Holds every problem found, prints the first twenty."""
+
+    exit_code = 3
+    shown = 20
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        self.problems: tuple[Problem, ...] = () if isinstance(problems, str) else tuple(problems)
+        super().__init__(problems if isinstance(problems, str) else self._text())
+
+    def _text(self) -> str:
+        lines = [str(problem) for problem in self.problems[: self.shown]]
+        hidden = len(self.problems) - len(lines)
+        return "\n".join([*lines, f"… and {hidden} more"] if hidden > 0 else lines)
+
+    @classmethod
+    def one(cls, source: str, message: str, *, line: int | None = None, pointer: str = "") -> BadInputError:
+        """The error of a single problem."""
+        return cls([Problem(source, line, pointer, message)])
+
+
+class InfeasibleError(PliantError):
+    """The inputs are well formed but no decision satisfies them."""
+
+    exit_code = 4
+
+
+class JobsFailedError(PliantError):
+    """The work was done, but some jobs failed or a figure is out of its stated range."""
+
+    exit_code = 5
+
+
+class ServiceMissingError(PliantError):
+    """Something outside this program is needed and not there (Slurm, a GPU driver, a full disk)."""
+
+    exit_code = 69
+
+
+class LockedError(PliantError):
+    """Another process is writing the same state directory; trying again later works."""
+
+    exit_code = 75

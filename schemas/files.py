@@ -1,0 +1,163 @@
+"""Reading and writing whole files: ``-`` for the pipes, one-line errors, and writes that happen or do not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
+
+PIPE: Final = "-"
+PARQUET_MAGIC: Final = b"PAR1"
+_OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def source_name(path: str | Path) -> str:
+    """How messages call an input."""
+    return "<stdin>" if str(path) == PIPE else str(path)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """All bytes of a file, or of stdin for ``-``.
+
+    :raises BadInputError: the file is missing, unreadable, a directory, or empty.
+    :raises UsageError: stdin is wanted and closed.
+    """
+    source = source_name(path)
+    try:
+        data = _read_stdin() if str(path) == PIPE else Path(path).read_bytes()
+    except FileNotFoundError:
+        raise BadInputError.one(source, "no such file") from None
+    except IsADirectoryError:
+        raise BadInputError.one(source, "is a directory, expected a file") from None
+    except (OSError, ValueError) as error:
+        raise BadInputError.one(source, f"cannot be read: {_reason(error)}") from error
+    if not data:
+        raise BadInputError.one(source, "is empty" if str(path) != PIPE else "nothing came in")
+    return data
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed: pipe the input in, or name a file")
+    return sys.stdin.buffer.read()
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a product: to stdout for ``-``, else atomically to a file.
+
+    :raises UsageError: Parquet would go to a terminal, or the place cannot be written.
+    :raises ServiceMissingError: the disk is full or broken; nothing is half-written.
+    """
+    if str(path) == PIPE:
+        _write_stdout(data)
+    else:
+        atomic_write(path, data)
+
+
+def write_chunks(path: str | Path, chunks: Iterable[bytes]) -> None:
+    """Like :func:`write_bytes`, of a product that is made piece by piece and never whole in memory."""
+    if str(path) == PIPE:
+        for chunk in chunks:
+            _write_stdout(chunk)
+    else:
+        _write_file(path, chunks)
+
+
+def atomic_write(path: str | Path, data: bytes) -> None:
+    """Replace a file by ``data`` so that a reader, or a crash, sees the old or the new bytes, never a mix.
+
+    The bytes go to a temporary file in the same folder, are forced to disk and renamed; then the folder is
+    forced to disk. A device or a named pipe is written directly, a symbolic link is followed.
+    """
+    _write_file(path, (data,))
+
+
+def _write_file(path: str | Path, chunks: Iterable[bytes]) -> None:
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb") as stream:
+                stream.writelines(chunks)
+        else:
+            _replace(target.resolve(), chunks)
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise write_error(error, str(path)) from error
+
+
+def write_error(error: OSError | ValueError, target: str) -> PliantError:
+    """The expected error that a failed write stands for."""
+    if isinstance(error, OSError) and error.errno in _OUT_OF_ORDER:
+        return ServiceMissingError(f"{target}: cannot be written: {_reason(error)}")
+    return UsageError(f"{target}: cannot be written: {_reason(error)}")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte and force them to disk."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's own entries to disk, so that a new name survives a crash."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(target: Path, chunks: Iterable[bytes]) -> None:
+    temporary = target.parent / f".pliant-{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            if target.exists():
+                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode))
+            for chunk in chunks:
+                write_all(descriptor, chunk)
+        finally:
+            os.close(descriptor)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def _write_stdout(data: bytes) -> None:
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: leave it open, or name a file with -o")
+    if data.startswith(PARQUET_MAGIC) and sys.stdout.isatty():
+        raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_stdout()
+        raise write_error(error, "<stdout>") from error
+
+
+def _abandon_stdout() -> None:
+    """Point stdout at nothing: what it still buffers would fail once more when the interpreter exits."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return (text or str(error)).lower()

@@ -1,0 +1,126 @@
+"""Generate the JSON descriptions of all kinds: ``python -m pliant.schemas.generate`` writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.convergence import CONVERGENCE
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import EVENT
+from pliant.schemas.files import atomic_write
+from pliant.schemas.job import Job
+from pliant.schemas.metrics import Metrics
+from pliant.schemas.profile import PROFILE
+from pliant.schemas.record import Record
+from pliant.schemas.schedule import Schedule
+from pliant.schemas.table import Column, Table
+from pliant.schemas.version import KINDS, schema_id
+
+FOLDER: Final = Path(__file__).parent / "json"
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_DOCUMENTS: Final[dict[str, type[Record]]] = {"cluster": Cluster, "schedule": Schedule, "metrics": Metrics}
+_TABLES: Final = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
+_JSON_TYPES: Final[dict[str, dict[str, Any]]] = {
+    "string": {"type": "string"},
+    "int64": {"type": "integer"},
+    "float64": {"type": "number"},
+    "bool": {"type": "boolean"},
+}
+_SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "placement": {
+        "type": "array",
+        "items": {
+            "type": "array",
+            "prefixItems": [{"type": "string"}, {"type": "integer", "minimum": 1}],
+            "minItems": 2,
+            "maxItems": 2,
+        },
+    },
+    "detail": {"type": "object"},
+}
+
+
+def schema_text(kind: str) -> str:
+    """The description of a kind: a JSON Schema, or for a table its columns.
+
+    :raises UsageError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
+    if kind == "job":
+        described = _lines_schema(kind, Job.model_json_schema())
+    elif kind in _DOCUMENTS:
+        described = {"$schema": _DIALECT, "$id": schema_id(kind), **_DOCUMENTS[kind].model_json_schema()}
+    else:
+        described = _table_schema(_TABLES[kind])
+    return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Write the description of every kind into ``folder``."""
+    folder.mkdir(exist_ok=True)
+    for kind in KINDS:
+        atomic_write(folder / f"{kind}.json", schema_text(kind).encode())
+
+
+def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one line, which may name its own schema."""
+    named = {"const": schema_id(kind), "description": "On every line, or alone in a first header line."}
+    described["properties"] = {"schema": named, **described["properties"]}
+    return {"$schema": _DIALECT, "$id": schema_id(kind), **described}
+
+
+def _table_schema(table: Table) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "schema": schema_id(table.kind),
+        "form": "Parquet, the schema in the file's metadata",
+        "columns": [_column(column) for column in table.columns],
+    }
+    if table is EVENT:
+        described["form"] = "Parquet, the schema in the file's metadata; while live JSON Lines"
+        described["json_lines"] = _lines_schema(table.kind, _object_schema(table))
+    return described
+
+
+def _column(column: Column) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "name": column.name,
+        "type": column.type,
+        "nullable": column.nullable,
+        "description": column.doc,
+    }
+    if column.least is not None:
+        described["minimum"] = column.least
+    if column.words:
+        described["enum"] = list(column.words)
+    if column.added:
+        described["may_be_missing"] = True
+    return described
+
+
+def _object_schema(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.kind.capitalize(),
+        "type": "object",
+        "properties": {column.name: _property(column) for column in table.columns},
+        "required": [column.name for column in table.columns if not column.nullable],
+        "additionalProperties": False,
+    }
+
+
+def _property(column: Column) -> dict[str, Any]:
+    value = dict(_SHAPES[column.name] if column.type == "json" else _JSON_TYPES[column.type])
+    if column.least is not None:
+        value["minimum"] = column.least
+    if column.words:
+        value["enum"] = list(column.words)
+    if column.nullable:
+        value = {"anyOf": [value, {"type": "null"}]}
+    return {**value, "description": column.doc}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Read and write the seven kinds of file.
+
+``path`` is a name or ``-`` for stdin or stdout. Readers raise :class:`~pliant.schemas.errors.BadInputError`
+with every problem of the file; writers replace a file as a whole or leave it as it was. Equal data gives
+equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
+from pliant.schemas.documents import document_bytes, parse_document
+from pliant.schemas.event import EVENT, Event
+from pliant.schemas.events_io import EventWriter, event_lines, parse_events
+from pliant.schemas.files import PIPE, atomic_write, read_bytes, source_name, write_bytes
+from pliant.schemas.job import Job
+from pliant.schemas.jobs_io import job_lines, parse_jobs
+from pliant.schemas.jsonlines import header
+from pliant.schemas.metrics import Metrics
+from pliant.schemas.profile import PROFILE, Profile, ProfileRow
+from pliant.schemas.rows import rows_from_columns
+from pliant.schemas.schedule import Schedule
+from pliant.schemas.tables import parquet_bytes, parse_parquet, to_columns
+
+__all__ = [
+    "EventWriter",
+    "atomic_write",
+    "check_fits",
+    "check_profiled",
+    "profile_from_columns",
+    "profile_to_columns",
+    "read_cluster",
+    "read_convergence",
+    "read_events",
+    "read_jobs",
+    "read_metrics",
+    "read_profile",
+    "read_schedule",
+    "write_cluster",
+    "write_convergence",
+    "write_events",
+    "write_jobs",
+    "write_metrics",
+    "write_profile",
+    "write_schedule",
+]
+
+
+def read_jobs(path: str | Path) -> tuple[Job, ...]:
+    """All jobs of a JSON Lines file, in its order."""
+    return parse_jobs(read_bytes(path), source_name(path))
+
+
+def write_jobs(jobs: Iterable[Job], path: str | Path) -> None:
+    """Write jobs as JSON Lines; fields that equal their default are left out."""
+    write_bytes(path, header("job") + job_lines(jobs))
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster in a JSON file."""
+    return parse_document(read_bytes(path), source_name(path), "cluster", Cluster, schema_required=False)
+
+
+def write_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write a cluster as JSON."""
+    write_bytes(path, document_bytes(cluster, "cluster"))
+
+
+def read_schedule(path: str | Path) -> Schedule:
+    """The schedule in a JSON file."""
+    return parse_document(read_bytes(path), source_name(path), "schedule", Schedule)
+
+
+def write_schedule(schedule: Schedule, path: str | Path) -> None:
+    """Write a schedule as JSON; fields that equal their default are left out."""
+    write_bytes(path, document_bytes(schedule, "schedule"))
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """The metrics in a JSON file."""
+    return parse_document(read_bytes(path), source_name(path), "metrics", Metrics)
+
+
+def write_metrics(metrics: Metrics, path: str | Path) -> None:
+    """Write metrics as JSON; null stands where a figure does not apply."""
+    write_bytes(path, document_bytes(metrics, "metrics", with_defaults=True))
+
+
+def read_profile(path: str | Path) -> Profile:
+    """The rows and metadata of a Parquet file."""
+    source = source_name(path)
+    rows, metadata = parse_parquet(read_bytes(path), source, PROFILE, ProfileRow)
+    return Profile(rows, metadata, source)
+
+
+def write_profile(profile: Profile, path: str | Path) -> None:
+    """Write a profile as Parquet."""
+    write_bytes(path, parquet_bytes(profile.rows, PROFILE, profile.metadata))
+
+
+def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:
+    """The rows of a Parquet file."""
+    return parse_parquet(read_bytes(path), source_name(path), CONVERGENCE, ConvergenceRow)[0]
+
+
+def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
+    """Write convergence rows as Parquet."""
+    write_bytes(path, parquet_bytes(tuple(rows), CONVERGENCE))
+
+
+def read_events(path: str | Path) -> tuple[Event, ...]:
+    """All events of a file, JSON Lines or Parquet by its content.
+
+    A torn last line of JSON Lines (a crash while writing) is dropped with a warning on the logger "pliant".
+    """
+    return parse_events(read_bytes(path), source_name(path))
+
+
+def write_events(events: Iterable[Event], path: str | Path) -> None:
+    """Write events: Parquet to ``-`` and to a name that ends in ``.parquet``, else JSON Lines."""
+    rows = tuple(events)
+    as_parquet = str(path) == PIPE or str(path).endswith(".parquet")
+    write_bytes(path, parquet_bytes(rows, EVENT) if as_parquet else header("event") + event_lines(rows))
+
+
+def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
+    """Profile rows as columns: the form embedded in schedules and event files."""
+    return to_columns(rows, PROFILE)
+
+
+def profile_from_columns(
+    columns: Mapping[str, Sequence[Any]], source: str = "profile"
+) -> tuple[ProfileRow, ...]:
+    """Profile rows from columns; ``source`` is what messages call them."""
+    return rows_from_columns(columns, ProfileRow, source)

@@ -1,0 +1,203 @@
+"""The ``job`` kind: one training job a line (JSON Lines)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.record import (
+    FORM,
+    BatchSize,
+    GpuCount,
+    Identifier,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Record,
+    SampleCount,
+)
+
+Elasticity = Literal["none", "size", "size+batch"]
+
+
+def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, high: int | None) -> None:
+    """Refuse min > max, and a value outside of both."""
+    if low is not None and high is not None and high < low:
+        name, text = "max", f"{high} is below {field}.min {low}"
+    elif value is not None and low is not None and value < low:
+        text = f"{value} is below {field}.min {low}"
+    elif value is not None and high is not None and value > high:
+        text = f"{value} is above {field}.max {high}"
+    else:
+        return
+    raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": f"/{name}"})
+
+
+class Gpus(Record):
+    """How many GPUs (or CPU slots) a job asks for and can use."""
+
+    requested: GpuCount
+    """The default size: what a scheduler that does not resize jobs gives, and the base of the demand."""
+    min: GpuCount | None = None
+    """Smallest size that runs. Default: requested for a job that is not elastic, else 1."""
+    max: GpuCount | None = None
+    """Largest size that runs. Default: requested for a job that is not elastic, else the whole cluster."""
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        _refuse_crossed("gpus", "requested", self.requested, self.min, self.max)
+        return self
+
+
+class Batch(Record):
+    """Samples per optimizer step over all workers, and the limits that a policy may move it in."""
+
+    size: BatchSize | None = None
+    """Global batch. Default: requested GPUs times the largest local batch in the profile."""
+    min: BatchSize | None = None
+    """Smallest global batch. Default: size."""
+    max: BatchSize | None = None
+    """Largest global batch. Default: size."""
+    per_gpu_max: BatchSize | None = None
+    """Largest local batch that fits one GPU. Default: the largest feasible one in the profile."""
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> Self:
+        _refuse_crossed("batch", "size", self.size, self.min, self.max)
+        return self
+
+
+class SampleWork(Record):
+    """Total work as training samples, repetitions counted."""
+
+    samples: PositiveFloat
+
+
+class EpochWork(Record):
+    """Total work as passes over a data set."""
+
+    epochs: PositiveFloat
+    dataset_size: SampleCount
+
+
+class IterationWork(Record):
+    """Total work as optimizer steps at the job's own batch size."""
+
+    iterations: PositiveFloat
+
+
+class GpuTimeWork(Record):
+    """Total work as GPU-seconds at the requested number of GPUs (what production traces state)."""
+
+    gpu_seconds: PositiveFloat
+
+
+Work = SampleWork | EpochWork | IterationWork | GpuTimeWork
+
+_FORMS: Final = {
+    "samples": "samples",
+    "epochs": "epochs",
+    "dataset_size": "epochs",
+    "iterations": "iterations",
+    "gpu_seconds": "gpu_seconds",
+}
+"""The form of work that a key belongs to."""
+
+
+def _form(value: object) -> str | None:
+    """The tag of the one form whose keys are there; None for none or several."""
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
+    found = {_FORMS[key] for key in keys if key in _FORMS}
+    return FORM + found.pop() if len(found) == 1 else None
+
+
+_TaggedWork = Annotated[
+    Annotated[SampleWork, Tag(f"{FORM}samples")]
+    | Annotated[EpochWork, Tag(f"{FORM}epochs")]
+    | Annotated[IterationWork, Tag(f"{FORM}iterations")]
+    | Annotated[GpuTimeWork, Tag(f"{FORM}gpu_seconds")],
+    Discriminator(
+        _form,
+        custom_error_type="work_form",
+        custom_error_message="expected exactly one of {samples}, {epochs, dataset_size}, {iterations}, "
+        "{gpu_seconds}, or null",
+    ),
+]
+
+
+class Utility(Record):
+    """What finishing at a given time is worth (used by admission policies)."""
+
+    shape: Literal["constant", "sigmoid", "step"] = "constant"
+    value: PositiveFloat = 1.0
+    decay: NonNegativeFloat = 0.0
+    target: NonNegativeFloat | None = None
+
+
+class ResourceDemand(Record):
+    """Resources of one worker or one parameter server, by name (gpu, cpu, memory, disk, bandwidth)."""
+
+    worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+
+
+class Job(Record):
+    """One training job: what it is, what it needs, and when it was submitted.
+
+    Only ``id``, ``submit_time``, ``model`` and ``gpus.requested`` are required.
+    """
+
+    id: Identifier
+    """Unique name of the job, also its folder's name in a state directory."""
+    submit_time: NonNegativeFloat
+    """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory)."""
+    model: Annotated[str, Field(min_length=1)]
+    """Key into the profile."""
+    gpus: Gpus
+    user: str = ""
+    """Who submitted it; empty if nobody says."""
+    priority: float = 0.0
+    """Larger is more important, for the policies that look at it."""
+    command: tuple[str, ...] | None = None
+    """Script and arguments that torchrun starts in each worker. Absent in a pure trace."""
+    workdir: str | None = None
+    """Folder to start in. Default: the folder that the command is given from."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Extra environment variables of the workers."""
+    batch: Batch = Batch()
+    lr: PositiveFloat | None = None
+    """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
+    elastic: Elasticity = "none"
+    """What a policy may change: nothing, the number of GPUs, or that and the global batch."""
+    work: _TaggedWork | None = None
+    """Total work; null = unknown."""
+    convergence: str | None = None
+    """Key into a convergence table."""
+    utility: Utility = Utility()
+    resources: ResourceDemand = Field(default_factory=ResourceDemand)
+    checkpoint_seconds: PositiveFloat | None = None
+    """Seconds between checkpoints while running. Default: 60."""
+    seed: NonNegativeInt = 0
+    """Seed of the job's own randomness: initial weights, sample order."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Free map, carried through untouched."""
+
+    @property
+    def min_gpus(self) -> int:
+        """Smallest number of GPUs the job runs on, defaults applied."""
+        return self.gpus.min or (self.gpus.requested if self.elastic == "none" else 1)
+
+    def max_gpus(self, cluster_gpus: int) -> int:
+        """Largest number of GPUs the job can use in a cluster of ``cluster_gpus``, defaults applied."""
+        default = self.gpus.requested if self.elastic == "none" else cluster_gpus
+        return min(self.gpus.max or default, cluster_gpus)
+
+    @model_validator(mode="after")
+    def _elasticity_agrees(self) -> Self:
+        gpus = self.gpus
+        if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
+            text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
+            raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": "/elastic"})
+        return self

@@ -1,0 +1,101 @@
+"""Tell the kind of a file and validate it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sized
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
+from pliant.schemas.documents import parse_document
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.events_io import parse_events
+from pliant.schemas.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.jobs_io import parse_jobs
+from pliant.schemas.metrics import Metrics
+from pliant.schemas.profile import PROFILE, ProfileRow
+from pliant.schemas.schedule import Schedule
+from pliant.schemas.tables import file_metadata, parse_parquet, read_arrow
+from pliant.schemas.version import KINDS
+
+_READERS: Final[dict[str, Callable[[bytes, str], Sized]]] = {
+    "job": parse_jobs,
+    "cluster": lambda data, source: (
+        parse_document(data, source, "cluster", Cluster, schema_required=False),
+    ),
+    "profile": lambda data, source: parse_parquet(data, source, PROFILE, ProfileRow)[0],
+    "convergence": lambda data, source: parse_parquet(data, source, CONVERGENCE, ConvergenceRow)[0],
+    "schedule": lambda data, source: (parse_document(data, source, "schedule", Schedule),),
+    "event": parse_events,
+    "metrics": lambda data, source: (parse_document(data, source, "metrics", Metrics),),
+}
+_KEYS: Final = {
+    "job": {"id", "model", "gpus"},
+    "cluster": {"nodes"},
+    "event": {"time", "event"},
+    "schedule": {"allocations"},
+    "metrics": {"runs"},
+}
+"""Fields by which a file that does not name its schema is recognised."""
+
+
+def validate_file(path: str | Path, kind: str | None = None) -> str:
+    """Read a file as its kind and say what it holds: ``jobs.jsonl: job, 3 records``.
+
+    :param kind: one of the seven kinds. Default: told from the content, then from the file's name.
+    :raises BadInputError: with every problem of the file.
+    :raises UsageError: there is no such kind.
+    """
+    check_kind(kind)
+    data, source = read_bytes(path), source_name(path)
+    kind = kind or kind_of(data, source)
+    count = len(_READERS[kind](data, source))
+    return f"{source}: {kind}, {count} record{'' if count == 1 else 's'}"
+
+
+def check_kind(kind: str | None) -> None:
+    """Refuse a name that is no kind."""
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
+
+
+def kind_of(data: bytes, source: str) -> str:
+    """The kind that the content states or looks like, else the one in the file's name."""
+    found = _stated(data, source) or _named(source)
+    if found is None:
+        raise BadInputError.one(
+            source, f'its kind cannot be told: expected a "schema" field, or give --kind ({"|".join(KINDS)})'
+        )
+    return found
+
+
+def _stated(data: bytes, source: str) -> str | None:
+    if data.startswith(PARQUET_MAGIC):
+        return _kind_in(file_metadata(read_arrow(data, source, "pliant")).get("schema"))
+    fields = _first_object(data)
+    looks = (kind for kind, keys in _KEYS.items() if keys <= fields.keys())
+    return _kind_in(fields.get("schema")) or next(looks, None)
+
+
+def _first_object(data: bytes) -> dict[str, Any]:
+    """The object on the first line, else the whole document."""
+    for text in (data.lstrip().partition(b"\n")[0], data):
+        try:
+            value = json.loads(text.decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _kind_in(schema: object) -> str | None:
+    match = re.match(r"pliant\.([a-z]+)/", schema) if isinstance(schema, str) else None
+    return match[1] if match and match[1] in KINDS else None
+
+
+def _named(source: str) -> str | None:
+    name = Path(source).name
+    return next((kind for kind in KINDS if kind in name), None)

@@ -1,0 +1,62 @@
+"""The ``metrics`` kind: what a report computed, for CI and people (JSON, a list of runs)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pliant.schemas.record import NonNegativeInt, Record
+
+Number = float | None
+
+
+class RunMetrics(Record):
+    """The figures of one run; null where one does not apply. Times are seconds."""
+
+    policy: str
+    trace_hash: str
+    seed: int | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    simulated: bool
+    oracle: bool = False
+    """The policy was told what a real scheduler could not know."""
+    jobs_submitted: NonNegativeInt
+    jobs_finished: NonNegativeInt
+    jobs_rejected: NonNegativeInt
+    jobs_failed: NonNegativeInt = 0
+    jobs_cancelled: NonNegativeInt = 0
+    mean_jct_s: Number = None
+    median_jct_s: Number = None
+    p90_jct_s: Number = None
+    p99_jct_s: Number = None
+    makespan_s: Number = None
+    mean_queueing_delay_s: Number = None
+    mean_ftf: Number = None
+    worst_ftf: Number = None
+    unfair_fraction: Number = None
+    mean_ftf_gps: Number = None
+    worst_ftf_gps: Number = None
+    unfair_fraction_gps: Number = None
+    mean_ftf_isolated: Number = None
+    worst_ftf_isolated: Number = None
+    unfair_fraction_isolated: Number = None
+    gps_bound_s: Number = None
+    """Ares's guarantee (1/α − 1)·𝓛 on completion after completion in GPS."""
+    worst_gps_delay_s: Number = None
+    """Largest completion time minus completion time in GPS."""
+    jobs_past_gps_bound: int | None = None
+    utilization: Number = None
+    preemptions_per_job: Number = None
+    rescales_per_job: Number = None
+    sjs_efficiency: Number = None
+    drop_ratio: Number = None
+    total_utility: Number = None
+    mean_decision_ms: Number = None
+
+
+class Metrics(Record):
+    """A report's figures: always a list, one entry a run."""
+
+    schema_: Literal["pliant.metrics/1"] = Field(default="pliant.metrics/1", alias="schema")
+    runs: tuple[RunMetrics, ...]

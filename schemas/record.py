@@ -1,0 +1,37 @@
+"""What all JSON records of pliant share: strict types, no unknown fields, no NaN, immutable."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
+FORM: Final = "form:"
+"""Tags of the members of a tagged union start so: they stand in pydantic's locations but not in the file."""
+
+Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+MOST_GPUS: Final = 10_000_000
+"""Of one cluster, and so of one job: no machine is near it, and a slip of the pen does not fill memory."""
+GpuCount = Annotated[int, Field(gt=0, le=MOST_GPUS)]
+SampleCount = Annotated[int, Field(gt=0, le=2**53)]
+"""Up to the largest integer that a float holds exactly."""
+BatchSize = Annotated[int, Field(gt=0, le=2**31)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+
+class Record(BaseModel):
+    """Base of every JSON record: what the schema does not name is an error, and values never change."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+        use_attribute_docstrings=True,
+    )

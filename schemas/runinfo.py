@@ -1,0 +1,52 @@
+"""What an event file says about the run it records.
+
+The first event of a file is a ``decision`` whose detail is a :class:`RunInfo`; the detail of every ``submit``
+event is a :class:`SubmitDetail`. So a report needs the event file alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.schemas.record import NonNegativeInt, PositiveFloat, PositiveInt, Record
+
+
+class RunInfo(Record):
+    """The run: who decided, on which cluster, simulated or real, with which profile."""
+
+    policy: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    seed: NonNegativeInt = 0
+    simulated: bool
+    oracle: bool = False
+    """Whether the policy was told what no scheduler could know."""
+    progress: str = "samples"
+    """The progress model of a simulation."""
+    compat: str | None = None
+    """The simulator whose quirks were switched on."""
+    trace_hash: str
+    """SHA-256 of the jobs, in order of (submit_time, id): equal for equal traces."""
+    cluster: Cluster
+    profile: dict[str, list[Any]] | None = None
+    """The profile's rows as columns, for the fair-share references; null: linear scaling was assumed."""
+    pliant_version: str
+    start_cost_s: dict[str, float] | float | None = None
+    rescale_cost_s: dict[str, float] | float | None = None
+    interval_s: float | None = None
+    counters: dict[str, float] = Field(default_factory=dict)
+
+
+class SubmitDetail(Record):
+    """The job that a ``submit`` event brings, with what the fair-share references need to know about it."""
+
+    job: Job
+    curve: tuple[tuple[PositiveInt, PositiveFloat], ...] = ()
+    """[[GPUs, samples per second], …] at the reference batch, sizes ascending; empty: no speed is known."""
+    samples: PositiveFloat | None = None
+    """All the work in samples; null: unknown."""
+    demand_gpu_s: PositiveFloat | None = None
+    """GPU-seconds of all the work at the requested size, as the scheduler counts them; null: not stated."""

@@ -1,0 +1,111 @@
+"""The ``schedule`` kind: one decision, complete enough to be executed from this file alone (JSON)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
+
+Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
+
+
+class BatchPlan(Record):
+    """How a global batch is cut up: ``global = Σ over workers of local × accum``, exactly.
+
+    Where the division leaves a rest, ``local`` is the largest share; other workers have one sample less.
+    """
+
+    global_: PositiveInt = Field(alias="global")
+    local: PositiveInt
+    accum: PositiveInt = 1
+
+
+class Allocation(Record):
+    """What one job holds from now on. ``gpus`` 0 (action preempt): it holds nothing."""
+
+    job: str
+    gpus: NonNegativeInt
+    placement: tuple[tuple[str, PositiveInt], ...] = ()
+    """(node name, GPUs on it), in the order of the nodes."""
+    batch: BatchPlan | None = None
+    lr_scale: PositiveFloat = 1.0
+    action: Action
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _placement_adds_up(self) -> Self:
+        placed = sum(count for _, count in self.placement)
+        if self.placement and placed != self.gpus:
+            text = f"places {placed} GPUs, expected {self.gpus} as in gpus"
+            raise PydanticCustomError("placement", "{problem}", {"problem": text, "pointer": "/placement"})
+        return self
+
+
+class Verdict(Record):
+    """Why a job waits or was rejected."""
+
+    job: str
+    reason: str
+    needs_gpus: PositiveInt | None = None
+    """The fewest GPUs it would start with (with --explain)."""
+    predicted_start: NonNegativeFloat | None = None
+    """When it would start if nothing else arrived, seconds (with --explain)."""
+
+
+class PolicyUse(Record):
+    """Which policy decided, and with what."""
+
+    name: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    seed: NonNegativeInt = 0
+
+
+class PolicyState(Record):
+    """What a policy carries from one call to the next; opaque to everybody else."""
+
+    policy: str
+    version: PositiveInt = 1
+    changes_seen: NonNegativeInt = 0
+    """How many changes of the log (arrivals, completions, node changes) this state has absorbed."""
+    state: Any = None
+
+
+class Schedule(Record):
+    """One decision of one policy at one time."""
+
+    schema_: Literal["pliant.schedule/1"] = Field(default="pliant.schedule/1", alias="schema")
+    time: NonNegativeFloat
+    policy: PolicyUse
+    allocations: tuple[Allocation, ...] = ()
+    waiting: tuple[Verdict, ...] = ()
+    rejected: tuple[Verdict, ...] = ()
+    cluster: Cluster
+    jobs: tuple[Job, ...] = ()
+    """Every job that is not finished, future arrivals and those just rejected included."""
+    profile: dict[str, list[Any]] | None = None
+    """The profile's rows as columns, so that ``run`` can ask the policy again from this file alone."""
+    policy_state: PolicyState | None = None
+    decision_seconds: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _jobs_are_unique(self) -> Self:
+        _refuse_twice("allocations", [allocation.job for allocation in self.allocations], "job")
+        _refuse_twice("waiting", [verdict.job for verdict in self.waiting], "job")
+        _refuse_twice("rejected", [verdict.job for verdict in self.rejected], "job")
+        _refuse_twice("jobs", [job.id for job in self.jobs], "id")
+        return self
+
+
+def _refuse_twice(field: str, ids: list[str], key: str) -> None:
+    seen: set[str] = set()
+    for index, job_id in enumerate(ids):
+        if job_id in seen:
+            text = f'"{job_id}" is used twice, expected each job once'
+            context = {"problem": text, "pointer": f"/{field}/{index}/{key}"}
+            raise PydanticCustomError("duplicate", "{problem}", context)
+        seen.add(job_id)

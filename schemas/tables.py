@@ -1,0 +1,167 @@
+"""Parquet files of the table-shaped kinds. Equal rows give equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import ValidationError
+
+from pliant.schemas.bulk import garbage_collection_paused
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.files import PARQUET_MAGIC
+from pliant.schemas.jsontext import warn_dropped
+from pliant.schemas.rows import AnyRow, broken_rules, rows_from_columns, validator
+from pliant.schemas.table import Column, Table
+from pliant.schemas.version import a_file, check_schema_id, schema_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Metadata = tuple[tuple[str, str], ...]
+
+_NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
+
+
+def to_columns(rows: Sequence[AnyRow], table: Table, *, json_as_text: bool = False) -> dict[str, list[Any]]:
+    """Rows as columns, in the order of the table."""
+    columns: dict[str, list[Any]] = {}
+    for column in table.columns:
+        values = [getattr(row, column.name) for row in rows]
+        columns[column.name] = (
+            [_as_text(v) for v in values] if column.type == "json" and json_as_text else values
+        )
+    return columns
+
+
+def check_rows(rows: Sequence[AnyRow], table: Table) -> None:
+    """Refuse to write rows that no reader would accept.
+
+    :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
+    """
+    for number, row in enumerate(rows, 1):
+        try:
+            validator(table).validate_python({name: getattr(row, name) for name in table.names})
+        except ValidationError as error:
+            raise ValueError(f"{table.kind} row {number} breaks the schema: {error}") from error
+        broken = broken_rules(row)
+        if broken:
+            raise ValueError(f"{table.kind} row {number} breaks the schema: {broken[0][0]}: {broken[0][1]}")
+
+
+@garbage_collection_paused()
+def parquet_bytes(rows: Sequence[AnyRow], table: Table, metadata: Metadata = ()) -> bytes:
+    """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_rows(rows, table)
+    schema = table.arrow().with_metadata({"schema": schema_id(table.kind), **dict(metadata)})
+    arrow = pa.Table.from_pydict(to_columns(rows, table, json_as_text=True), schema=schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(arrow, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+@garbage_collection_paused()
+def parse_parquet(
+    data: bytes, source: str, table: Table, row: type[AnyRow]
+) -> tuple[tuple[AnyRow, ...], Metadata]:
+    """The rows and the metadata of a Parquet file.
+
+    :raises BadInputError: with every problem of the file.
+    """
+    arrow = read_arrow(data, source, table.kind)
+    metadata = file_metadata(arrow)
+    newer = _version(metadata, source, table.kind)
+    if newer:
+        unknown = [name for name in arrow.column_names if name not in table.names]
+        arrow = arrow.drop_columns(unknown)
+        warn_dropped(source, [f"/{name}" for name in unknown])
+    columns = cast_columns(arrow, source, table)
+    rows = rows_from_columns(columns, row, source, json_as_text=True)
+    return rows, tuple((name, text) for name, text in metadata.items() if name not in _NOT_OURS)
+
+
+def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
+    """The Arrow table in a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not data.startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, f"is not a Parquet file, expected {a_file(kind)} (Parquet)")
+    if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
+        raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
+    try:
+        arrow = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+        arrow.validate(full=True)
+        twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadInputError.one(source, f"the Parquet file is damaged: {reason}") from error
+    if twice:
+        raise BadInputError(
+            [Problem(source, None, f"/{name}", "column is there twice") for name in sorted(twice)]
+        )
+    return arrow
+
+
+def file_metadata(arrow: pa.Table) -> dict[str, str]:
+    """Metadata of a Parquet file as text."""
+    found = arrow.schema.metadata or {}
+    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+
+
+def cast_columns(arrow: pa.Table, source: str, table: Table) -> dict[str, list[Any]]:
+    """The columns as lists of Python values, from any Arrow type that holds the same values."""
+    columns: dict[str, list[Any]] = {}
+    problems: list[Problem] = []
+    known = {column.name: column for column in table.columns}
+    for name in arrow.column_names:
+        values = arrow.column(name)
+        if name in known and not _holds(values.type, known[name]):
+            expected = known[name].type
+            problems.append(
+                Problem(source, None, f"/{name}", f"column is {values.type}, expected {expected}")
+            )
+        else:
+            columns[name] = values.to_pylist()
+    if problems:
+        raise BadInputError(problems)
+    return columns
+
+
+def _holds(found: pa.DataType, column: Column) -> bool:
+    import pyarrow.types as pt
+
+    if pt.is_dictionary(found):
+        found = found.value_type
+    match column.type:
+        case "int64":
+            fits = pt.is_integer(found)
+        case "float64":
+            fits = pt.is_floating(found) or pt.is_integer(found)
+        case "bool":
+            fits = pt.is_boolean(found)
+        case _:
+            fits = pt.is_string(found) or pt.is_large_string(found) or pt.is_string_view(found)
+    return bool(fits or (pt.is_null(found) and column.nullable))
+
+
+def _version(metadata: Mapping[str, str], source: str, kind: str) -> bool:
+    if "schema" not in metadata:
+        raise BadInputError.one(
+            source, f"metadata is missing, expected {schema_id(kind)!r}", pointer="/schema"
+        )
+    problem, newer = check_schema_id(metadata["schema"], kind)
+    if problem is not None:
+        raise BadInputError.one(source, problem, pointer="/schema")
+    return newer
+
+
+def _as_text(value: object) -> str | None:
+    if value is None:
+        return None
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

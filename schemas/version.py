@@ -1,0 +1,38 @@
+"""Schema names and versions: ``pliant.job/1`` or, from a newer minor version, ``pliant.job/1.2``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
+MAJOR: Final = 1
+MINOR: Final = 0
+_FORM: Final = re.compile(r"pliant\.([a-z]+)/(\d+)(?:\.(\d+))?")
+
+
+def schema_id(kind: str) -> str:
+    """The identifier that this version writes for one of :data:`KINDS`."""
+    return f"pliant.{kind}/{MAJOR}"
+
+
+def a_file(kind: str) -> str:
+    """A file of that kind in words: ``an 'event' file``."""
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind!r} file"
+
+
+def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
+    """Compare an identifier read from a file with what this version knows.
+
+    Returns ``(problem, newer_minor)``: the problem's text or None, and whether unknown fields are to be
+    ignored with a warning because the file comes from a newer minor version.
+    """
+    match = _FORM.fullmatch(found) if isinstance(found, str) else None
+    if match is None:
+        return f"{found!r} is not a schema identifier, expected {schema_id(kind)!r}", False
+    name, major, minor = match[1], int(match[2]), int(match[3] or 0)
+    if name != kind:
+        return f"this is {a_file(name)}, expected {a_file(kind)} ({schema_id(kind)!r})", False
+    if major != MAJOR:
+        return f"major version {major} of {kind!r} is unknown, this pliant reads version {MAJOR}", False
+    return None, minor > MINOR

@@ -1,0 +1,74 @@
+"""Small builders, so that tests name only what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.session import Session
+
+
+def job(
+    job_id: str = "a",
+    *,
+    at: float = 0.0,
+    gpus: int = 1,
+    low: int | None = None,
+    high: int | None = None,
+    work: Mapping[str, Any] | None = None,
+    gpu_seconds: float | None = None,
+    elastic: str | None = None,
+    model: str = "linear",
+    batch: int | Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Job:
+    """A job; elastic by size where limits are given or ``elastic`` says so, rigid otherwise."""
+    if gpu_seconds is not None:
+        work = {"gpu_seconds": gpu_seconds}
+    resizes = low is not None or high is not None
+    record: dict[str, Any] = {
+        "id": job_id,
+        "submit_time": at,
+        "model": model,
+        "gpus": {"requested": gpus, "min": low, "max": high},
+        "elastic": elastic or ("size" if resizes else "none"),
+        "work": work,
+        "batch": {"size": batch} if isinstance(batch, int) else dict(batch or {"size": 960}),
+        **more,
+    }
+    return Job.model_validate(record)
+
+
+def cluster(*node_gpus: int, gpu_type: str = "gpu", slots: str = "gpu") -> Cluster:
+    """A cluster with the given GPUs per node: ``cluster(4, 4)`` has nodes n0 and n1."""
+    nodes = [{"name": f"n{i}", "gpus": g, "gpu_type": gpu_type} for i, g in enumerate(node_gpus)]
+    return Cluster.model_validate({"nodes": tuple(nodes), "slots": slots})
+
+
+def mixed_cluster(**gpus: tuple[int, ...]) -> Cluster:
+    """A cluster of several GPU types: ``mixed_cluster(t4=(4, 4), a100=(8,))``."""
+    nodes = [
+        {"name": f"{kind}-{i}", "gpus": count, "gpu_type": kind}
+        for kind, counts in gpus.items()
+        for i, count in enumerate(counts)
+    ]
+    return Cluster.model_validate({"nodes": tuple(nodes)})
+
+
+def curves(**by_model: Mapping[int, float]) -> CurveThroughput:
+    """Throughput from scaling curves; models without one scale linearly from 1 sample per GPU-second."""
+    return CurveThroughput(by_model)
+
+
+def session(policy: Policy, nodes: Cluster, throughput: Throughput | None = None) -> Session:
+    """A policy in use on a cluster."""
+    return Session(policy, nodes, throughput or CurveThroughput())
+
+
+def sizes(held: Session) -> dict[str, int]:
+    """GPUs of every active job that holds some."""
+    return {job_id: state.gpus for job_id, state in sorted(held.jobs.items()) if state.gpus}

@@ -1,0 +1,277 @@
+"""Every way a text file can be wrong has its own line: file, line, pointer, what, expected."""
+
+# ruff: noqa: E501 (one case a line reads better)
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError
+from tests.builders import cluster, job, mixed_cluster
+
+GOOD: dict[str, Any] = {"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 4}}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def problems(read: Any, text: str | bytes, name: str = "jobs.jsonl") -> list[str]:
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BadInputError) as caught:
+        read(name)
+    return str(caught.value).splitlines()
+
+
+def job_problems(*lines: str | dict[str, Any]) -> list[str]:
+    texts = [line if isinstance(line, str) else json.dumps({**GOOD, **line}) for line in lines]
+    return problems(io.read_jobs, "\n".join(texts) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"id": "a b"}, "/id: \"a b\" is not allowed, expected 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"),
+        ({"submit_time": -1}, "/submit_time: -1 is below 0, expected 0 or more"),
+        ({"submit_time": float("nan")}, "/submit_time: NaN is not allowed, expected a finite number"),
+        ({"lr": float("inf")}, "/lr: Infinity is not allowed, expected a finite number"),
+        ({"priority": "high"}, '/priority: "high" has the wrong type, expected a number'),
+        ({"priority": True}, "/priority: true has the wrong type, expected a number"),
+        ({"model": ""}, '/model: "" is too short, expected some text'),
+        ({"gpus": {}}, "/gpus/requested: is missing"),
+        ({"gpus": {"requested": 0}}, "/gpus/requested: 0 is not above 0, expected more than 0"),
+        ({"gpus": {"requested": 2.5}}, "/gpus/requested: 2.5 has the wrong type, expected an integer"),
+        ({"gpus": {"requested": 10**12}}, "/gpus/requested: 1000000000000 is above 10,000,000, expected 10,000,000 or less"),
+        ({"gpus": {"requested": 10**23}}, "/gpus/requested: 100000000000000000000000 is above 10,000,000, expected 10,000,000 or less"),
+        ({"batch": {"size": 10**23}}, "/batch/size: 100000000000000000000000 is above 2,147,483,648, expected 2,147,483,648 or less"),
+        ({"work": {"epochs": 1, "dataset_size": 10**23}}, "/work/dataset_size: 100000000000000000000000 is above 9,007,199,254,740,992, expected 9,007,199,254,740,992 or less"),
+        ({"gpus": 4}, "/gpus: 4 has the wrong type, expected an object"),
+        ({"gpus": {"requested": 4, "min": 4, "max": 2}, "elastic": "size"}, "/gpus/max: 2 is below gpus.min 4"),
+        ({"gpus": {"requested": 1, "min": 2}, "elastic": "size"}, "/gpus/requested: 1 is below gpus.min 2"),
+        ({"gpus": {"requested": 8, "max": 4}, "elastic": "size"}, "/gpus/requested: 8 is above gpus.max 4"),
+        ({"gpus": {"requested": 4, "min": 2}}, "/elastic: 'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"),
+        ({"batch": {"size": 8, "min": 16}}, "/batch/size: 8 is below batch.min 16"),
+        ({"batch": {"size": 8, "max": 4}}, "/batch/size: 8 is above batch.max 4"),
+        ({"elastic": "yes"}, "/elastic: \"yes\" is unknown, expected 'none', 'size' or 'size+batch'"),
+        ({"colour": "red"}, "/colour: is not a field that this version knows"),
+        ({"a/b~": 1}, "/a~1b~0: is not a field that this version knows"),
+        ({"labels": {"form:x": 1}}, "/labels/form:x: 1 has the wrong type, expected a string"),
+        ({"command": "train.py"}, '/command: "train.py" has the wrong type, expected a list'),
+        ({"work": {"samples": 0}}, "/work/samples: 0 is not above 0, expected more than 0"),
+        ({"work": {"epochs": 2}}, "/work/dataset_size: is missing"),
+        ({"work": {"samples": 1, "speed": 2}}, "/work/speed: is not a field that this version knows"),
+        ({"work": {"samples": 1, "iterations": 2}}, '/work: {"samples": 1, "iterations": 2} is not a form of work, expected exactly one of {samples}, {epochs, dataset_size}, {iterations}, {gpu_seconds}, or null'),
+        ({"work": 5}, "/work: 5 is not a form of work, expected exactly one of {samples}, {epochs, dataset_size}, {iterations}, {gpu_seconds}, or null"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_one_line(change: dict[str, Any], expected: str) -> None:
+    assert job_problems(change) == [f"jobs.jsonl:1: {expected}"]
+
+
+def test_every_problem_of_a_file_is_told_in_one_go() -> None:
+    assert job_problems({"submit_time": -1, "lr": 0}, {"id": "b"}, "{", {"id": "b"}, {"id": 3}) == [
+        "jobs.jsonl:1: /submit_time: -1 is below 0, expected 0 or more",
+        "jobs.jsonl:1: /lr: 0 is not above 0, expected more than 0",
+        "jobs.jsonl:3: not valid JSON: expecting property name enclosed in double quotes (column 2)",
+        'jobs.jsonl:4: /id: "b" is used twice, first on line 2, expected unique ids',
+        "jobs.jsonl:5: /id: 3 has the wrong type, expected a string",
+    ]
+
+
+def test_twenty_problems_are_shown_and_the_rest_is_counted() -> None:
+    lines = job_problems(*[{"id": f"j{i}", "lr": 0} for i in range(25)])
+    assert len(lines) == 21
+    assert lines[-1] == "… and 5 more"
+
+
+def test_an_id_used_twice_names_both_lines() -> None:
+    assert job_problems({}, {"id": "b"}, {}) == [
+        'jobs.jsonl:3: /id: "a" is used twice, first on line 1, expected unique ids'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", ["jobs.jsonl: is empty"]),
+        (b'{"id": "\xff"}', ["jobs.jsonl:1: not valid UTF-8 (byte 0xff), expected JSON in UTF-8"]),
+        (b"[1]", ["jobs.jsonl:1: [1] has the wrong type, expected an object"]),
+        (b"[" * 20000, ["jobs.jsonl:1: not readable JSON: nested too deeply"]),
+        (b'{"labels": ' + b'{"a":' * 300 + b"1" + b"}" * 301, ["jobs.jsonl:1: not readable JSON: recursion limit exceeded"]),
+        (b'{"user": "\\ud800"}', ["jobs.jsonl:1: not readable JSON: unexpected end of hex escape"]),
+        (b"PAR1....PAR1", ["jobs.jsonl: is a Parquet file, expected a 'job' file in JSON"]),
+        (b'{\n"id": "a"\n}', ["jobs.jsonl: is one JSON text over many lines, expected one JSON object a line"]),
+        (b'{"schema":"pliant.job/2"}', ["jobs.jsonl:1: /schema: major version 2 of 'job' is unknown, this pliant reads version 1"]),
+        (b'{"schema":"pliant.cluster/1",\n"nodes":[]}', ["jobs.jsonl:1: /schema: this is a 'cluster' file, expected a 'job' file ('pliant.job/1')"]),
+        (b'{"schema":"jobs"}', ["jobs.jsonl:1: /schema: 'jobs' is not a schema identifier, expected 'pliant.job/1'"]),
+        (b'{"id":"a","schema":7}', ["jobs.jsonl:1: /schema: 7 is not a schema identifier, expected 'pliant.job/1'"]),
+        (b'{"schema":"pliant.job/1"}\n{"schema":"pliant.event/1"}', ["jobs.jsonl:2: /schema: this is an 'event' file, expected a 'job' file ('pliant.job/1')"]),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_job_file_is_one_line(text: bytes, expected: list[str]) -> None:
+    assert problems(io.read_jobs, text) == expected
+
+
+def test_a_missing_file_a_folder_and_a_forbidden_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("folder").mkdir()
+    with pytest.raises(BadInputError, match=r"^none\.jsonl: no such file$"):
+        io.read_jobs("none.jsonl")
+    with pytest.raises(BadInputError, match=r"^folder: is a directory, expected a file$"):
+        io.read_jobs("folder")
+
+    def refuse(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(BadInputError, match=r"^jobs\.jsonl: cannot be read: permission denied$"):
+        io.read_jobs("jobs.jsonl")
+
+
+def test_a_key_given_twice_is_not_silently_the_last_one() -> None:
+    twice = '{"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 4, "requested": 8}}'
+    fine = '{"id": "b", "submit_time": 0, "model": "m", "gpus": {"requested": 4, "max": 8}, "batch": {"max": 8}, "elastic": "size"}'
+    assert problems(io.read_jobs, f"{fine}\n{twice}\n") == [
+        'jobs.jsonl:2: key "requested" is given twice in one object, expected once'
+    ]
+    text = '{"nodes": [{"name": "a", "gpus": 1}], "nodes": [{"name": "b", "gpus": 1}]}'
+    assert problems(io.read_cluster, text, "cluster.json") == [
+        'cluster.json: key "nodes" is given twice in one object, expected once'
+    ]
+
+
+def test_documents_name_the_line_of_the_value() -> None:
+    text = '{"schema": "pliant.cluster/1",\n"nodes": [\n  {"name": "a", "gpus": 1},\n  {"name": "b",\n   "gpus": -1}\n]}'
+    assert problems(io.read_cluster, text, "cluster.json") == [
+        "cluster.json:5: /nodes/1/gpus: -1 is below 0, expected 0 or more"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ('[{"name": "a"}]', "/nodes/0/gpus: is missing"),
+        (
+            '[{"name": "a", "gpus": 1000000000}]',
+            "/nodes/0/gpus: 1000000000 is above 1,024, expected 1,024 or less",
+        ),
+        (
+            '[{"name": "a", "gpus": 1, "count": 1000000000}]',
+            "/nodes/0/count: 1000000000 is above 1,000,000, expected 1,000,000 or less",
+        ),
+        (
+            '[{"name": "a", "gpus": 1000, "count": 10001}]',
+            "/nodes: 10,001,000 GPUs in all, expected 10,000,000 or less",
+        ),
+        (
+            '[{"name": "a", "gpus": 0, "count": 900000}, {"name": "b", "gpus": 0, "count": 900000}]',
+            "/nodes: 1,800,000 nodes in all, expected 1,000,000 or less",
+        ),
+        (
+            '[{"name": "a", "gpus": 1}, {"name": "a", "gpus": 1}]',
+            "/nodes/1/name: node name 'a' is used twice",
+        ),
+        ("[", None),
+    ],
+)
+def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
+    found = problems(io.read_cluster, '{"nodes": ' + nodes + "}", "cluster.json")
+    assert found == [f"cluster.json:1: {expected or 'not valid JSON: expecting value (column 12)'}"]
+
+
+SCHEDULE = '{"schema": "pliant.schedule/1", "time": 0, "policy": {"name": "p"}, "cluster": {"nodes": []}'
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ('"allocations": [{"job": "a", "gpus": 3, "placement": [["n", 2]], "action": "start"}]', "/allocations/0/placement: places 2 GPUs, expected 3 as in gpus"),
+        ('"waiting": [{"job": "a", "reason": ""}, {"job": "a", "reason": ""}]', '/waiting/1/job: "a" is used twice, expected each job once'),
+        ('"policy_state": {"policy": "p", "state": [1, {"x": Infinity}]}', "/policy_state/state/1/x: NaN and infinities are not allowed, expected a finite number"),
+        ('"policy_state": {"policy": "p", "state": 1e999}', "/policy_state/state: NaN and infinities are not allowed, expected a finite number"),
+        ('"jobs": [{"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1, "max": 0}}]', "/jobs/0/gpus/max: 0 is not above 0, expected more than 0"),
+    ],
+)  # fmt: skip
+def test_a_schedule_can_be_wrong(rest: str, expected: str) -> None:
+    assert problems(io.read_schedule, f"{SCHEDULE}, {rest}}}", "s.json") == [f"s.json:1: {expected}"]
+
+
+def test_schedules_metrics_and_events_must_name_their_schema() -> None:
+    assert problems(io.read_schedule, "{}", "s.json") == [
+        "s.json:1: /schema: is missing, expected 'pliant.schedule/1'"
+    ]
+    assert problems(io.read_metrics, '{"runs": []}', "m.json") == [
+        "m.json:1: /schema: is missing, expected 'pliant.metrics/1'"
+    ]
+    event = '{"time": 0, "event": "decision", "detail": {"schema": "pliant.event/1"}}\n'
+    assert problems(io.read_events, event, "e.jsonl") == [
+        'e.jsonl:1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line'
+    ]
+
+
+def test_a_document_whose_schema_comes_last_is_read_and_checked() -> None:
+    good = '{"runs": [], "schema": "pliant.metrics/1"}'
+    Path("m.json").write_text(good)
+    assert io.read_metrics("m.json").runs == ()
+    assert problems(io.read_metrics, good.replace("/1", "/9"), "m.json") == [
+        "m.json:1: /schema: major version 9 of 'metrics' is unknown, this pliant reads version 1"
+    ]
+    assert problems(io.read_metrics, good.replace(', "s', ',\n"s').replace("metrics", "job"), "m.json") == [
+        "m.json:2: /schema: this is a 'job' file, expected a 'metrics' file ('pliant.metrics/1')"
+    ]
+
+
+def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogCaptureFixture) -> None:
+    newer = {**GOOD, "shape": "round", "gpus": {"requested": 4, "vendor": "x"}}
+    Path("jobs").write_text('{"schema":"pliant.job/1.3"}\n' + json.dumps(newer) + "\n")
+    Path("cluster").write_text(
+        '{"schema": "pliant.cluster/1.1", "nodes": [{"name": "n", "gpus": 1, "x": 1}]}'
+    )
+    with caplog.at_level(logging.WARNING, "pliant"):
+        jobs, nodes = io.read_jobs("jobs"), io.read_cluster("cluster").nodes
+    assert [each.gpus.requested for each in jobs] == [4]
+    assert [node.name for node in nodes] == ["n"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "jobs: from a newer minor version, fields left out: /gpus/vendor, /shape",
+        "cluster: from a newer minor version, fields left out: /nodes/0/x",
+    ]
+
+
+def test_a_newer_minor_version_is_still_checked() -> None:
+    newer = json.dumps({"schema": "pliant.job/1.3", **GOOD, "shape": "round", "submit_time": -1})
+    assert "jobs.jsonl:1: /submit_time: -1 is below 0, expected 0 or more" in problems(io.read_jobs, newer)
+
+
+def test_a_job_larger_than_the_cluster_is_refused() -> None:
+    jobs = [job("small", gpus=8), job("shrinks", gpus=16, low=2), job("huge", gpus=16)]
+    with pytest.raises(BadInputError) as caught:
+        io.check_fits(jobs, cluster(4, 4), "jobs.jsonl")
+    assert str(caught.value) == 'jobs.jsonl: job "huge" needs 16 GPUs, the cluster has 8'
+    io.check_fits(jobs[:2], cluster(4, 4), "jobs.jsonl")
+
+
+def test_a_model_without_a_profile_is_refused() -> None:
+    jobs = [job("a", model="resnet51"), job("b", model="bert"), job("c", model="zzz")]
+    with pytest.raises(BadInputError) as caught:
+        io.check_profiled(jobs, {"resnet50", "bert"}, "jobs.jsonl")
+    assert str(caught.value).splitlines() == [
+        'jobs.jsonl: job "a": model "resnet51" is not profiled, expected something like "resnet50"',
+        'jobs.jsonl: job "c": model "zzz" is not profiled, expected one of bert, resnet50',
+    ]
+    io.check_profiled(jobs[1:2], {"bert"}, "jobs.jsonl")
+
+
+def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
+    both = mixed_cluster(one=(4,), two=(2, 2))
+    io.check_fits([job("fits", gpus=4), job("shrinks", gpus=6, low=4)], both, "jobs.jsonl")
+    with pytest.raises(BadInputError) as caught:
+        io.check_fits([job("gang", gpus=6)], both, "jobs.jsonl")
+    assert str(caught.value) == 'jobs.jsonl: job "gang" needs 6 GPUs of one type, the cluster has 4'
+    with pytest.raises(BadInputError, match='job "a" needs 1 GPU, the cluster has 0'):
+        io.check_fits([job("a")], cluster(), "jobs.jsonl")

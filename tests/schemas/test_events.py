@@ -1,0 +1,170 @@
+"""The event log: appended to, forced to disk, and readable after a crash at any byte."""
+
+# ruff: noqa: E501 (one case a line reads better)
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
+from pliant.schemas.event import Event
+
+SUBMIT = Event(0.0, "submit", "a", detail={"name": "träin"})
+START = Event(1.0, "start", "a", 2, (("n0", 2),), 32)
+FINISH = Event(9.5, "finish", "a", 0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of two appends."""
+    path = tmp_path / "events.jsonl"
+    with io.EventWriter(path) as writer:
+        writer.append([SUBMIT, START])
+        writer.append([FINISH])
+    return path
+
+
+def test_events_of_two_sessions_are_one_log(log: Path) -> None:
+    with io.EventWriter(log) as writer:
+        writer.append(iter([SUBMIT]))
+        writer.append([])
+    assert io.read_events(log) == (SUBMIT, START, FINISH, SUBMIT)
+    assert log.read_text().count("schema") == 1
+
+
+def test_a_crash_at_any_byte_loses_only_the_line_it_cut(log: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = log.read_bytes()
+    ends = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(1, len(whole) + 1):
+        log.write_bytes(whole[:length])
+        caplog.clear()
+        kept = sum(end <= length for end in ends[1:])  # a line is whole with or without its line end
+        assert io.read_events(log) == (SUBMIT, START, FINISH)[:kept]
+        torn = length not in ends and length - 1 not in ends
+        assert ("the last line is torn" in caplog.text) == torn
+
+
+def test_opening_mends_a_log_as_readers_saw_it(log: Path) -> None:
+    whole = log.read_bytes()
+    for length in range(len(whole) + 1):
+        log.write_bytes(whole[:length])
+        seen = io.read_events(log) if length else ()
+        with io.EventWriter(log) as writer:
+            writer.append([FINISH])
+        assert io.read_events(log) == (*seen, FINISH)
+
+
+def test_a_long_torn_line_is_cut(log: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = log.read_bytes()
+    log.write_bytes(before + b'{"time": 3, "detail": "' + b"x" * 200_000)
+    io.EventWriter(log).close()
+    assert log.read_bytes() == before
+    assert "the last line is torn (a crash while writing) and is cut off" in caplog.text
+
+
+def test_a_broken_line_in_the_middle_is_no_crash_and_an_error(log: Path) -> None:
+    log.write_bytes(log.read_bytes() + b'{"time": 3\n')
+    with pytest.raises(BadInputError, match=r"events\.jsonl:5: not valid JSON"):
+        io.read_events(log)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_appends_nothing_and_the_log_goes_on(
+    call: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(os, call)
+    before = log.read_bytes()
+    with io.EventWriter(log) as writer:
+
+        def fail(descriptor: int, *data: Any) -> int:
+            real(descriptor, *(part[:7] for part in data))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, call, fail)
+        with pytest.raises(ServiceMissingError, match="no space left on device"):
+            writer.append([START])
+        monkeypatch.undo()
+        assert log.read_bytes() == before
+        writer.append([START])
+    assert io.read_events(log) == (SUBMIT, START, FINISH, START)
+
+
+def test_an_append_is_one_write_and_one_force_to_disk(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for call in ("write", "fsync"):
+        real = getattr(os, call)
+
+        def note(*arguments: Any, call: str = call, real: Any = real) -> Any:
+            calls.append(call)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, call, note)
+    with io.EventWriter(log) as writer:
+        writer.append([SUBMIT, START, FINISH])
+    assert calls == ["write", "fsync"]
+
+
+def test_a_file_of_another_kind_is_not_appended_to(tmp_path: Path) -> None:
+    io.write_jobs([], tmp_path / "jobs.jsonl")
+    with pytest.raises(BadInputError, match="this is a 'job' file, expected an 'event' file"):
+        io.EventWriter(tmp_path / "jobs.jsonl")
+    (tmp_path / "notes").write_text("not ended by a line end")
+    with pytest.raises(BadInputError, match="is not a schema identifier"):
+        io.EventWriter(tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "not ended by a line end"
+    with pytest.raises(UsageError, match="no such file or directory"):
+        io.EventWriter(tmp_path / "none" / "events.jsonl")
+
+
+def test_an_event_that_no_reader_accepts_is_not_appended(log: Path) -> None:
+    before = log.read_bytes()
+    with io.EventWriter(log) as writer, pytest.raises(ValueError, match="breaks the schema"):
+        writer.append([START, Event(-1.0, "finish", "a")])
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"time": -1, "event": "start", "job": "a"}', "/time: -1 is below 0, expected 0 or more"),
+        ('{"time": 1, "event": "decision", "gpus": "2"}', '/gpus: "2" has the wrong type, expected an integer'),
+        ('{"time": 1, "event": "start"}', "/job: is null in a 'start' event, expected a job id"),
+        ('{"event": "decision"}', "/time: is missing"),
+        ('{"time": 1, "event": "decision", "x": 1}', "/x: is not a field that this version knows"),
+        ('{"time": 1, "event": "decision", "detail": {"a": [NaN]}}', "/detail/a/0: NaN and infinities are not allowed, expected a finite number"),
+        ('{"time": 1, "event": "decision", "placement": [["n", 0]]}', "/placement/0/1: 0 is below 1, expected 1 or more"),
+        ('{"time": 1, "event": "decision", "placement": [["n"]]}', "/placement/0/1: is missing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_event_names_its_line(log: Path, line: str, expected: str) -> None:
+    log.write_text(log.read_text() + line + "\n")
+    with pytest.raises(BadInputError) as caught:
+        io.read_events(log)
+    assert str(caught.value) == f"{log}:5: {expected}"
+
+
+def test_finished_events_are_told_apart_by_content_not_by_name(tmp_path: Path, log: Path) -> None:
+    io.write_events(io.read_events(log), tmp_path / "e.parquet")
+    (tmp_path / "e.parquet").rename(tmp_path / "events.txt")
+    assert io.read_events(tmp_path / "events.txt") == (SUBMIT, START, FINISH)
+
+
+def test_a_broken_detail_in_parquet_names_its_row(tmp_path: Path, log: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "e.parquet"
+    io.write_events(io.read_events(log), path)
+    table = pq.read_table(path)
+    at = table.column_names.index("detail")
+    pq.write_table(table.set_column(at, table.schema.field("detail"), [["{}", '{"a": NaN}', "{"]]), path)
+    with pytest.raises(BadInputError) as caught:
+        io.read_events(path)
+    first, second = str(caught.value).splitlines()
+    assert first == f"{path}: row 2: /detail/a: NaN and infinities are not allowed, expected a finite number"
+    assert second.startswith(f"{path}: row 3: /detail: ")

@@ -1,0 +1,121 @@
+"""What is written is read back equal, and writing it again gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas import io
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.schedule import PolicyState, PolicyUse, Schedule
+from tests import strategies
+from tests.builders import cluster, job
+
+KINDS: dict[str, tuple[str, st.SearchStrategy[Any], Callable[..., None], Callable[..., Any]]] = {
+    "job": ("jobs.jsonl", strategies.traces(), io.write_jobs, io.read_jobs),
+    "cluster": ("cluster.json", strategies.clusters(), io.write_cluster, io.read_cluster),
+    "schedule": ("schedule.json", strategies.schedules(), io.write_schedule, io.read_schedule),
+    "metrics": ("metrics.json", strategies.metrics, io.write_metrics, io.read_metrics),
+    "profile": ("profile.parquet", strategies.profiles, io.write_profile, io.read_profile),
+    "convergence": ("c.parquet", strategies.convergence_rows, io.write_convergence, io.read_convergence),
+    "event": ("events.jsonl", strategies.events, io.write_events, io.read_events),
+    "finished event": ("events.parquet", strategies.events, io.write_events, io.read_events),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_kind_survives_a_file(kind: str, data: st.DataObject, tmp_path: Path) -> None:
+    name, values, write, read = KINDS[kind]
+    value, first, second = data.draw(values), tmp_path / name, tmp_path / f"again-{name}"
+    write(value, first)
+    again = read(first)
+    assert again == value
+    write(again, second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@given(rows=st.lists(strategies.profile_rows(), max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_a_profile_survives_as_columns_inside_json(rows: list[ProfileRow]) -> None:
+    columns = json.loads(json.dumps(io.profile_to_columns(rows)))
+    assert io.profile_from_columns(columns) == tuple(rows)
+
+
+def test_the_written_forms_stay_as_they_are(tmp_path: Path) -> None:
+    """Golden texts: other programs read these files."""
+    io.write_jobs([job("a", gpus=2, low=1, high=4, work={"samples": 5.0})], tmp_path / "jobs")
+    assert (tmp_path / "jobs").read_text() == (
+        '{"schema":"pliant.job/1"}\n'
+        '{"id":"a","submit_time":0.0,"model":"linear","gpus":{"requested":2,"min":1,"max":4},'
+        '"batch":{"size":960},"elastic":"size","work":{"samples":5.0}}\n'
+    )
+    io.write_cluster(cluster(4, 4), tmp_path / "cluster")
+    assert (tmp_path / "cluster").read_text() == (
+        '{\n"schema": "pliant.cluster/1",\n"nodes": [\n'
+        '  {"name": "n0", "gpus": 4},\n  {"name": "n1", "gpus": 4}\n]\n}\n'
+    )
+    io.write_events([Event(1.0, "start", "a", 2, (("n0", 2),), detail={"why": "é"})], tmp_path / "events")
+    assert (tmp_path / "events").read_text() == (
+        '{"schema":"pliant.event/1"}\n'
+        '{"time":1.0,"job":"a","event":"start","gpus":2,"placement":[["n0",2]],"detail":{"why":"é"}}\n'
+    )
+
+
+def test_no_jobs_are_a_header_and_a_file_of_bytes_none_is_an_error(tmp_path: Path) -> None:
+    io.write_jobs([], tmp_path / "jobs")
+    assert io.read_jobs(tmp_path / "jobs") == ()
+    (tmp_path / "jobs").write_bytes(b"")
+    with pytest.raises(BadInputError, match=r"jobs: is empty$"):
+        io.read_jobs(tmp_path / "jobs")
+
+
+def test_writers_refuse_what_no_reader_accepts(tmp_path: Path) -> None:
+    bad_row = ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=float("nan"))
+    state = PolicyState(policy="p", state={"finish": float("inf")})
+    decision = Schedule(time=0.0, policy=PolicyUse(name="p"), cluster=cluster(1), policy_state=state)
+    with pytest.raises(ValueError, match="finite"):
+        io.write_profile(Profile((bad_row,)), tmp_path / "out")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        io.write_schedule(decision, tmp_path / "out")
+    with pytest.raises(ValueError, match="same id"):
+        io.write_jobs([job("a"), job("a")], tmp_path / "out")
+    with pytest.raises(ValueError, match="expected a job id"):
+        io.write_events([Event(1.0, "start")], tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_schemas_are_accepted_on_every_line_in_a_header_and_in_the_middle(tmp_path: Path) -> None:
+    line = '"id":"{}","submit_time":0,"model":"m","gpus":{{"requested":1}}'
+    lines = [
+        "{" + line.format("bare") + "}",
+        '{"schema":"pliant.job/1"}',
+        "",
+        '{"schema": "pliant.job/1", ' + line.format("first") + "}",
+        "{" + line.format("last") + ',"schema":"pliant.job/1"}',
+    ]
+    (tmp_path / "jobs").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [found.id for found in io.read_jobs(tmp_path / "jobs")] == ["bare", "first", "last"]
+
+
+def test_a_cluster_written_by_hand_needs_no_schema(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text('{"nodes": [{"name": "n{}", "gpus": 4, "count": 2}]}')
+    assert io.read_cluster(tmp_path / "c") == Cluster(nodes=(Node(name="n{}", gpus=4, count=2),))
+
+
+def test_defaults_are_left_out_and_come_back(tmp_path: Path) -> None:
+    plain = Job.model_validate({"id": "a", "submit_time": 0.0, "model": "m", "gpus": {"requested": 1}})
+    io.write_jobs([plain], tmp_path / "jobs")
+    assert "utility" not in (tmp_path / "jobs").read_text()
+    assert io.read_jobs(tmp_path / "jobs") == (plain,)

@@ -1,0 +1,194 @@
+"""Parquet files that are cut short, lack columns, or hold what a row may not."""
+
+# ruff: noqa: E501 (one case a line reads better)
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import PROFILE, Profile, ProfileRow
+
+ROW = ProfileRow("train", "m", "gpu", 2, 6, "4,2", 8, step_seconds=0.5, samples_per_second=96.0)
+
+
+def columns(**changes: list[Any]) -> dict[str, list[Any]]:
+    return {**io.profile_to_columns([ROW]), **changes}
+
+
+def problems_of_columns(**changes: list[Any]) -> list[str]:
+    with pytest.raises(BadInputError) as caught:
+        io.profile_from_columns(columns(**changes))
+    return str(caught.value).splitlines()
+
+
+def problems_of_file(path: Path) -> list[str]:
+    with pytest.raises(BadInputError) as caught:
+        io.read_profile(path)
+    return [line.removeprefix(f"{path}: ") for line in str(caught.value).splitlines()]
+
+
+def write(path: Path, table: pa.Table, schema: str = "pliant.profile/1") -> Path:
+    pq.write_table(table.replace_schema_metadata({"schema": schema}), path)
+    return path
+
+
+def whole() -> pa.Table:
+    return pa.Table.from_pydict(columns(), schema=PROFILE.arrow())
+
+
+def test_a_truncated_file_is_told_as_such_at_every_length(tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    io.write_profile(Profile((ROW,)), path)
+    data = path.read_bytes()
+    for length in range(4, len(data), 97):
+        path.write_bytes(data[:length])
+        assert problems_of_file(path) == ["the Parquet file is truncated (no footer), expected a whole file"]
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    path.write_bytes(b"PAR1" + bytes(64) + b"PAR1")
+    (line,) = problems_of_file(path)
+    assert line.startswith("the Parquet file is damaged: ")
+
+
+def test_text_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    path.write_text("kind,model\n")
+    assert problems_of_file(path) == ["is not a Parquet file, expected a 'profile' file (Parquet)"]
+
+
+def test_a_table_without_a_schema_or_with_another_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    pq.write_table(whole().replace_schema_metadata(None), path)
+    assert problems_of_file(path) == ["/schema: metadata is missing, expected 'pliant.profile/1'"]
+    write(path, whole(), "pliant.profile/2")
+    assert problems_of_file(path) == [
+        "/schema: major version 2 of 'profile' is unknown, this pliant reads version 1"
+    ]
+    write(path, whole(), "pliant.event/1")
+    assert problems_of_file(path) == [
+        "/schema: this is an 'event' file, expected a 'profile' file ('pliant.profile/1')"
+    ]
+
+
+def test_missing_and_unknown_columns_are_all_named(tmp_path: Path) -> None:
+    table = whole().drop_columns(["gpus", "source"]).append_column("colour", [["red"]])
+    assert problems_of_file(write(tmp_path / "p", table)) == [
+        "/gpus: column is missing, expected int64",
+        "/source: column is missing, expected string",
+        "/colour: is not a column that this version knows",
+    ]
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    table = whole().append_column("gpus", [[6]])
+    assert problems_of_file(write(tmp_path / "p", table)) == ["/gpus: column is there twice"]
+
+
+def test_a_changed_byte_in_a_page_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    io.write_profile(Profile((replace(ROW, model="quick brown fox"),)), path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"quick", b"quack", 1))
+    assert path.read_bytes() != data
+    (line,) = problems_of_file(path)
+    assert line.startswith("the Parquet file is damaged: ")
+
+
+def test_columns_that_a_newer_minor_version_added_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = whole().append_column("colour", [["red"]])
+    assert io.read_profile(write(tmp_path / "p", table, "pliant.profile/1.2")).rows == (ROW,)
+    assert "fields left out: /colour" in caplog.text
+
+
+def test_a_column_that_this_version_added_may_be_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.parquet", whole().drop_columns(["node_order"]))
+    assert io.read_profile(path).rows == (ROW,)
+
+
+def test_the_order_of_the_nodes_is_kept_and_fits_the_placement(tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    linked = replace(ROW, node_order="2,4")
+    io.write_profile(Profile((linked,)), path)
+    assert io.read_profile(path).rows == (linked,)
+    assert problems_of_columns(node_order=["4,3"]) == [
+        'profile: row 1: /node_order: "4,3" does not fit, expected the nodes of placement "4,2" in any order, or null'
+    ]
+
+
+def test_a_column_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    at = PROFILE.names.index("gpus")
+    table = whole().set_column(at, "gpus", [["six"]])
+    assert problems_of_file(write(tmp_path / "p", table)) == ["/gpus: column is string, expected int64"]
+
+
+def test_narrower_types_that_hold_the_same_values_are_read(tmp_path: Path) -> None:
+    table = whole()
+    for name, kind in (("gpus", pa.int8()), ("model", pa.large_string()), ("step_seconds", pa.float32())):
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, table.column(name).cast(kind))
+    encoded = table.column("kind").dictionary_encode()
+    table = table.set_column(0, "kind", encoded)
+    assert io.read_profile(write(tmp_path / "p", table)).rows == (ROW,)
+
+
+def test_rows_in_a_file_are_checked_and_counted_from_one(tmp_path: Path) -> None:
+    two = pa.concat_tables([whole(), whole()])
+    at = PROFILE.names.index("step_seconds")
+    table = two.set_column(at, "step_seconds", [[0.5, float("nan")]])
+    assert problems_of_file(write(tmp_path / "p", table)) == [
+        "row 2: /step_seconds: NaN is not allowed, expected a finite number"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": [None]}, "/model: null has the wrong type, expected a string"),
+        ({"gpus": [2.0]}, "/gpus: 2.0 has the wrong type, expected an integer"),
+        ({"nodes": [0]}, "/nodes: 0 is below 1, expected 1 or more"),
+        ({"iterations": [2**63]}, "/iterations: 9223372036854775808 is not below 9,223,372,036,854,775,808, expected less than 9,223,372,036,854,775,808"),
+        ({"step_seconds": [float("inf")]}, "/step_seconds: Infinity is not allowed, expected a finite number"),
+        ({"step_seconds": [-1.0]}, "/step_seconds: -1.0 is below 0, expected 0 or more"),
+        ({"step_seconds": [None]}, "/step_seconds: is null in a feasible row, expected a number"),
+        ({"step_seconds": [0.0]}, "/step_seconds: 0.0 is not above 0, expected more than 0 in a training row"),
+        ({"local_batch": [0]}, "/local_batch: 0 is below 1, expected 1 or more in a training row"),
+        ({"kind": ["test"]}, "/kind: \"test\" is unknown, expected 'train' or 'allreduce'"),
+        ({"placement": ["2,4"]}, '/placement: "2,4" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
+        ({"placement": ["6"]}, '/placement: "6" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
+        ({"placement": [""]}, '/placement: "" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_its_row(changes: dict[str, list[Any]], expected: str) -> None:
+    assert problems_of_columns(**changes) == [f"profile: row 1: {expected}"]
+
+
+def test_a_row_that_did_not_fit_holds_no_measurement() -> None:
+    failed = replace(ROW, feasible=False, step_seconds=None, samples_per_second=None)
+    assert io.profile_from_columns(io.profile_to_columns([failed])) == (failed,)
+    assert problems_of_columns(feasible=[False]) == [
+        "profile: row 1: /step_seconds: is 0.5 in a row that is not feasible, expected null",
+        "profile: row 1: /samples_per_second: is 96.0 in a row that is not feasible, expected null",
+    ]
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    assert problems_of_columns(gpus=[]) == ["profile: /gpus: has 0 rows, expected 1 as in the others"]
+
+
+def test_metadata_of_a_profile_comes_back_in_its_order(tmp_path: Path) -> None:
+    profile = Profile((ROW,), (("torch", "2"), ("host", "é"), ("command", "")))
+    io.write_profile(profile, tmp_path / "p")
+    assert io.read_profile(tmp_path / "p") == profile
+    assert pq.read_schema(tmp_path / "p").metadata[b"schema"] == b"pliant.profile/1"

@@ -1,0 +1,242 @@
+"""Hypothesis strategies for the records: any value that the schemas allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.event import EVENT_NAMES, Event
+from pliant.schemas.job import (
+    Batch,
+    EpochWork,
+    Gpus,
+    GpuTimeWork,
+    IterationWork,
+    Job,
+    ResourceDemand,
+    SampleWork,
+    Utility,
+)
+from pliant.schemas.metrics import Metrics, RunMetrics
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+amounts = st.floats(0.0, 1e12)
+positive = st.floats(1e-9, 1e12)
+counts = st.integers(1, 64)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | finite | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=5,
+)
+json_objects = st.dictionaries(text, json_values, max_size=3)
+
+
+def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """The values, or None."""
+    return st.none() | values
+
+
+works = (
+    st.builds(SampleWork, samples=positive)
+    | st.builds(EpochWork, epochs=positive, dataset_size=counts)
+    | st.builds(IterationWork, iterations=positive)
+    | st.builds(GpuTimeWork, gpu_seconds=positive)
+)
+
+
+@st.composite
+def _limits(draw: st.DrawFn) -> tuple[int, int, int]:
+    low, middle, high = sorted(draw(st.tuples(counts, counts, counts)))
+    return low, middle, high
+
+
+@st.composite
+def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
+    """A job: rigid without limits, or elastic with limits that agree."""
+    low, requested, high = draw(_limits())
+    batch_low, batch, batch_high = draw(_limits())
+    elastic = draw(st.sampled_from(["none", "size", "size+batch"]))
+    return Job(
+        id=draw(ids),
+        submit_time=draw(amounts),
+        model=draw(names),
+        gpus=Gpus(requested=requested) if elastic == "none" else Gpus(requested=requested, min=low, max=high),
+        user=draw(text),
+        priority=draw(finite),
+        command=draw(maybe(st.lists(text, max_size=3).map(tuple))),
+        workdir=draw(maybe(text)),
+        env=draw(st.dictionaries(names, text, max_size=2)),
+        batch=draw(st.sampled_from([Batch(), Batch(size=batch, min=batch_low, max=batch_high)])),
+        lr=draw(maybe(positive)),
+        elastic=elastic,
+        work=draw(maybe(works)),
+        convergence=draw(maybe(names)),
+        utility=Utility(shape=draw(st.sampled_from(["constant", "sigmoid", "step"])), decay=draw(amounts)),
+        resources=ResourceDemand(worker=draw(st.dictionaries(names, amounts, max_size=2))),
+        checkpoint_seconds=draw(maybe(positive)),
+        seed=draw(st.integers(0, 2**32)),
+        labels=draw(st.dictionaries(text, text, max_size=2)),
+    )
+
+
+def traces(max_size: int = 4) -> st.SearchStrategy[tuple[Job, ...]]:
+    """Jobs with different ids."""
+    return st.lists(jobs(), max_size=max_size, unique_by=lambda job: job.id).map(tuple)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """A cluster of nodes with different names, one of them perhaps in the shorthand."""
+    listed = draw(st.lists(names.map("n-".__add__), min_size=1, max_size=3, unique=True))
+    nodes = [
+        Node(
+            name=name,
+            gpus=draw(st.integers(0, 16)),
+            gpu_type=draw(names),
+            cpus=draw(maybe(positive)),
+            memory=draw(maybe(st.integers(0, 2**50))),
+            switch=draw(maybe(text)),
+            labels=draw(st.dictionaries(text, text, max_size=2)),
+        )
+        for name in listed
+    ]
+    shorthand = draw(st.sampled_from([(), (Node(name="many{}", gpus=4, count=3),)]))
+    return Cluster(
+        nodes=(*nodes, *shorthand),
+        slots=draw(st.sampled_from(["gpu", "cpu"])),
+        speeds=draw(st.dictionaries(text, positive, max_size=2)),
+    )
+
+
+placements = st.lists(st.tuples(names, counts), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def allocations(draw: st.DrawFn, job: str) -> Allocation:
+    """What a job holds, its placement adding up to its GPUs."""
+    placement = draw(placements)
+    return Allocation(
+        job=job,
+        gpus=sum(count for _, count in placement),
+        placement=placement,
+        batch=draw(maybe(st.builds(lambda size: BatchPlan(**{"global": size}, local=size), counts))),
+        lr_scale=draw(positive),
+        action=draw(st.sampled_from(["start", "keep", "grow", "shrink", "move", "resume"])),
+        reason=draw(text),
+    )
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """A decision about a few jobs, each allocated, waiting or rejected."""
+    trace = draw(traces())
+    cuts = sorted(draw(st.tuples(*[st.integers(0, len(trace))] * 2)))
+    return Schedule(
+        time=draw(amounts),
+        policy=PolicyUse(name=draw(names), parameters=draw(json_objects), seed=draw(st.integers(0, 99))),
+        allocations=tuple(draw(allocations(job.id)) for job in trace[: cuts[0]]),
+        waiting=tuple(Verdict(job=job.id, reason=draw(text)) for job in trace[cuts[0] : cuts[1]]),
+        rejected=tuple(Verdict(job=job.id, reason=draw(text)) for job in trace[cuts[1] :]),
+        cluster=draw(clusters()),
+        jobs=trace,
+        policy_state=draw(maybe(st.builds(PolicyState, policy=names, state=json_values))),
+        decision_seconds=draw(maybe(amounts)),
+    )
+
+
+metrics = st.builds(
+    Metrics,
+    runs=st.lists(
+        st.builds(
+            RunMetrics,
+            policy=names,
+            trace_hash=names,
+            parameters=json_objects,
+            simulated=st.booleans(),
+            jobs_submitted=counts,
+            jobs_finished=counts,
+            jobs_rejected=counts,
+            mean_jct_s=maybe(amounts),
+            worst_ftf=maybe(amounts),
+        ),
+        max_size=3,
+    ).map(tuple),
+)
+
+
+@st.composite
+def profile_rows(draw: st.DrawFn) -> ProfileRow:
+    """A measured configuration, or one that did not fit."""
+    shares = sorted(draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)), reverse=True)
+    kind = draw(st.sampled_from(["train", "allreduce"]))
+    feasible = draw(st.booleans())
+    measured: dict[str, Any] = {
+        "step_seconds": draw(positive),
+        "compute_seconds": draw(maybe(amounts)),
+        "samples_per_second": draw(maybe(amounts)),
+        "peak_memory": draw(maybe(st.integers(0, 2**62))),
+    }
+    return ProfileRow(
+        kind=kind,
+        model=draw(text),
+        gpu_type=draw(text),
+        nodes=len(shares),
+        gpus=sum(shares),
+        placement=",".join(map(str, shares)),
+        local_batch=draw(counts) if kind == "train" else 0,
+        accum_steps=draw(counts),
+        iterations=draw(counts),
+        parameters=draw(maybe(counts)),
+        feasible=feasible,
+        source=draw(st.sampled_from(["measured", "imported", "modelled"])),
+        node_order=draw(maybe(st.permutations(shares).map(lambda order: ",".join(map(str, order))))),
+        measured_at=draw(maybe(amounts)),
+        **(measured if feasible else {}),
+    )
+
+
+profiles = st.builds(
+    Profile,
+    rows=st.lists(profile_rows(), max_size=4).map(tuple),
+    metadata=st.dictionaries(names.map("x-".__add__), text, max_size=3).map(
+        lambda found: tuple(found.items())
+    ),
+)
+convergence_rows = st.lists(
+    st.builds(
+        ConvergenceRow,
+        model=text,
+        batch=counts,
+        epoch=st.integers(0, 99),
+        iterations=amounts,
+        progress=amounts,
+        metric=maybe(finite),
+        grad_sqr=maybe(amounts),
+        grad_var=maybe(amounts),
+    ),
+    max_size=4,
+).map(tuple)
+events = st.lists(
+    st.builds(
+        Event,
+        time=amounts,
+        event=st.sampled_from(EVENT_NAMES),
+        job=names,
+        gpus=maybe(st.integers(0, 64)),
+        placement=maybe(placements),
+        global_batch=maybe(counts),
+        samples_done=maybe(amounts),
+        loss=maybe(finite),
+        metric=maybe(finite),
+        overhead_seconds=maybe(amounts),
+        detail=maybe(json_objects),
+    ),
+    max_size=4,
+).map(tuple)
