@@ -1,0 +1,73 @@
+"""``pliant profile``: options, refusals, appended and imported rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.cli.profile import numbers, profile
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.io import read_profile, write_jobs, write_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.sweep import Measured
+from tests.builders import job
+from tests.tools.profile.rows_builder import step
+
+
+def imported(folder: Path, *rows: Any) -> str:
+    path = folder / "rows.parquet"
+    write_profile(Profile(rows), path)
+    return str(path)
+
+
+def test_lists_of_numbers() -> None:
+    assert numbers("4,1,2,2", "--gpus") == (1, 2, 4)
+    assert numbers("auto", "--gpus") is None
+    for wrong in ("", "0", "1,x", "1,,2", "-1"):
+        with pytest.raises(UsageError, match="--gpus"):
+            numbers(wrong, "--gpus")
+
+
+def test_imported_rows_become_a_profile(tmp_path: Path) -> None:
+    out = tmp_path / "profile.parquet"
+    profile(imported=imported(tmp_path, step(1, 8, 0.1)), out=str(out))
+    made = read_profile(out)
+    assert [row.source for row in made.rows] == ["imported"]
+    assert "imported_from" in dict(made.metadata)
+
+
+def test_appended_rows_replace_those_of_the_same_key(tmp_path: Path) -> None:
+    old, out = tmp_path / "old.parquet", tmp_path / "new.parquet"
+    write_profile(Profile((step(1, 8, 0.1), step(1, 16, 0.2))), old)
+    profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), out=str(out))
+    assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
+
+
+def test_jobs_and_import_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give one of the two"):
+        profile("jobs.jsonl", imported=imported(tmp_path, step(1, 8, 0.1)), out=str(tmp_path / "p"))
+
+
+def test_what_cannot_be_written_is_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with pytest.raises(UsageError, match="not written to a terminal"):
+        profile(str(tmp_path / "no-such-file"))
+
+
+def test_what_was_measured_is_written_though_another_model_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = Measured(Profile((step(1, 8, 0.1),)), ('model "bad" failed: KeyError: 7',))
+    monkeypatch.setattr("pliant.tools.profile.sweep.measure", lambda *_args, **_more: made)
+    jobs, out = tmp_path / "jobs.jsonl", tmp_path / "profile.parquet"
+    write_jobs([job("a")], jobs)
+    with pytest.raises(JobsFailedError, match="KeyError: 7"):
+        profile(str(jobs), out=str(out))
+    assert len(read_profile(out).rows) == 1
+
+
+def test_a_bad_old_profile_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        profile(str(tmp_path / "jobs.jsonl"), append=str(tmp_path / "old.parquet"), out=str(tmp_path / "p"))

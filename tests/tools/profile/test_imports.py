@@ -1,0 +1,112 @@
+"""Rows measured elsewhere: CSV and Parquet, checked cell by cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import write_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.imports import import_rows
+from tests.tools.profile.rows_builder import reduce, step
+
+HEADER = (
+    "kind,model,gpu_type,nodes,gpus,placement,local_batch,accum_steps,step_seconds,iterations,feasible,source"
+)
+
+
+def csv(folder: Path, *lines: str, header: str = HEADER) -> Path:
+    path = folder / "rows.csv"
+    path.write_text("\n".join((header, *lines)) + "\n")
+    return path
+
+
+def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
+    path = csv(tmp_path, 'train,net,v100,2,6,"4,2",32,1,0.25,100,true,measured')
+    (row,) = import_rows(path)
+    assert (row.model, row.gpus, row.placement, row.step_seconds) == ("net", 6, "4,2", 0.25)
+    assert (row.source, row.measured_at, row.feasible) == ("imported", None, True)
+
+
+def test_what_did_not_fit_has_empty_cells(tmp_path: Path) -> None:
+    (row,) = import_rows(csv(tmp_path, "train,net,v100,1,1,1,64,1,,0,false,imported"))
+    assert not row.feasible
+    assert row.step_seconds is None
+
+
+def test_modelled_rows_stay_modelled(tmp_path: Path) -> None:
+    (row,) = import_rows(csv(tmp_path, "train,net,v100,1,1,1,64,1,1.5,0,true,modelled"))
+    assert row.source == "modelled"
+
+
+def test_a_parquet_file_of_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    write_profile(Profile((step(1, 8, 0.1), reduce(2, 100, 0.1))), path)
+    assert [(row.kind, row.source) for row in import_rows(path)] == [
+        ("allreduce", "imported"),
+        ("train", "imported"),
+    ]
+
+
+def test_parquet_from_elsewhere_needs_only_the_columns(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    names = HEADER.split(",")
+    values = ["train", "net", "v100", 1, 1, "1", 8, 1, 0.1, 3, True, "imported"]
+    pq.write_table(
+        pa.table({name: [value] for name, value in zip(names, values, strict=True)}), tmp_path / "p"
+    )
+    (row,) = import_rows(tmp_path / "p")
+    assert row.local_batch == 8
+
+
+def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
+    path = csv(
+        tmp_path,
+        "train,net,v100,1,1,1,eight,1,0.1,3,true,imported",
+        "train,net,v100,1,1,1,8,1,fast,3,maybe,imported",
+    )
+    with pytest.raises(BadInputError) as error:
+        import_rows(path)
+    assert [str(problem).removeprefix(str(tmp_path)) for problem in error.value.problems] == [
+        "/rows.csv:2: /local_batch: 'eight', expected a whole number",
+        "/rows.csv:3: /step_seconds: 'fast', expected a number",
+        "/rows.csv:3: /feasible: 'maybe', expected true or false",
+    ]
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    path = csv(tmp_path, "train,net", header="kind,model")
+    with pytest.raises(BadInputError, match="/gpu_type: column is missing"):
+        import_rows(path)
+
+
+def test_an_unknown_column_is_named(tmp_path: Path) -> None:
+    path = csv(tmp_path, "train,net,v100,1,1,1,8,1,0.1,3,true,imported,x", header=f"{HEADER},colour")
+    with pytest.raises(BadInputError, match="/colour: is not a column"):
+        import_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("train,net,v100,1,1,1,8,1,nan,3,true,imported", "step_seconds"),
+        ("train,net,v100,1,1,1,8,1,-1,3,true,imported", "step_seconds"),
+        ("train,net,v100,1,2,1,8,1,0.1,3,true,imported", "placement"),
+        ("train,net,v100,1,1,1,8,1,0.1,3,true,guessed", "source"),
+        ("train,net,v100,1,1,1,8,1,0.1,3,true,imported,1,2", "more than the 12 fields"),
+        ("train,net,v100,1,1,1,,1,0.1,3,true,imported", "local_batch"),
+    ],
+)
+def test_values_that_no_profile_may_hold(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        import_rows(csv(tmp_path, line))
+
+
+def test_a_picture_is_not_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.png"
+    path.write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(BadInputError, match="neither Parquet nor text"):
+        import_rows(path)

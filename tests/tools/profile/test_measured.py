@@ -1,0 +1,227 @@
+"""The throughput model: worked by hand, and what must hold for any profile."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.measured import MeasuredThroughput, holdout_errors, throughput_from
+from pliant.tools.profile.throughput import CurveThroughput
+from tests.builders import cluster
+from tests.tools.profile.rows_builder import reduce, step, throughput
+
+ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))
+
+
+def seconds(
+    model: MeasuredThroughput, gpus: int | tuple[int, ...], batch: int, per_gpu_max: int | None = None
+) -> float | None:
+    placement = (gpus,) if isinstance(gpus, int) else gpus
+    return model.step_seconds("net", "gpu", placement, batch, per_gpu_max)
+
+
+def test_a_measured_row_is_the_answer() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.21))
+    assert seconds(model, 1, 16) == 0.14
+    assert seconds(model, 2, 32) == 0.21
+    assert model.source("net", "gpu", (2,), 32, None) == "measured"
+
+
+def test_between_measured_batches_time_is_linear() -> None:
+    assert seconds(throughput(*ONE_GPU), 1, 12) == pytest.approx(0.12)
+    assert seconds(throughput(*ONE_GPU), 1, 24) == pytest.approx(0.22)
+    assert throughput(*ONE_GPU).source("net", "gpu", (1,), 24, None) == "modelled"
+
+
+def test_below_the_smallest_batch_nothing_is_faster() -> None:
+    assert seconds(throughput(*ONE_GPU), 1, 2) == 0.1
+
+
+def test_beyond_the_largest_batch_the_share_is_accumulated() -> None:
+    model = throughput(*ONE_GPU)
+    assert seconds(model, 1, 64) == pytest.approx(2 * 0.3)
+    assert model.max_local_batch("net", "gpu") == 32
+
+
+def test_a_gang_pays_synchronisation_once_however_many_micro_steps() -> None:
+    model = throughput(*ONE_GPU, step(2, 32, 0.35))
+    assert seconds(model, 2, 192) == pytest.approx(2 * 0.3 + 0.35)
+
+
+def test_a_job_may_state_a_smaller_limit_than_the_profile() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.2))
+    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
+
+
+def test_a_measured_row_with_accumulation_also_tells_the_cost_of_one_synchronisation() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
+    assert seconds(model, 2, 64, per_gpu_max=16) == 0.34
+    assert seconds(model, 2, 32) == pytest.approx(0.2)
+    assert seconds(model, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
+
+
+def test_at_a_measured_size_the_overhead_of_the_nearest_batch_is_added() -> None:
+    model = throughput(*ONE_GPU, step(2, 16, 0.24))
+    assert seconds(model, 2, 64) == pytest.approx(0.3 + 0.1)
+    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.1)
+
+
+def test_between_two_measured_sizes_overhead_is_linear_in_the_size() -> None:
+    model = throughput(*ONE_GPU, step(4, 8, 0.16))
+    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.06 / 3)
+    assert seconds(model, 3, 24) == pytest.approx(0.1 + 0.06 * 2 / 3)
+
+
+def test_beyond_the_largest_measured_size_nothing_is_claimed() -> None:
+    model = throughput(*ONE_GPU, step(2, 8, 0.16))
+    assert seconds(model, 4, 32) is None
+
+
+def test_an_all_reduce_of_the_models_weights_reaches_further() -> None:
+    rows = (step(1, 8, 0.1, parameters=3_000_000), reduce(4, 2_000_000, 0.02), reduce(4, 4_000_000, 0.04))
+    model = throughput(*rows)
+    assert seconds(model, 4, 32) == pytest.approx(0.1 + 0.03)
+    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.01)
+    assert seconds(model, 8, 64) is None
+
+
+def test_an_all_reduce_larger_than_any_measured_grows_in_proportion() -> None:
+    model = throughput(step(1, 8, 0.1, parameters=8_000_000), reduce(2, 4_000_000, 0.04))
+    assert seconds(model, 2, 16) == pytest.approx(0.1 + 0.08)
+
+
+def test_more_workers_than_samples_is_infeasible() -> None:
+    assert seconds(throughput(*ONE_GPU), 1, 1) == 0.1
+    assert seconds(throughput(*ONE_GPU, step(2, 8, 0.2)), 2, 1) is None
+
+
+def test_a_batch_that_did_not_fit_is_never_used() -> None:
+    model = throughput(*ONE_GPU, step(1, 24, None))
+    assert model.max_local_batch("net", "gpu") == 16
+    assert seconds(model, 1, 32) == pytest.approx(2 * 0.14)
+
+
+def test_where_nothing_fits_nothing_runs() -> None:
+    model = throughput(step(1, 8, None))
+    assert model.max_local_batch("net", "gpu") is None
+    assert seconds(model, 1, 8) is None
+
+
+def test_the_same_placement_wins_over_the_same_size() -> None:
+    model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
+    assert seconds(model, (4,), 32) == 0.12
+    assert seconds(model, (2, 2), 32) == 0.2
+    assert seconds(model, (3, 1), 32) == 0.2
+    assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
+
+
+def test_computing_is_told_from_gangs_where_one_gpu_was_never_measured() -> None:
+    model = throughput(step(2, 8, 0.15, compute=0.1), step(4, 8, 0.2, compute=0.1))
+    assert seconds(model, 1, 8) == pytest.approx(0.1)
+    assert seconds(model, 3, 24) == pytest.approx(0.175)
+
+
+def test_without_any_separation_sizes_below_the_smallest_are_unknown() -> None:
+    model = throughput(step(2, 8, 0.15), step(4, 8, 0.2))
+    assert seconds(model, 1, 8) is None
+    assert seconds(model, 3, 24) == pytest.approx(0.175)
+
+
+def test_an_unmeasured_type_runs_at_its_relative_speed() -> None:
+    model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
+    assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
+    assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
+    assert model.source("net", "fast", (1,), 16, None) == "modelled"
+
+
+def test_an_unmeasured_type_follows_the_type_with_most_rows() -> None:
+    model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
+    assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
+
+
+def test_modelled_rows_are_used_but_not_called_measured() -> None:
+    model = throughput(step(1, 8, 0.1, source="modelled"))
+    assert seconds(model, 1, 8) == 0.1
+    assert model.source("net", "gpu", (1,), 8, None) == "modelled"
+
+
+def test_an_unprofiled_model_says_how_to_get_it() -> None:
+    with pytest.raises(
+        BadInputError, match=r"'vgg' is not in the profile \(it has: net\); measure it with `pliant profile`"
+    ):
+        throughput(*ONE_GPU).step_seconds("vgg", "gpu", (1,), 8, None)
+
+
+def test_without_a_profile_jobs_scale_linearly() -> None:
+    assert isinstance(throughput_from(None, cluster(2)), CurveThroughput)
+
+
+def test_a_profile_without_training_rows_knows_nothing() -> None:
+    with pytest.raises(BadInputError, match="the profile: has no training rows"):
+        throughput_from(Profile((reduce(2, 10, 0.1),)), cluster(2))
+    with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
+        throughput_from(Profile((reduce(2, 10, 0.1),), source="p.parquet"), cluster(2))
+
+
+def test_the_cluster_states_the_speeds() -> None:
+    nodes = cluster(2).model_copy(update={"speeds": {"new": 4.0}})
+    model = throughput_from(Profile(ONE_GPU), nodes)
+    assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.025)
+
+
+def test_a_row_held_out_is_predicted_from_the_others() -> None:
+    rows = (*ONE_GPU, step(2, 16, 0.20), step(2, 32, 0.35))
+    first, second = holdout_errors(Profile(rows))
+    assert first.predicted_s == pytest.approx(0.14 + 0.05)
+    assert first.error == pytest.approx(0.19 / 0.20 - 1)
+    assert second.predicted_s == pytest.approx(0.3 + 0.06)
+
+
+def test_the_only_row_beyond_one_gpu_cannot_be_held_out() -> None:
+    assert holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2)))) == []
+
+
+times = st.floats(1e-4, 10.0)
+local_batches = st.dictionaries(st.integers(1, 256), st.one_of(st.none(), times), min_size=1, max_size=5)
+profiles = st.dictionaries(st.sampled_from([1, 2, 3, 4, 8]), local_batches, min_size=1, max_size=4)
+
+
+@given(profiles, st.integers(1, 10), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 300)))
+def test_no_answer_is_negative_or_beyond_a_probed_batch(
+    measured: dict[int, dict[int, float | None]], gpus: int, batch: int, per_gpu_max: int | None
+) -> None:
+    rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
+    model = throughput(*rows)
+    answer = seconds(model, gpus, batch, per_gpu_max)
+    if answer is None:
+        return
+    assert answer > 0
+    limit = model.max_local_batch("net", "gpu")
+    assert limit is not None
+    plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
+    assert plan.local <= max(row.local_batch for row in rows if row.feasible)
+    assert all(plan.local < row.local_batch for row in rows if not row.feasible)
+
+
+@given(profiles)
+def test_measured_rows_are_reproduced_exactly(measured: dict[int, dict[int, float | None]]) -> None:
+    rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
+    model = throughput(*rows)
+    limit = model.max_local_batch("net", "gpu") or 0
+    for row in rows:
+        if row.local_batch <= limit:
+            assert seconds(model, row.gpus, row.gpus * row.local_batch) == row.step_seconds
+
+
+@given(st.lists(times, min_size=2, max_size=5), st.sampled_from([1, 2]))
+def test_time_grows_with_the_batch_where_the_measurements_do(found: list[float], gpus: int) -> None:
+    assume(len(set(found)) == len(found))
+    ordered = sorted(found)
+    rows = [step(gpus, 8 * (index + 1), value) for index, value in enumerate(ordered)]
+    model = throughput(*rows)
+    answers = [seconds(model, gpus, gpus * local) for local in range(1, 8 * len(rows) + 1)]
+    assert answers == sorted(answers, key=lambda value: value or 0.0)

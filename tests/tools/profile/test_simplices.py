@@ -1,0 +1,52 @@
+"""Interpolation between scattered points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.interpolate import LinearNDInterpolator
+
+from pliant.tools.profile.simplices import Simplices
+
+GRID = [(x, y, z) for x in (1, 2, 4) for y in (1, 2, 3, 8) for z in (8, 11, 16, 32)]
+"""A grid with uneven gaps: many of its points lie on one sphere."""
+VALUES = [(x * y + z**0.5, float((7 * x + 3 * y * y + 11 * z) % 13)) for x, y, z in GRID]
+
+
+def test_a_point_of_the_grid_has_its_own_value():
+    found = Simplices(GRID, VALUES)
+    for point, value in zip(GRID, VALUES, strict=True):
+        assert found.at(point) == pytest.approx(value)
+
+
+def test_between_points_it_answers_as_scipy_does_for_a_single_point():
+    found, reference = Simplices(GRID, VALUES), LinearNDInterpolator(np.array(GRID, float), np.array(VALUES))
+    rng = np.random.default_rng(1)
+    for point in rng.integers([1, 1, 8], [5, 9, 33], (300, 3)).tolist():
+        assert found.at(tuple(point)) == pytest.approx(reference([point])[0].tolist(), rel=1e-12), point
+
+
+def test_outside_nothing_is_claimed():
+    found = Simplices(GRID, VALUES)
+    assert found.at((5, 1, 8)) is None
+    assert found.at((1, 1, 7)) is None
+    hollow = Simplices([(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4), (1, 1, 1)], [[1.0]] * 5)
+    assert hollow.at((3, 3, 3)) is None
+
+
+def test_points_that_span_no_space_have_no_between():
+    flat = Simplices([(1, y, z) for y in range(3) for z in range(3)], [[1.0]] * 9)
+    assert flat.at((1, 1, 1)) is None
+    assert flat.text() == ""
+
+
+def test_a_kept_triangulation_answers_alike_and_is_not_used_for_other_points():
+    kept = Simplices(GRID, VALUES).text()
+    again = Simplices(GRID, VALUES, kept)
+    assert [again.at((2, y, 13)) for y in range(1, 9)] == [
+        Simplices(GRID, VALUES).at((2, y, 13)) for y in range(1, 9)
+    ]
+    damaged = Simplices(GRID, VALUES, kept[:40] + "?" + kept[41:])
+    assert damaged.at((2, 5, 13)) == again.at((2, 5, 13))
+    other = [(x + 1, y, z) for x, y, z in GRID]
+    assert Simplices(other, VALUES, kept).at(other[5]) == pytest.approx(VALUES[5])

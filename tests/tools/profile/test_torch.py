@@ -1,0 +1,146 @@
+"""Real measurements: torchrun, PyTorch, memory limits, crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.profile import ProfileRow
+from pliant.tools.profile.launch import Script, launch
+from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.order import ENV_PROFILE, Order
+from pliant.tools.profile.studies import Options
+from pliant.tools.profile.sweep import measure
+from tests.builders import job
+
+pytestmark = pytest.mark.torch
+
+SCRIPT = str(Path(__file__).with_name("wired_by_hand.py"))
+MEGABYTE = 1_000_000
+QUICK = Order(result="", local_batches=(4,), iterations=2, warmup=1, least_seconds=0.0)
+
+
+ELASTIC = """
+import torch
+from pliant.tools.run import elastic
+
+job = elastic.init(batch_size=8)
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), 0.01), data)
+for epoch in job.epochs(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        job.log(loss=loss)
+raise AssertionError("a sweep ends the script")
+"""
+
+
+def script(*arguments: str) -> Script:
+    return Script("net", (SCRIPT, *arguments))
+
+
+def quiet(_done: int) -> None:
+    pass
+
+
+def workers_left() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+
+
+def test_one_and_two_workers_with_a_limit_on_memory() -> None:
+    nodes = ({"name": "here", "gpus": 2, "gpu_type": "cpu", "gpu_memory": 900 * MEGABYTE},)
+    cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu"})
+    batch = {"size": 40, "per_gpu_max": 16}
+    jobs = [job("a", model="net", command=(SCRIPT, "4"), low=1, high=2, batch=batch)]
+    options = Options(batches=(8, 210), iterations=2, warmup=1)
+    profile = measure(jobs, cluster, options, clock=lambda: 1e9).profile
+
+    rows: dict[tuple[int, int, int], ProfileRow] = {
+        (row.gpus, row.local_batch, row.accum_steps): row for row in profile.rows
+    }
+    alone = [row for row in profile.rows if row.gpus == 1]
+    fits = max(row.local_batch for row in alone if row.feasible)
+    misfit = min(row.local_batch for row in alone if not row.feasible)
+    assert rows[1, 8, 1].feasible
+    assert not rows[1, 210, 1].feasible
+    assert fits < misfit <= fits + max(1, fits // 8)
+    assert all((row.peak_memory or 0) <= 900 * MEGABYTE for row in alone)
+    assert all(row.parameters == 200 for row in profile.rows)
+
+    gang = rows[2, 10, 2]
+    assert gang.step_seconds == pytest.approx((gang.compute_seconds or 0) + (gang.sync_seconds or 0))
+    model = MeasuredThroughput(profile)
+    assert model.step_seconds("net", "cpu", (2,), 40, 16) == gang.step_seconds
+    assert model.step_seconds("net", "cpu", (1,), 40, 16) == rows[1, 14, 3].step_seconds
+
+
+def test_a_batch_far_too_large_ends_the_launch_but_not_the_search() -> None:
+    order = QUICK.model_copy(update={"local_batches": (4, 4096), "memory_limit": 900 * MEGABYTE})
+    ended = launch(script("4"), 1, order, quiet)
+    assert ended.out_of_memory
+    assert [point.local_batch for point in ended.outcome.points] == [4]
+    assert ended.outcome.current is not None
+    assert ended.outcome.current.local_batch == 4096
+
+
+def test_a_crash_is_told_in_one_line_and_leaves_nothing_behind() -> None:
+    order = QUICK.model_copy(update={"local_batches": (4, 8)})
+    with pytest.raises(JobsFailedError) as error:
+        launch(script("1", "4"), 2, order, quiet)
+    assert str(error.value).startswith(
+        'measuring model "net" on 2 workers: the script failed at local batch 8: KeyError:'
+    )
+    assert workers_left() == []
+
+
+def test_a_script_without_the_library_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("print('trained')\n")
+    with pytest.raises(JobsFailedError, match="ended without serving the measurement"):
+        launch(Script("net", ("plain.py",), str(tmp_path)), 1, QUICK, quiet)
+
+
+def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ELASTIC)
+    order = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
+    points = launch(Script("net", ("train.py",), str(tmp_path)), 2, order, quiet).outcome.points
+    assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 2)]
+    assert all(len(point.step_s) == len(point.compute_s) == 2 for point in points)
+
+
+def test_all_reduces_of_two_workers() -> None:
+    order = Order(result="", weights=(10, 1000), iterations=2, warmup=1, least_seconds=0.0)
+    module = Script("all-reduce", ("-m", "pliant.tools.profile.allreduce"))
+    points = launch(module, 2, order, quiet).outcome.points
+    assert [point.weights for point in points] == [10, 1000]
+    assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="needs the main thread")
+def test_an_interrupt_ends_every_process_of_the_measurement() -> None:
+    def interrupt_once(_done: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    endless = QUICK.model_copy(update={"iterations": 10_000_000})
+    with pytest.raises(KeyboardInterrupt):
+        launch(script(), 2, endless, interrupt_once)
+    assert workers_left() == []
+
+
+def test_the_all_reduce_module_is_not_for_hands() -> None:
+    env = {name: value for name, value in os.environ.items() if name != ENV_PROFILE}
+    argv = [sys.executable, "-m", "pliant.tools.profile.allreduce"]
+    with psutil.Popen(argv, env=env, stderr=-1) as process:
+        assert b"pliant profile --allreduce" in process.communicate()[1]
+    assert process.returncode == 1

@@ -1,0 +1,1 @@
+"""Measure training jobs and build the throughput model that schedulers ask."""

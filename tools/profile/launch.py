@@ -1,0 +1,169 @@
+"""Start one measurement through torchrun, wait for it, say what went wrong. Commands are built as data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import psutil
+
+from pliant.schemas.errors import JobsFailedError
+from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome, out_of_memory_mark
+from pliant.tools.profile.processes import child_environment, kill, strays, tree
+from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torchrun
+
+START_LIMIT_S: Final = 600.0
+"""A script that has not begun to serve its sweep by then does not use the elastic library."""
+POLL_S: Final = 0.05
+ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
+"""Last line of a Python traceback."""
+ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What is measured: a training script as a job states it."""
+
+    name: str
+    """What messages call it: the model."""
+    command: tuple[str, ...]
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    slots: Literal["cpu", "gpu"] = "cpu"
+
+
+def environment(script: Script, order: Path) -> dict[str, str]:
+    """What the workers find in their environment beyond this process's own."""
+    fixed = {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: str(order)}
+    if script.slots == "cpu":
+        return {**ONE_THREAD, **script.env, **fixed, "CUDA_VISIBLE_DEVICES": ""}
+    return {**script.env, **fixed}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a launch ended: what it measured, and whether it ran out of memory at ``outcome.current``."""
+
+    outcome: Outcome
+    out_of_memory: bool = False
+
+
+def launch(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+    """Carry out one order.
+
+    :param order: its ``result`` is replaced by a file in a folder that lives as long as the launch.
+    :param advance: called with the number of points measured so far.
+    :raises JobsFailedError: the script crashed, or never came to serve the sweep.
+    """
+    with tempfile.TemporaryDirectory(prefix="pliant-profile-") as name:
+        folder = Path(name)
+        result, path = folder / "outcome.json", folder / "order.json"
+        path.write_text(order.model_copy(update={"result": str(result)}).model_dump_json())
+        argv = torchrun(script.command, workers, standalone("127.0.0.1", folder / "rdzv"), folder / "logs")
+        code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)
+        outcome = read_outcome(result)
+        if outcome is not None and outcome.done:
+            return Ended(outcome)
+        if outcome is not None and outcome.current and out_of_memory_mark(result).exists():
+            return Ended(outcome, out_of_memory=True)
+        raise JobsFailedError(failure(script, workers, code, outcome, folder))
+
+
+def read_outcome(path: Path) -> Outcome | None:
+    """The outcome that rank 0 has written so far; None: the sweep has not begun."""
+    try:
+        return Outcome.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def failure(script: Script, workers: int, code: int, outcome: Outcome | None, folder: Path) -> str:
+    """One line on a launch that did not get to its end."""
+    what = f'measuring model "{script.name}" on {workers} worker{"s" * (workers > 1)}'
+    if code == 0:
+        return f"{what}: the script ended without serving the measurement; {ADVICE}"
+    words = last_words(folder)
+    point = outcome.current if outcome else None
+    where = f" at local batch {point.local_batch}" if point else ""
+    return f"{what}: the script failed{where}: {words or f'exit code {code}, nothing on stderr'}"
+
+
+def last_words(folder: Path) -> str:
+    """The error of the rank that failed first, else the last line on stderr of any rank or of torchrun."""
+    ranks = sorted(folder.glob("logs/*/attempt_*/*/stderr.log"), key=_failed_first)
+    for path in (*ranks, folder / "torchrun.log"):
+        lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
+        errors = [line for line in lines if ERROR_LINE.match(line)]
+        if lines:
+            return (errors or lines)[-1]
+    return ""
+
+
+def _failed_first(log: Path) -> tuple[bool, int, int]:
+    return "Traceback" not in _text(log), log.stat().st_mtime_ns, int(log.parent.name)
+
+
+def _run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    script: Script,
+    folder: Path,
+    advance: Callable[[int], None],
+) -> int:
+    """Run to the end, telling of progress; whatever happens, no process of it is left."""
+    with (folder / "torchrun.log").open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                cwd=script.workdir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            what = f'model "{script.name}": cannot start in {script.workdir}'
+            raise JobsFailedError(f"{what}: {error.strerror}") from error
+        try:
+            return _wait(process, script, folder / "outcome.json", advance)
+        finally:
+            end_all(process, (ENV_PROFILE, env[ENV_PROFILE]))
+
+
+def _wait(
+    process: subprocess.Popen[bytes], script: Script, result: Path, advance: Callable[[int], None]
+) -> int:
+    deadline = time.monotonic() + START_LIMIT_S
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_S)
+        outcome = read_outcome(result)
+        if outcome is not None:
+            advance(len(outcome.points))
+        elif time.monotonic() > deadline:
+            what = f'model "{script.name}": no measurement was served within {START_LIMIT_S:.0f} s'
+            raise JobsFailedError(f"{what}; {ADVICE}")
+
+
+def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
+    """Kill a process, everything it started, and every worker that outlived it.
+
+    Workers have sessions of their own; of one whose torchrun is gone, only its environment says whose it is.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        kill(tree(psutil.Process(process.pid)))
+    process.wait()
+    kill(strays(mark))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

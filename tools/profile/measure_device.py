@@ -1,0 +1,170 @@
+"""Clocks and memory meters of the two kinds of device, with the workers' agreement built in.
+
+Every figure is the largest over all workers, so that each of them comes to the same conclusions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+def world() -> tuple[int, int]:
+    """Number of workers and the rank of this one."""
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+
+
+class Device(Protocol):
+    """What the sweep needs of the device that a worker computes on."""
+
+    name: str
+    driver: str
+
+    def align(self) -> None:
+        """Let the workers begin the next step together."""
+
+    def mark(self) -> object:
+        """A point in the device's time."""
+
+    def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
+        """Seconds between pairs of marks, the largest over the workers."""
+
+    def reset_peak(self) -> None:
+        """Forget the largest memory so far."""
+
+    def peak(self) -> int:
+        """Largest memory of any worker since the reset, bytes."""
+
+    def over_limit(self) -> bool:
+        """Whether any worker has used more memory than it may."""
+
+
+def device_of(device: torch.device, memory_limit: int | None) -> Device:
+    """The clock and meter for a torch device, the memory limit put in force."""
+    if device.type == "cuda":
+        return CudaDevice(device, memory_limit)
+    return CpuDevice(memory_limit)
+
+
+def largest(values: list[float], device: torch.device) -> list[float]:
+    """Element-wise maximum over the workers."""
+    if world()[0] == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return [float(value) for value in tensor.tolist()]
+
+
+class CpuDevice:
+    """A CPU slot: wall clock, resident memory of the process."""
+
+    def __init__(self, memory_limit: int | None) -> None:
+        self.name = "cpu"
+        self.driver = ""
+        self._device = torch.device("cpu")
+        self._limit = memory_limit
+        if memory_limit is not None:
+            _cap_growth(memory_limit)
+
+    def align(self) -> None:
+        """An all-reduce of one number is a barrier."""
+        largest([0.0], self._device)
+
+    def mark(self) -> object:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
+        """Seconds between pairs of marks, the largest over the workers."""
+        own = [float(end) - float(begin) for begin, end in marks]  # type: ignore[arg-type]
+        return largest(own, self._device)
+
+    def reset_peak(self) -> None:
+        """Reset the kernel's high-water mark; where that is not allowed the peak is the process's own."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def peak(self) -> int:
+        """Largest resident memory of any worker since the reset, bytes."""
+        return int(largest([float(_status_bytes("VmHWM"))], self._device)[0])
+
+    def over_limit(self) -> bool:
+        """Whether any worker has had more resident memory than it may."""
+        return self._limit is not None and self.peak() > self._limit
+
+
+class CudaDevice:
+    """A GPU: events on the current stream, memory that the caching allocator has reserved."""
+
+    def __init__(self, device: torch.device, memory_limit: int | None) -> None:
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        self.name = str(properties.name)
+        self.driver = _driver_version()
+        self._one = torch.zeros(1, device=device)
+        if memory_limit is not None:
+            fraction = min(1.0, memory_limit / properties.total_memory)
+            torch.cuda.set_per_process_memory_fraction(fraction, device)
+
+    def align(self) -> None:
+        """An all-reduce on the stream: the GPUs wait for each other, the hosts run ahead."""
+        if world()[0] > 1:
+            dist.all_reduce(self._one, op=dist.ReduceOp.MAX)
+
+    def mark(self) -> object:
+        """An event on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
+        """Seconds between pairs of marks, the largest over the workers."""
+        torch.cuda.synchronize(self._device)
+        own = [begin.elapsed_time(end) / 1e3 for begin, end in marks]  # type: ignore[attr-defined]
+        return largest(own, self._device)
+
+    def reset_peak(self) -> None:
+        """Give cached memory back and forget the largest so far."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        """Largest memory reserved by any worker since the reset, bytes."""
+        return int(largest([float(torch.cuda.max_memory_reserved(self._device))], self._device)[0])
+
+    def over_limit(self) -> bool:
+        """Never: the allocator itself refuses to go beyond the limit."""
+        return False
+
+
+def _cap_growth(limit: int) -> None:
+    """Make the kernel refuse to give this process another ``limit`` bytes.
+
+    The resident memory is what counts; this only keeps a batch far too large from swamping the machine.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    ceiling = _status_bytes("VmData") + limit
+    caps = [cap for cap in (soft, hard) if cap != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min([ceiling, *caps]), hard))
+
+
+def _status_bytes(field: str) -> int:
+    """One field of this process's status, bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _driver_version() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    first = path.read_text().splitlines()[0] if os.access(path, os.R_OK) else ""
+    return next((word for word in first.split() if word[:1].isdigit()), "")

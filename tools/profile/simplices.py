@@ -1,0 +1,283 @@
+"""Linear interpolation between scattered points of a grid, on their Delaunay triangulation.
+
+Many points of a grid lie on one sphere. What Qhull makes of them are flat simplices and such as overlap, so
+the value at a point depends on which simplex is found; meant is the one that scipy's ``LinearNDInterpolator``
+finds for a single point. :meth:`Simplices.at` goes the way that it goes: up the lifted planes to the nearest,
+then across faces, and through all simplices where a flat one is in the way.
+
+Finding the triangulation takes scipy, and longer than all questions together; so it can be kept as text.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+import struct
+import zlib
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+Point = tuple[int, int, int]
+Corner = tuple[float, float, float]
+
+_EPS: Final = 100 * 2.0**-52
+"""How far beyond a face a point still counts as inside."""
+_BROAD_EPS: Final = 2.0**-26
+"""The same towards a flat simplex."""
+_SIDES: Final = range(4)
+
+
+class Lifted(NamedTuple):
+    """A triangulation: simplices with their neighbours, and their planes in the lifted space."""
+
+    corners: array[int]
+    """Four points of each simplex."""
+    neighbours: array[int]
+    """The simplex across the face opposite to each corner; -1: outside."""
+    plane: array[int]
+    """Index of the plane of each simplex; those of one sphere share it."""
+    planes: array[float]
+    """Five coefficients of each plane."""
+    scale: float
+    shift: float
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> Self:
+        """Qhull's triangulation; empty where the points do not span the space."""
+        if len(points) < 5 or any(len(set(axis)) < 2 for axis in zip(*points, strict=True)):
+            return cls(array("H"), array("h"), array("H"), array("d"), 0.0, 0.0)
+        import numpy as np
+        from scipy.spatial import Delaunay, QhullError
+
+        try:
+            found = Delaunay(np.array(points, float))
+        except QhullError:  # all points on one plane: nothing lies between them
+            return cls.of(())
+        planes, which = np.unique(found.equations, axis=0, return_inverse=True)
+        return cls(
+            array("H", found.simplices.ravel().tolist()),
+            array("h", found.neighbors.ravel().tolist()),
+            array("H", which.ravel().tolist()),
+            array("d", planes.ravel().tolist()),
+            float(found.paraboloid_scale),
+            float(found.paraboloid_shift),
+        )
+
+    def text(self) -> str:
+        """All of it as text."""
+        head = struct.pack("<IIdd", len(self.plane), len(self.planes), self.scale, self.shift)
+        columns = (self.corners, self.neighbours, self.plane, self.planes)
+        packed = zlib.compress(head + b"".join(column.tobytes() for column in columns), 6)
+        return binascii.b2a_base64(packed, newline=False).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """What :meth:`text` gave.
+
+        :raises ValueError, zlib.error, struct.error: it did not give this.
+        """
+        data = zlib.decompress(binascii.a2b_base64(text))
+        count, coefficients, scale, shift = struct.unpack_from("<IIdd", data)
+        corners, neighbours, plane, planes = array("H"), array("h"), array("H"), array("d")
+        start = struct.calcsize("<IIdd")
+        columns: list[tuple[array[Any], int]] = [
+            (corners, 4 * count),
+            (neighbours, 4 * count),
+            (plane, count),
+            (planes, coefficients),
+        ]
+        for column, length in columns:
+            end = start + length * column.itemsize
+            column.frombytes(data[start:end])
+            start = end
+        return cls(corners, neighbours, plane, planes, scale, shift)
+
+
+class _Everything(NamedTuple):
+    """Geometry of all simplices, one in a column."""
+
+    rows: Floats
+    base: Floats
+    flat: Integers
+    """Each flat simplex as often as it has neighbours, in ascending order."""
+    beside: Integers
+    """Its neighbours."""
+    least: Floats
+    """The weights from which on a point still counts as inside of the neighbour."""
+
+
+class Simplices:
+    """Values at points in space, and in between."""
+
+    def __init__(self, points: Sequence[Point], values: Sequence[Sequence[float]], kept: str = "") -> None:
+        """``values``: of each point, all as many; ``kept``: a triangulation as :meth:`text` gave it.
+
+        A text that belongs to other points is not used.
+        """
+        self._points = points
+        self._values = values
+        self._kept = kept
+        self._inverse: dict[int, tuple[tuple[Corner, ...], Point] | None] = {}
+
+    def load(self) -> None:
+        """Take up or find the triangulation now, so that the first question costs what others do."""
+        _ = self._lifted, self._bounds if self._points else None
+
+    def text(self) -> str:
+        """The triangulation, to be kept beside the points; empty where there is none."""
+        return self._digest() + self._lifted.text() if self._lifted.plane else ""
+
+    def at(self, point: Point) -> tuple[float, ...] | None:
+        """Values at ``point``; None outside of the points' hull."""
+        if not self._lifted.plane or self._is_far(point):
+            return None
+        found = self._across_faces(self._nearest_plane(point), point)
+        if found is None:
+            return None
+        simplex, weights = found
+        corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
+        columns = zip(*(self._values[corner] for corner in corners), strict=True)
+        return tuple(
+            sum(weight * value for weight, value in zip(weights, column, strict=True)) for column in columns
+        )
+
+    @cached_property
+    def _lifted(self) -> Lifted:
+        digest = self._digest()
+        if self._kept.startswith(digest):
+            with suppress(ValueError, zlib.error, struct.error):  # a damaged text: find it anew
+                return Lifted.from_text(self._kept[len(digest) :])
+        return Lifted.of(self._points)
+
+    def _digest(self) -> str:
+        return blake2b(repr(list(self._points)).encode(), digest_size=8).hexdigest()
+
+    def _is_far(self, point: Point) -> bool:
+        return any(
+            not low - _EPS <= place <= high + _EPS
+            for place, (low, high) in zip(point, self._bounds, strict=True)
+        )
+
+    @cached_property
+    def _bounds(self) -> list[tuple[int, int]]:
+        return [(min(axis), max(axis)) for axis in zip(*self._points, strict=True)]
+
+    def _nearest_plane(self, point: Point) -> int:
+        """From the first simplex on to neighbours whose plane lies higher over the point."""
+        _, neighbours, *_ = lifted = self._lifted
+        height = lifted.scale * sum(float(place) ** 2 for place in point) + lifted.shift
+        simplex, best = 0, self._distance(0, point, height)
+        moved = True
+        while moved and best <= 0:
+            moved = False
+            for side in _SIDES:
+                other = neighbours[4 * simplex + side]
+                if other < 0:
+                    continue
+                distance = self._distance(other, point, height)
+                if distance > best + _EPS * (1 + abs(best)):
+                    simplex, best, moved = other, distance, True
+        return simplex
+
+    def _distance(self, simplex: int, point: Point, height: float) -> float:
+        start = 5 * self._lifted.plane[simplex]
+        a, b, c, d, e = self._lifted.planes[start : start + 5]
+        return e + a * point[0] + b * point[1] + c * point[2] + d * height
+
+    def _across_faces(self, simplex: int, point: Point) -> tuple[int, list[float]] | None:
+        """The simplex around a point and the weights of its corners."""
+        neighbours = self._lifted.neighbours
+        for _ in range(1 + len(self._lifted.plane) // 4):
+            weights = self._weights(simplex, point)
+            if weights is None:
+                break
+            beyond = next((side for side in _SIDES if weights[side] < -_EPS), None)
+            if beyond is None:
+                if max(weights) <= 1 + _EPS:
+                    return simplex, weights
+                break
+            simplex = neighbours[4 * simplex + beyond]
+            if simplex < 0:
+                return None
+        return self._through_all(point)
+
+    def _through_all(self, point: Point) -> tuple[int, list[float]] | None:
+        """The first simplex around a point, or beside a flat one."""
+        import numpy as np
+
+        every = self._everything
+        weights = np.empty((4, every.base.shape[1]))
+        apart = np.array(point, float)[:, None] - every.base
+        np.einsum("scn,cn->sn", every.rows, apart, out=weights[:3])
+        np.subtract(1.0, weights[0] + weights[1] + weights[2], out=weights[3])
+        around = np.flatnonzero(weights.min(axis=0) >= -_EPS)
+        first = int(around[0]) if len(around) else every.base.shape[1]
+        found = first
+        if len(every.flat):
+            beside = np.flatnonzero((weights[:, every.beside] >= every.least).all(axis=0))
+            if len(beside) and every.flat[beside[0]] < first:
+                found = int(every.beside[beside[0]])
+        return (found, weights[:, found].tolist()) if found < every.base.shape[1] else None
+
+    @cached_property
+    def _everything(self) -> _Everything:
+        """What :meth:`_weights` works with, for all simplices at once; NaN in flat ones."""
+        import numpy as np
+
+        corners = np.frombuffer(self._lifted.corners, np.uint16).reshape(-1, 4)
+        places = np.array(self._points, float)[corners].transpose(1, 2, 0)
+        base = places[3]
+        a, b, c = places[:3] - base
+        rows = np.stack([_crossed(b, c), _crossed(c, a), _crossed(a, b)])
+        volumes = (a * rows[0]).sum(axis=0)
+        volumes[volumes == 0] = np.nan
+        neighbours = np.frombuffer(self._lifted.neighbours, np.int16).reshape(-1, 4).astype(np.int64)
+        flat = np.repeat(np.flatnonzero(np.isnan(volumes)), 4)
+        beside = neighbours[flat[::4]].ravel()
+        flat, beside = flat[beside >= 0], beside[beside >= 0]
+        least = np.where(neighbours[beside] == flat[:, None], -_BROAD_EPS, -_EPS).T
+        return _Everything(rows / volumes, base, flat, beside, least)
+
+    def _weights(self, simplex: int, point: Point) -> list[float] | None:
+        """Barycentric coordinates of a point; None in a flat simplex."""
+        if simplex not in self._inverse:
+            corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
+            self._inverse[simplex] = _inverse(*(self._points[corner] for corner in corners))
+        inverse = self._inverse[simplex]
+        if inverse is None:
+            return None
+        rows, base = inverse
+        x, y, z = (place - origin for place, origin in zip(point, base, strict=True))
+        weights = [a * x + b * y + c * z for a, b, c in rows]
+        return [*weights, 1.0 - math.fsum(weights)]
+
+
+def _inverse(p: Point, q: Point, r: Point, base: Point) -> tuple[tuple[Corner, ...], Point] | None:
+    """What gives the weights of the first three corners (Cramer's rule); None: they span no volume."""
+    a, b, c = (tuple(x - y for x, y in zip(corner, base, strict=True)) for corner in (p, q, r))
+    rows = (_cross(b, c), _cross(c, a), _cross(a, b))
+    volume = sum(x * y for x, y in zip(a, rows[0], strict=True))
+    if not volume:
+        return None
+    return tuple((x / volume, y / volume, z / volume) for x, y, z in rows), base
+
+
+def _crossed(u: Floats, v: Floats) -> Floats:
+    """Vector products, column by column; ``numpy.cross`` takes several times as long."""
+    import numpy as np
+
+    return np.stack([u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]])
+
+
+def _cross(u: tuple[int, ...], v: tuple[int, ...]) -> Point:
+    return u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]

@@ -1,0 +1,184 @@
+"""Step times of one model on one GPU type: what was measured, and the additive model in between.
+
+With b samples a GPU and micro-step on k GPUs, one optimizer step takes
+
+    t(b, k, accum) = (accum - 1) · t_proc(b) + S(b, k)
+    S(b, k) = t_proc(b) + t_comm(b, k)
+
+after the job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al.,
+2020, section III-B; there accum is 1). A measured row wins over all of it. Else, in this order:
+
+- t_proc: linear between the local batches measured on one GPU; below the smallest no faster than there.
+- S at a measured size: linear between its local batches; beyond them t_proc plus the overhead at the nearest.
+- S between two measured sizes: linear in k at equal b (t_comm(b, 1) = 0).
+- S beyond the largest measured size: t_proc plus a measured all-reduce of the model's weights; without
+  one nothing is known, and nothing is claimed.
+
+Departures from the paper: overhead is what measured steps took beyond computing (the neighbours'
+interference included), an all-reduce only where there are none; shares beyond the largest probed batch are
+accumulated rather than infeasible (Ares, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from pliant.schemas.profile import ProfileRow
+from pliant.schemas.schedule import BatchPlan
+from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.curve import Curve, between
+from pliant.tools.profile.rows import shape
+from pliant.tools.profile.throughput import Placement
+
+T = TypeVar("T")
+
+
+class ShapeIndex(dict[Placement, T]):
+    """Values by placement, and which of them stand for a placement or size that was not measured."""
+
+    def nearest(self, wanted: Placement, gpus: int) -> Placement | None:
+        """The placement of ``gpus`` GPUs most like ``wanted``: same number of nodes first, else more."""
+        candidates = [place for place in self if sum(place) == gpus]
+        return min(candidates, key=lambda place: _unlike(place, wanted), default=None)
+
+    def sizes(self) -> list[int]:
+        """Numbers of GPUs, ascending."""
+        return sorted({sum(place) for place in self})
+
+
+class AllReduce:
+    """Seconds of an all-reduce by placement and weights."""
+
+    def __init__(self, rows: Iterable[ProfileRow]) -> None:
+        points: dict[Placement, dict[int, float]] = {}
+        for row in rows:
+            if row.feasible and row.step_seconds is not None and row.parameters:
+                points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
+        self._curves = ShapeIndex({place: Curve(by.items()) for place, by in points.items()})
+
+    def seconds(self, place: Placement, weights: int) -> float | None:
+        """Seconds for ``weights`` weights; None beyond the largest size that was measured."""
+        return over_sizes(self._curves, place, lambda found: self._curves[found].costly(weights), alone=0.0)
+
+
+class StepTable:
+    """Answers from the training rows of one model on one GPU type."""
+
+    def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
+        good = [row for row in rows if row.feasible and row.step_seconds is not None]
+        self.max_local = _largest_safe(rows)
+        """Largest local batch that fits; 0: none does."""
+        self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
+        self._compute = _compute_curve(good)
+        self._curves = ShapeIndex(_curves(good, self._compute))
+        self._allreduce = allreduce
+        self._weights = max((row.parameters or 0 for row in rows), default=0)
+
+    def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
+        """The batch as the workers get it; None: there is no such cut."""
+        gpus = sum(place)
+        cap = min(self.max_local, per_gpu_max or self.max_local)
+        return plan_batch(global_batch, gpus, cap) if 0 < gpus <= global_batch and cap else None
+
+    def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
+        """The row that says how long this takes, of the same placement or else the most similar."""
+        found = self._curves.nearest(place, sum(place))
+        return None if found is None else self._exact.get((found, plan.local, plan.accum))
+
+    def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
+        """Seconds of one optimizer step; None where nothing is known."""
+        row = self.measured(place, plan)
+        if row is not None:
+            return row.step_seconds
+        last = self._last_micro_step(place, plan.local)
+        if last is None or plan.accum == 1:
+            return last
+        return last + (plan.accum - 1) * (self._compute.costly(plan.local) if self._compute else last)
+
+    def _last_micro_step(self, place: Placement, local: int) -> float | None:
+        """S(b, k): one micro-step with synchronisation."""
+        alone = self._compute.costly(local) if self._compute else None
+        known = over_sizes(self._curves, place, lambda found: self._at(found, local), alone=alone)
+        if known is not None or alone is None:
+            return known
+        sync = self._allreduce.seconds(place, self._weights) if self._weights else None
+        return None if sync is None else alone + sync
+
+    def _at(self, place: Placement, local: int) -> float:
+        """S at a measured placement: within its local batches, or the overhead of the nearest beyond."""
+        curve = self._curves[place]
+        if self._compute is None:
+            return curve.costly(local)
+        if curve.low <= local <= curve.high:
+            return curve.inside(local)
+        edge = min(max(local, curve.low), curve.high)
+        overhead = max(0.0, curve.inside(edge) - self._compute.costly(edge))
+        return self._compute.costly(local) + overhead
+
+
+def over_sizes(
+    known: ShapeIndex[T], place: Placement, at: Callable[[Placement], float], alone: float | None
+) -> float | None:
+    """A value at a placement: at the most similar one of the size, else linear between the sizes around it.
+
+    :param alone: the value on one GPU, where that is known without a placement of that size.
+    :returns: None beyond what is known.
+    """
+    gpus = sum(place)
+    same = known.nearest(place, gpus)
+    if same is not None:
+        return at(same)
+    if gpus == 1:
+        return alone
+    sizes = known.sizes()
+    left = max((size for size in sizes if size < gpus), default=None)
+    right = min((size for size in sizes if size > gpus), default=None)
+    if right is None or (left is None and alone is None):
+        return None
+    at_right = at(_there(known, place, right))
+    if left is None:
+        return between(gpus, 1, alone or 0.0, right, at_right)
+    return between(gpus, left, at(_there(known, place, left)), right, at_right)
+
+
+def _there(known: ShapeIndex[T], place: Placement, gpus: int) -> Placement:
+    found = known.nearest(place, gpus)
+    assert found is not None, "the size was taken from the index"  # noqa: S101
+    return found
+
+
+def _unlike(place: Placement, wanted: Placement) -> tuple[int, int, Placement]:
+    return abs(len(place) - len(wanted)), -len(place), place
+
+
+def _largest_safe(rows: Iterable[ProfileRow]) -> int:
+    fits = {row.local_batch for row in rows if row.feasible}
+    misfits = [row.local_batch for row in rows if not row.feasible]
+    ceiling = min(misfits, default=None)
+    return max((batch for batch in fits if ceiling is None or batch < ceiling), default=0)
+
+
+def _compute_curve(rows: Sequence[ProfileRow]) -> Curve | None:
+    """t_proc: from rows of one GPU, else from the share of computing in rows of several."""
+    alone = [row for row in rows if row.gpus == 1]
+    points: dict[int, float] = {}
+    for row in sorted(alone, key=lambda row: -row.accum_steps):
+        points[row.local_batch] = (row.step_seconds or 0.0) / row.accum_steps
+    if not points:
+        shares: dict[int, list[float]] = {}
+        for row in rows:
+            if row.compute_seconds:
+                shares.setdefault(row.local_batch, []).append(row.compute_seconds / row.accum_steps)
+        points = {batch: sum(found) / len(found) for batch, found in shares.items()}
+    return Curve(points.items()) if points else None
+
+
+def _curves(rows: Sequence[ProfileRow], compute: Curve | None) -> Mapping[Placement, Curve]:
+    """S by placement; of rows with accumulation the micro-steps before the last are taken off."""
+    points: dict[Placement, dict[int, float]] = {}
+    for row in sorted(rows, key=lambda row: -row.accum_steps):
+        step_s, accum = row.step_seconds or 0.0, row.accum_steps
+        before = (accum - 1) * (compute.costly(row.local_batch) if compute else step_s / accum)
+        points.setdefault(shape(row), {})[row.local_batch] = max(step_s / accum, step_s - before)
+    return {place: Curve(by.items()) for place, by in points.items()}

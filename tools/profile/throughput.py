@@ -1,0 +1,81 @@
+"""What schedulers, the replay engine and the runtime ask about speed, whoever answers.
+
+:class:`Throughput` is the question; ``measured.py`` answers from a profile, :class:`CurveThroughput` from
+scaling curves given as numbers (toy examples, traces that state GPU-time only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+Placement = tuple[int, ...]
+"""GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
+
+
+class Throughput(Protocol):
+    """Speed of models by GPU type, placement and global batch."""
+
+    def models(self) -> Collection[str]:
+        """Models that are known; an empty collection means that every model is."""
+        ...
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
+        """Largest number of samples known to fit one GPU of the type; None: no limit is known."""
+        ...
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        """Seconds of one optimizer step over ``global_batch`` samples, accumulation included.
+
+        None: infeasible (no sample for each GPU, or beyond every batch that was probed). Raises
+        ``BadInputError`` for a model that is not known.
+        """
+        ...
+
+
+class CurveThroughput:
+    """Speeds from scaling curves: ``curves[model][k]`` samples per second on k GPUs, at any batch.
+
+    Between the given sizes the curve is linear, below the smallest in proportion, above the largest flat.
+    A model without a curve scales linearly from one sample per GPU-second. ``speeds`` are relative speeds by
+    GPU type, by which all of that is multiplied; 1 for the others.
+    """
+
+    def __init__(
+        self,
+        curves: Mapping[str, Mapping[int, float]] | None = None,
+        speeds: Mapping[str, float] | None = None,
+    ) -> None:
+        self._speeds = dict(speeds or {})
+        self._curves = {model: sorted(curve.items()) for model, curve in (curves or {}).items()}
+
+    def models(self) -> Collection[str]:
+        """Every model is known."""
+        return ()
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
+        """No memory limit is known."""
+        del model, gpu_type
+        return None
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        """Seconds of one step; see :class:`Throughput`."""
+        del per_gpu_max
+        return global_batch / (
+            self._samples_per_second(model, sum(placement)) * self._speeds.get(gpu_type, 1.0)
+        )
+
+    def _samples_per_second(self, model: str, gpus: int) -> float:
+        curve = self._curves.get(model)
+        if not curve:
+            return float(gpus)
+        left, left_rate = 0, 0.0
+        for size, rate in curve:
+            if gpus <= size:
+                return left_rate + (rate - left_rate) * (gpus - left) / (size - left)
+            left, left_rate = size, rate
+        return left_rate
