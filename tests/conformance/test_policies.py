@@ -1,0 +1,55 @@
+"""Every registered policy, held to what every policy must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.schedule import conformance
+from pliant.tools.schedule.audit import cluster, node
+from pliant.tools.schedule.conformance import CHECKS, Factory, Op
+from pliant.tools.schedule.registry import make_policy, policy_names
+
+VARIANTS: dict[str, Factory] = {
+    **{name: lambda name=name: make_policy(name) for name in policy_names()},
+    "fifo-easy": lambda: make_policy("fifo", {"backfill": "easy"}),
+    "fifo-skip": lambda: make_policy("fifo", {"backfill": "skip"}),
+}
+
+OPS = st.lists(
+    st.builds(
+        Op,
+        st.sampled_from(["submit", "submit", "submit", "finish", "cancel", "lose", "down", "up", "wait"]),
+        st.integers(0, 50),
+        st.sampled_from([0.0, 1.0, 7.5, 60.0, 1000.0]),
+    ),
+    max_size=25,
+)
+
+
+@pytest.fixture(params=list(VARIANTS))
+def make(request: pytest.FixtureRequest) -> Factory:
+    return VARIANTS[request.param]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_policy(check: Callable[[Factory], None], make: Factory):
+    check(make)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+@settings(max_examples=30, deadline=None)
+@given(ops=OPS)
+def test_any_sequence_of_events_keeps_the_rules(name: str, ops: list[Op]):
+    conformance.check_ops(VARIANTS[name], ops)
+
+
+@pytest.mark.parametrize("name", list(VARIANTS))
+@settings(max_examples=20, deadline=None)
+@given(ops=OPS)
+def test_any_sequence_of_events_on_two_gpu_types_keeps_the_rules(name: str, ops: list[Op]):
+    nodes = cluster(node(4, 1, "a"), node(2, 2, "b"))
+    conformance.check_ops(VARIANTS[name], ops, nodes)

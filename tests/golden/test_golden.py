@@ -1,0 +1,25 @@
+"""The decisions of every built-in policy in one fixed moment, byte by byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.io import read_schedule
+from pliant.tools.schedule.registry import BUILT_IN
+from tests.golden.scenario import FOLDER, golden_bytes, golden_file
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_decisions_are_what_they_were(policy: str):
+    assert golden_bytes(policy).decode() == golden_file(policy).read_text(), (
+        "the decision changed; if that is meant: python -m tests.golden.scenario"
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_a_golden_file_is_a_valid_schedule(policy: str):
+    assert read_schedule(golden_file(policy)).policy.name == policy
+
+
+def test_every_golden_file_belongs_to_a_policy():
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(BUILT_IN)

@@ -1,0 +1,222 @@
+"""One decision as a schedule that can be executed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.jobs_io import job_fields
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.schedule import Schedule
+from pliant.tools.schedule.decide import Question, decide, decide_from_events, throughput_for
+from pliant.tools.schedule.policies.srtf import Srtf
+from tests.builders import cluster, job, mixed_cluster
+
+NODES = cluster(4, 4)
+
+
+def row(gpus: int, local: int, seconds: float, **more) -> ProfileRow:
+    return ProfileRow(
+        "train", "m", "gpu", 1, gpus, str(gpus), local, step_seconds=seconds, iterations=9, **more
+    )
+
+
+PROFILE = Profile((row(1, 8, 1.0), row(1, 16, 2.0), row(2, 8, 1.1), row(2, 16, 2.1)))
+
+
+def held(schedule: Schedule) -> dict[str, tuple[str, int]]:
+    return {given.job: (given.action, given.gpus) for given in schedule.allocations}
+
+
+def ask(*jobs, policy: str = "fifo", now: float | None = None, **more) -> Schedule:
+    question = Question(policy, more.pop("parameters", {}), timing=False, **more)
+    return decide(jobs, NODES, None, question, now_s=now)
+
+
+def test_who_runs_who_waits_and_who_comes_later():
+    found = ask(job("b", gpus=4), job("a", gpus=6), job("late", at=30.5))
+    assert held(found) == {"a": ("start", 6)}
+    assert [(verdict.job, verdict.reason) for verdict in found.waiting] == [
+        ("b", "first in line: waits until 4 GPUs of one type are free"),
+        ("late", "arrives at 30.5 s"),
+    ]
+    assert [each.id for each in found.jobs] == ["a", "b", "late"]
+    assert found.time == 0
+
+
+def test_now_is_the_first_arrival_unless_it_is_given():
+    assert ask(job("a", at=7), job("b", at=9)).time == 7
+    assert ask(job("a", at=7), now=3).waiting[0].reason == "arrives at 7 s"
+    assert set(held(ask(job("a", at=7), job("b", at=9), now=9))) == {"a", "b"}
+
+
+def test_no_jobs_is_an_empty_schedule():
+    found = ask()
+    assert (found.time, found.allocations, found.waiting) == (0, (), ())
+
+
+def test_a_rejected_job_says_why():
+    found = ask(job("a", gpus=8, batch=4), job("b"))
+    assert [verdict.job for verdict in found.rejected] == ["a"]
+    assert "does not run on 8 GPUs" in found.rejected[0].reason
+    assert [each.id for each in found.jobs] == ["b", "a"]
+
+
+def test_the_batch_is_cut_for_the_gpus_and_their_memory():
+    found = decide(
+        [job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo", timing=False)
+    )
+    batch = found.allocations[0].batch
+    assert batch is not None
+    assert (batch.global_, batch.local, batch.accum) == (64, 16, 2)
+    assert found.profile is not None
+    assert found.profile["local_batch"] == [8, 16, 8, 16]
+
+
+def test_a_batch_that_nobody_stated_is_left_to_the_script():
+    assert ask(job("a", batch={"size": None})).allocations[0].batch is None
+
+
+def test_equal_inputs_give_equal_bytes_and_the_order_of_lines_does_not_count():
+    jobs = [job("a", gpus=3), job("b", gpus=2), job("c", at=5)]
+    assert ask(*jobs).model_dump_json() == ask(*jobs[::-1]).model_dump_json()
+
+
+def test_only_the_timing_differs_between_equal_calls():
+    timed = decide([job("a")], NODES, None, Question("fifo"))
+    assert timed.decision_seconds is not None
+    assert timed.model_copy(update={"decision_seconds": None}) == ask(job("a"))
+
+
+def test_the_schedule_repeats_policy_parameters_and_seed():
+    found = ask(job("a"), parameters={"backfill": "easy"}, seed=3)
+    assert found.policy.model_dump() == {"name": "fifo", "parameters": {"backfill": "easy"}, "seed": 3}
+
+
+def test_explaining_adds_what_is_needed_and_when_it_starts():
+    jobs = (
+        job("a", gpus=8, gpu_seconds=800),
+        job("b", at=0, gpus=4, gpu_seconds=400),
+        job("c", at=0, gpus=8, gpu_seconds=80),
+    )
+    plain, told = ask(*jobs), ask(*jobs, explain=True)
+    assert [(v.needs_gpus, v.predicted_start) for v in plain.waiting] == [(None, None)] * 2
+    assert [(v.job, v.needs_gpus, v.predicted_start) for v in told.waiting] == [("b", 4, 100), ("c", 8, 200)]
+    assert plain.allocations == told.allocations
+    assert plain.policy_state == told.policy_state
+
+
+def test_a_start_behind_unknown_work_is_not_predicted():
+    told = ask(job("a", gpus=8), job("b", gpus=8), explain=True)
+    assert told.waiting[0].predicted_start is None
+
+
+@pytest.mark.parametrize("policy", ["las", "srtf", "fair-share"])
+def test_every_policy_can_be_asked_ahead(policy: str):
+    told = ask(*(job(name, gpus=8, gpu_seconds=80) for name in "abc"), policy=policy, explain=True)
+    assert all(verdict.predicted_start for verdict in told.waiting)
+
+
+def test_a_job_larger_than_the_cluster_is_bad_input():
+    with pytest.raises(BadInputError, match='jobs: job "a" needs 9 GPUs, the cluster has 8'):
+        ask(job("a", gpus=9))
+
+
+def test_a_model_that_is_not_profiled_is_bad_input():
+    with pytest.raises(BadInputError, match='model "n" is not profiled'):
+        decide([job("a", model="n")], NODES, PROFILE, Question("fifo"))
+
+
+def test_a_policy_that_needs_a_profile_asks_for_one(monkeypatch):
+    monkeypatch.setattr(Srtf, "needs", frozenset({"profile"}))
+    with pytest.raises(UsageError, match='policy "srtf" needs a profile'):
+        ask(job("a"), policy="srtf")
+
+
+def test_a_policy_that_needs_the_work_of_jobs_names_those_that_do_not_state_it(monkeypatch):
+    monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
+    with pytest.raises(BadInputError, match='jobs: job "b" states no work, which policy "srtf" needs'):
+        ask(job("a", gpu_seconds=10), job("b"), policy="srtf")
+
+
+# From a log.
+
+INFO = {
+    "policy": "fifo",
+    "simulated": False,
+    "trace_hash": "0",
+    "cluster": {"nodes": [{"name": "n0", "gpus": 4}]},
+    "pliant_version": "0",
+}
+
+
+def log(*events: Event) -> tuple[Event, ...]:
+    return (Event(0, "decision", detail=INFO), *events)
+
+
+def submitted(*jobs) -> list[Event]:
+    return [Event(each.submit_time, "submit", each.id, detail={"job": job_fields(each)}) for each in jobs]
+
+
+def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedule:
+    return decide_from_events(log(*events), Question(policy, timing=False), now_s=now, **more)
+
+
+def test_the_log_alone_is_enough():
+    events = submitted(job("a", gpus=4), job("b", at=1, gpus=4))
+    first = from_log(*events, now=2)
+    assert held(first) == {"a": ("start", 4)}
+    started = Event(2, "start", "a", 4, (("n0", 4),), 960)
+    again = from_log(*events, started, now=3, previous=first)
+    assert held(again) == {"a": ("keep", 4)}
+    ended = Event(9, "finish", "a", 0)
+    assert held(from_log(*events, started, ended, now=9)) == {"b": ("start", 4)}
+
+
+def test_a_preempted_job_is_in_the_schedule_and_waits():
+    events = submitted(job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4))
+    found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
+    assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
+    assert [verdict.job for verdict in found.waiting] == ["a"]
+
+
+def test_the_files_of_a_state_directory_win_over_what_the_log_began_with():
+    found = from_log(*submitted(job("a", gpus=8)), now=1, cluster=NODES)
+    assert held(found) == {"a": ("start", 8)}
+
+
+@pytest.mark.parametrize("events", [(), (Event(0, "submit", "a", detail={"job": {}}),)])
+def test_a_log_that_does_not_name_its_run_is_bad_input(events):
+    with pytest.raises(BadInputError, match="does not name the run"):
+        decide_from_events(events, Question("fifo"), now_s=0)
+
+
+def test_state_of_other_parameters_is_not_carried():
+    events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
+    more = {"now": 1, "profile": PROFILE, "policy": "ares"}
+    first = from_log(*events, **more)
+    assert first.policy_state is not None
+    spoiled = first.policy_state.model_copy(update={"state": "not what ares can read"})
+    other = first.policy.model_copy(update={"parameters": {"alpha": 0.5}})
+    previous = first.model_copy(update={"policy": other, "policy_state": spoiled})
+    assert from_log(*events, **more, previous=previous) == first
+
+
+def test_state_on_the_clock_of_an_earlier_run_is_not_carried():
+    events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
+    more = {"now": 1, "profile": PROFILE, "policy": "ares"}
+    first = from_log(*events, **more)
+    assert first.policy_state is not None
+    spoiled = first.policy_state.model_copy(update={"state": "of another clock"})
+    previous = first.model_copy(update={"policy_state": spoiled})
+    own_clock = Event(1, "decision", detail={"origin_s": 1.7e9})
+    assert from_log(*events, own_clock, **more, previous=previous) == first
+
+
+def test_without_a_profile_the_speeds_that_the_cluster_states_count():
+    both = mixed_cluster(slow=(1,), fast=(1,)).model_copy(update={"speeds": {"fast": 2.5}})
+    found = decide([job("a", work={"samples": 100})], both, None, Question("fifo"))
+    assert [found.allocations[0].placement[0][0]] == ["fast-0"]
+    throughput = throughput_for(None, both)
+    assert [throughput.step_seconds("m", kind, (1,), 10, None) for kind in ("slow", "fast")] == [10.0, 4.0]

@@ -1,0 +1,206 @@
+"""Policies by name, and parameters as people type them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.schedule import registry
+from pliant.tools.schedule.protocol import Decision, Policy
+from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
+
+
+class Tunable(Policy):
+    """Takes one parameter of every kind.
+
+    More about it.
+    """
+
+    name = "tunable"
+    elasticity = "size"
+    needs = frozenset({"profile"})
+    default_interval_s = 30.0
+
+    def __init__(
+        self,
+        steps: int = 1,
+        alpha: float = 0.5,
+        on: bool = False,
+        word: str = "x",
+        mode: Literal["a", "b"] = "a",
+        limit: float | None = None,
+    ) -> None:
+        if steps < 0:
+            raise ValueError("steps: -1 is below 0")
+        self.steps, self.alpha, self.on, self.word = steps, alpha, on, word
+        self.mode, self.limit = mode, limit
+
+    def decide(self, snapshot, rng):
+        return Decision()
+
+
+@pytest.fixture
+def tunable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "BUILT_IN", {"tunable": "tunable_module:Tunable"})
+    module = type(sys)("tunable_module")
+    module.Tunable = Tunable  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tunable_module", module)
+
+
+def test_every_built_in_policy_can_be_made_and_described():
+    assert set(registry.BUILT_IN) <= set(policy_names())
+    for name in registry.BUILT_IN:
+        assert make_policy(name).name == name
+        assert describe(name).summary
+
+
+def test_nothing_is_imported_before_it_is_asked_for():
+    code = "import sys, pliant.tools.schedule.registry; print([m for m in sys.modules if '.policies.' in m])"
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("tunable")
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("steps=3", 3),
+        ("alpha=0.75", 0.75),
+        ("alpha=1", 1.0),
+        ("on=true", True),
+        ("on=no", False),
+        ("word=3", "3"),
+        ("word=a=b", "a=b"),
+        ("mode=b", "b"),
+        ("limit=none", None),
+        ("limit=2.5", 2.5),
+    ],
+)
+def test_text_is_read_as_the_parameter_says(typed: str, read: object):
+    key = typed.split("=", maxsplit=1)[0]
+    policy = make_policy("tunable", parse_pairs([typed]))
+    assert policy.parameters[key] == read
+    assert type(policy.parameters[key]) is type(read)
+
+
+@pytest.mark.usefixtures("tunable")
+def test_json_values_of_a_schedule_are_taken_as_they_are():
+    values = {"steps": 2, "alpha": 1, "on": True, "word": "y", "mode": "b", "limit": None}
+    assert make_policy("tunable", values).parameters == values
+
+
+@pytest.mark.usefixtures("tunable")
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"steps": "2.5"}, "parameter steps: '2.5' is not a whole number"),
+        ({"steps": 2.5}, "parameter steps: 2.5 is not a whole number"),
+        ({"steps": True}, "parameter steps: True is not a whole number"),
+        ({"alpha": "nan"}, "parameter alpha: 'nan' is not a number"),
+        ({"alpha": "inf"}, "parameter alpha: 'inf' is not a number"),
+        ({"on": "maybe"}, "parameter on: 'maybe' is not true or false"),
+        ({"word": 3}, "parameter word: 3 is not text"),
+        ({"mode": "c"}, "parameter mode: 'c' is not a, b"),
+        ({"limit": "x"}, "parameter limit: 'x' is not a number or none"),
+        ({"speed": "1"}, 'has no parameter "speed"; its parameters: steps, alpha, on, word, mode, limit'),
+        ({"steps": "-1"}, "steps: -1 is below 0"),
+    ],
+)
+def test_a_wrong_parameter_is_a_usage_error_that_says_what_is_right(
+    values: dict[str, object], complaint: str
+):
+    with pytest.raises(UsageError) as caught:
+        make_policy("tunable", values)
+    assert complaint in str(caught.value)
+
+
+def test_an_unknown_policy_is_a_usage_error_that_names_the_known():
+    with pytest.raises(UsageError, match='unknown policy "fiffo"; did you mean "fifo"') as caught:
+        policy_class("fiffo")
+    assert "fair-share, fifo, las" in str(caught.value)
+
+
+@pytest.mark.parametrize("pair", ["alpha", "=1", ""])
+def test_a_parameter_without_a_value_is_a_usage_error(pair: str):
+    with pytest.raises(UsageError, match="expected KEY=VALUE"):
+        parse_pairs([pair])
+
+
+def test_a_parameter_given_twice_is_a_usage_error():
+    with pytest.raises(UsageError, match='"a" is given twice'):
+        parse_pairs(["a=1", "a=2"])
+
+
+@pytest.mark.usefixtures("tunable")
+def test_a_description_tells_all():
+    found = describe("tunable")
+    assert (found.summary, found.elasticity, found.needs, found.interval_s) == (
+        "Takes one parameter of every kind.",
+        "size",
+        ("profile",),
+        30.0,
+    )
+    told = {each.name: (each.expected, each.default) for each in found.parameters}
+    assert told["mode"] == ("a, b", '"a"')
+    assert told["limit"] == ("a number or none", "null")
+
+
+def install(folder: Path, name: str, value: str, source: str) -> None:
+    """What an installed package leaves in site-packages."""
+    (folder / "foreign_policy.py").write_text(source)
+    info = folder / "foreign-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[pliant.policies]\n{name} = {value}\n")
+
+
+FOREIGN = """
+from pliant.tools.schedule.protocol import Decision, Policy
+
+class Mine(Policy):
+    '''Does nothing.'''
+    name = "mine"
+    def decide(self, snapshot, rng):
+        return Decision()
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
+    return tmp_path
+
+
+def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path):
+    install(site, "mine", "foreign_policy:Mine", FOREIGN)
+    assert "mine" in policy_names()
+    assert make_policy("mine").name == "mine"
+    assert describe("mine").source == "foreign_policy:Mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "source", "complaint"),
+    [
+        ("mine", "foreign_policy:Other", FOREIGN, "cannot be loaded"),
+        ("mine", "foreign_policy:Mine", "1 / 0", "cannot be loaded: division by zero"),
+        ("mine", "foreign_policy:Mine", "Mine = 3", "is not a subclass of"),
+        ("other", "foreign_policy:Mine", FOREIGN, "calls itself 'mine'"),
+    ],
+)
+def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, source, complaint):
+    install(site, name, value, source)
+    with pytest.raises(UsageError, match=complaint) as caught:
+        policy_class(name)
+    assert f'policy "{name}" ({value})' in str(caught.value)
+
+
+def test_a_built_in_name_cannot_be_taken_over(site: Path):
+    install(site, "fifo", "foreign_policy:Mine", FOREIGN)
+    assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"

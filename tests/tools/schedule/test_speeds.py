@@ -1,0 +1,122 @@
+"""The throughput model asked in terms of jobs, and what job files state turned into samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.snapshot import JobState, NodeState
+from pliant.tools.schedule.speeds import Speeds
+from tests.builders import job
+
+
+class ByType(CurveThroughput):
+    """Samples per GPU-second by GPU type (0: infeasible); one GPU holds ``local`` samples, if stated."""
+
+    def __init__(self, local: int | None = None, **per_gpu: float) -> None:
+        super().__init__()
+        self.local = local
+        self.per_gpu = per_gpu
+        self.asked: list[tuple[str, Placement, int]] = []
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
+        return self.local
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        self.asked.append((gpu_type, placement, global_batch))
+        rate = self.per_gpu[gpu_type] * sum(placement)
+        return global_batch / rate if rate else None
+
+
+def speeds(throughput: ByType, **gpus: tuple[int, ...]) -> Speeds:
+    pairs = [(kind, count) for kind, counts in gpus.items() for count in counts]
+    return Speeds(throughput, [NodeState(i, f"n{i}", n, kind, None) for i, (kind, n) in enumerate(pairs)])
+
+
+def state(spec: Job | None = None) -> JobState:
+    return JobState(spec or job(batch=64), 64, None)
+
+
+def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
+    throughput = ByType(t4=1)
+    asked = speeds(throughput, t4=(4, 4, 4))
+    assert asked.consolidated(10, "t4") == (4, 4, 2)
+    assert asked.rate(state(), 10, "t4") == pytest.approx(10)
+    assert throughput.asked == [("t4", (4, 4, 2), 64)]
+
+
+def test_every_question_is_asked_once() -> None:
+    throughput = ByType(t4=1)
+    asked = speeds(throughput, t4=(4, 4))
+    for _ in range(3):
+        asked.rate(state(), 4, "t4")
+        asked.rate(state(), 4, "t4", placement=(2, 2))
+        asked.rate(state(), 4, "t4", global_batch=32)
+    assert throughput.asked == [("t4", (4,), 64), ("t4", (2, 2), 64), ("t4", (4,), 32)]
+
+
+def test_two_jobs_of_one_model_that_differ_in_memory_are_told_apart() -> None:
+    throughput = ByType(t4=1)
+    asked = speeds(throughput, t4=(4,))
+    asked.rate(state(), 2, "t4")
+    asked.rate(state(job(batch={"size": 64, "per_gpu_max": 8})), 2, "t4")
+    assert len(throughput.asked) == 2
+
+
+def test_on_mixed_types_the_average_power_counts_weighted_by_gpus() -> None:
+    asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
+    assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
+
+
+def test_types_that_cannot_run_the_job_do_not_lower_the_average() -> None:
+    asked = speeds(ByType(small=0, big=4), small=(8,), big=(2,))
+    assert asked.rate(state(), 2) == pytest.approx(8)
+    assert speeds(ByType(small=0), small=(8,)).rate(state(), 2) == 0
+
+
+def test_more_gpus_than_samples_in_the_batch_are_infeasible() -> None:
+    asked = speeds(ByType(t4=1), t4=(8,))
+    assert asked.rate(JobState(job(batch=6), 6, None), 6, "t4") == pytest.approx(6)
+    assert asked.rate(JobState(job(batch=6), 6, None), 7, "t4") == 0
+
+
+def test_a_batch_that_nobody_stated_limits_nothing() -> None:
+    asked = speeds(ByType(t4=1), t4=(8,))
+    assert asked.rate(JobState(job(batch={"per_gpu_max": 4}), 1, None), 4, "t4") == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("work", "samples"),
+    [
+        ({"samples": 500}, 500),
+        ({"epochs": 3, "dataset_size": 100}, 300),
+        ({"iterations": 10}, 640),
+        ({"gpu_seconds": 100}, 200),
+        (None, None),
+    ],
+)
+def test_work_is_turned_into_samples(work: dict[str, Any] | None, samples: float | None) -> None:
+    arrived = job_state(job(gpus=4, batch=64, work=work), speeds(ByType(t4=2), t4=(8,)))
+    assert arrived.total_samples == (samples if samples is None else pytest.approx(samples))
+
+
+def test_the_default_batch_fills_the_requested_gpus_on_every_type() -> None:
+    spec = job(gpus=4, batch={"per_gpu_max": None})
+    assert job_state(spec, speeds(ByType(t4=1, local=16), t4=(8,))).reference_batch == 64
+    assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
+
+
+def test_gpu_time_at_a_size_that_cannot_run_is_refused() -> None:
+    with pytest.raises(BadInputError, match="job a: work is stated in GPU-seconds at 4 GPUs, but"):
+        job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
+
+
+def test_gpu_time_on_a_cluster_without_nodes_is_unknown_work() -> None:
+    assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None

@@ -1,0 +1,1 @@
+"""Decide who gets which GPUs and which batch size."""

@@ -1,0 +1,249 @@
+"""One decision, from files or from a state directory's log, as a schedule that can be executed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import profile_from_columns, profile_to_columns
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.schedule.explain import explanations, predicted_starts
+from pliant.tools.schedule.protocol import Explanation, Policy
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session import Applied, Session
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.state import arrivals_until, session_from_events
+
+_ACTIONS: Mapping[str, str] = {"rebatch": "keep"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a policy: which one, with what parameters and seed, and how much is to be told."""
+
+    policy: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Values, or the text of ``--param KEY=VALUE``."""
+    seed: int = 0
+    explain: bool = False
+    """Add what waiting jobs need and when they are predicted to start."""
+    timing: bool = True
+    """Add ``decision_seconds``, the one thing that differs between equal calls."""
+
+
+def decide(
+    jobs: Iterable[Job],
+    cluster: Cluster,
+    profile: Profile | None,
+    question: Question,
+    *,
+    now_s: float | None = None,
+    source: str = "jobs",
+) -> Schedule:
+    """The decision on an idle cluster at ``now_s``, by default when the first job arrives.
+
+    Without a profile, speed is assumed to grow in proportion to the GPUs. ``source`` is what messages call
+    the jobs.
+
+    :raises BadInputError: a job is larger than the cluster, its model is not profiled, or it states no work
+        and the policy needs that.
+    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
+    """
+    jobs = tuple(jobs)
+    throughput = throughput_for(profile, cluster)
+    check_fits(jobs, cluster, source)
+    if throughput.models():
+        check_profiled(jobs, throughput.models(), source)
+    if now_s is None:
+        now_s = min((job.submit_time for job in jobs), default=0.0)
+    policy = _policy(question, profile)
+    _check_demand(jobs, policy, source)
+    session = Session(policy, cluster, throughput, seed=question.seed)
+    for job in arrivals_until(jobs, now_s):
+        session.submit(job, now_s)
+    future = [job for job in jobs if job.submit_time > now_s]
+    return _ask(session, now_s, question, future, profile)
+
+
+def decide_from_events(
+    events: tuple[Event, ...],
+    question: Question,
+    *,
+    now_s: float,
+    cluster: Cluster | None = None,
+    profile: Profile | None = None,
+    previous: Schedule | None = None,
+    source: str = "events",
+) -> Schedule:
+    """The next decision where the log ends: jobs, who holds what, and progress are folded from ``events``.
+
+    Cluster and profile default to those that the log names. The policy carries on from the state in
+    ``previous`` if that is its own, with the same parameters; otherwise it is told the whole history.
+
+    :raises BadInputError: the log contradicts itself or the cluster.
+    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
+    """
+    info = _run_info(events, source) if cluster is None or profile is None else None
+    if info is not None and profile is None and info.profile is not None:
+        profile = Profile(profile_from_columns(info.profile, source))
+    cluster = cluster or (info.cluster if info is not None else None)
+    if cluster is None:
+        raise BadInputError.one(source, "does not name a cluster in its first event")
+    policy = _policy(question, profile)
+    session = session_from_events(
+        events,
+        policy,
+        cluster,
+        throughput_for(profile, cluster),
+        _carried(previous, policy, events),
+        now_s=now_s,
+        seed=question.seed,
+        source=source,
+    )
+    _check_demand([job.spec for job in session.jobs.values()], policy, source)
+    return _ask(session, now_s, question, [], profile)
+
+
+def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
+    """The throughput model of a profile; without one, speed in proportion to the GPUs."""
+    if profile is None:
+        return CurveThroughput(speeds=cluster.speeds)
+    from pliant.tools.profile.measured import throughput_from
+
+    return throughput_from(profile, cluster)
+
+
+def schedule_of(session: Session, effects: Iterable[Applied], time_s: float) -> Schedule:
+    """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected."""
+    done = {effect.job.id: effect for effect in effects}
+    reasons = explanations(session, time_s)
+    active = sorted(session.jobs.values(), key=lambda job: job.arrival)
+    rejects = sorted((e for e in done.values() if e.step == "reject"), key=lambda e: e.job.arrival)
+    return Schedule(
+        time=time_s,
+        policy=PolicyUse(
+            name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
+        ),
+        allocations=tuple(
+            _allocation(session, job, done.get(job.id), reasons[job.id])
+            for job in active
+            if job.gpus or job.id in done
+        ),
+        waiting=tuple(Verdict(job=job.id, reason=reasons[job.id].reason) for job in active if not job.gpus),
+        rejected=tuple(Verdict(job=effect.job.id, reason=effect.reason) for effect in rejects),
+        cluster=session.cluster,
+        jobs=tuple(job.spec for job in (*active, *(effect.job for effect in rejects))),
+        policy_state=session.policy_state(),
+    )
+
+
+def batch_of(session: Session, job: JobState) -> BatchPlan | None:
+    """How a running job's global batch is cut; None where nobody ever stated a batch."""
+    known = session.speeds.throughput.max_local_batch(job.spec.model, job.gpu_type or "")
+    limits = [limit for limit in (known, job.spec.batch.per_gpu_max) if limit is not None]
+    if not job.gpus or (job.spec.batch.size is None and not limits):
+        return None
+    return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
+
+
+def _policy(question: Question, profile: Profile | None) -> Policy:
+    policy = make_policy(question.policy, question.parameters)
+    if profile is None and "profile" in policy.needs:
+        raise UsageError(f'policy "{question.policy}" needs a profile: name one, or pipe one in')
+    return policy
+
+
+def _check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
+    silent = [job.id for job in jobs if job.work is None] if "demand" in policy.needs else []
+    if silent:
+        text = f'states no work, which policy "{policy.name}" needs'
+        raise BadInputError([Problem(source, None, "", f'job "{job_id}" {text}') for job_id in silent])
+
+
+def _ask(
+    session: Session, now_s: float, question: Question, future: Iterable[Job], profile: Profile | None
+) -> Schedule:
+    _ = session.rng  # made before the clock starts
+    started = time.perf_counter()
+    effects = session.decide(now_s)
+    seconds = time.perf_counter() - started
+    found = schedule_of(session, effects, now_s)
+    ahead = sorted(future, key=lambda job: (job.submit_time, job.id))
+    arriving = tuple(Verdict(job=job.id, reason=f"arrives at {job.submit_time:.10g} s") for job in ahead)
+    return found.model_copy(
+        update={
+            "waiting": (
+                *(_explained(session, found, now_s) if question.explain else found.waiting),
+                *arriving,
+            ),
+            "jobs": (*found.jobs, *ahead),
+            "profile": profile_to_columns(profile.rows) if profile is not None else None,
+            "decision_seconds": seconds if question.timing else None,
+        }
+    )
+
+
+def _explained(session: Session, found: Schedule, now_s: float) -> tuple[Verdict, ...]:
+    reasons = explanations(session, now_s)
+    starts = predicted_starts(session, now_s)
+    return tuple(
+        verdict.model_copy(
+            update={
+                "needs_gpus": reasons[verdict.job].needs_gpus or session.jobs[verdict.job].spec.min_gpus,
+                "predicted_start": starts.get(verdict.job),
+            }
+        )
+        for verdict in found.waiting
+    )
+
+
+def _allocation(session: Session, job: JobState, effect: Applied | None, why: Explanation) -> Allocation:
+    step = effect.step if effect is not None else "keep"
+    return Allocation.model_validate(
+        {
+            "job": job.id,
+            "gpus": job.gpus,
+            "placement": job.placement,
+            "batch": batch_of(session, job),
+            "lr_scale": job.global_batch / job.reference_batch,
+            "action": _ACTIONS.get(step, step),
+            "reason": why.reason,
+        }
+    )
+
+
+def _carried(previous: Schedule | None, policy: Policy, events: tuple[Event, ...]) -> PolicyState | None:
+    """The state in a schedule, if its parameters are those in force; the session checks the rest.
+
+    A run that counted time from its own start (``origin_s`` in its decisions) left a state on that clock,
+    which is not the clock of the log: it is left alone.
+    """
+    if previous is None or previous.policy.parameters != dict(policy.parameters):
+        return None
+    decisions = (event.detail or {} for event in reversed(events) if event.event == "decision")
+    own_clock = next((detail["origin_s"] for detail in decisions if "origin_s" in detail), 0.0)
+    return None if own_clock else previous.policy_state
+
+
+def _run_info(events: tuple[Event, ...], source: str) -> RunInfo:
+    from pydantic import ValidationError
+
+    if not events or events[0].event != "decision":
+        raise BadInputError.one(source, "does not name the run in its first event, expected a decision")
+    try:
+        return RunInfo.model_validate(events[0].detail, strict=False)
+    except ValidationError as error:
+        from pliant.schemas.problems import problems_of
+
+        raise BadInputError(problems_of(error, source, where="event 1: /detail")) from error

@@ -1,0 +1,95 @@
+"""From what a job file states to what schedulers compute with: reference batch, total samples, demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.speeds import Speeds
+
+MOST_SAMPLES: Final = 1e18
+"""Of one job: beyond any training, and small enough that sums and products of times stay finite."""
+
+
+def job_state(job: Job, speeds: Speeds) -> JobState:
+    """The state of a job that has just arrived, its defaults resolved against cluster and profile.
+
+    Raises ``BadInputError`` where the work is stated in GPU-seconds and the requested size has no speed:
+    its model is not profiled, or it is infeasible. On a cluster without nodes such work is unknown. Likewise
+    where the samples of all the work are none, or more than :data:`MOST_SAMPLES`.
+    """
+    state = JobState(job, _reference_batch(job, speeds), None)
+    state.total_samples = _total_samples(state, speeds)
+    if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
+        raise BadInputError(
+            f"job {job.id}: its work comes to {state.total_samples:g} samples, "
+            f"expected more than 0 and at most {MOST_SAMPLES:g}"
+        )
+    return state
+
+
+def demand_gpu_s(job: JobState, speeds: Speeds) -> float:
+    """L of Ares, section 3.2: GPU-seconds of all the work at the requested size (mean over mixed types).
+
+    Where no GPU type can run that size, the nearest of :func:`sizes_below` that one can run counts. A job
+    without such a size, or of unknown work, has no demand: it takes no share of equal sharing.
+    """
+    total = job.total_samples or 0.0
+    for gpus in (job.spec.gpus.requested, *sizes_below(job)):
+        if _runs(job, gpus, speeds):
+            return gpus * total / speeds.rate(job, gpus)
+    return 0.0
+
+
+def sizes_below(job: JobState) -> Iterator[int]:
+    """Sizes below the requested one, descending: the powers of two, and last the minimum."""
+    requested, least = job.spec.gpus.requested, job.spec.min_gpus
+    if job.spec.elastic == "none" or requested == least:
+        return
+    power = 1 << (requested - 1).bit_length() - 1 if requested > 1 else 0
+    while power > least:
+        yield power
+        power //= 2
+    yield least
+
+
+def _runs(job: JobState, gpus: int, speeds: Speeds) -> bool:
+    types = speeds.gpu_types.items()
+    return any(total >= gpus and speeds.rate(job, gpus, kind) > 0 for kind, total in types)
+
+
+def _reference_batch(job: Job, speeds: Speeds) -> int:
+    if job.batch.size is not None:
+        return job.batch.size
+    limits = [speeds.throughput.max_local_batch(job.model, gpu_type) for gpu_type in speeds.gpu_types]
+    known = [limit for limit in (*limits, job.batch.per_gpu_max) if limit is not None]
+    return job.gpus.requested * (min(known) if known else 1)
+
+
+def _total_samples(state: JobState, speeds: Speeds) -> float | None:
+    match state.spec.work:
+        case SampleWork(samples=samples):
+            return samples
+        case EpochWork(epochs=epochs, dataset_size=size):
+            return epochs * size
+        case IterationWork(iterations=iterations):
+            return iterations * state.reference_batch
+        case GpuTimeWork(gpu_seconds=gpu_seconds):
+            return _trained_in(gpu_seconds, state, speeds)
+        case None:
+            return None
+
+
+def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:
+    """Samples that the job trains in so many GPU-seconds at its requested size."""
+    requested = state.spec.gpus.requested
+    rate = speeds.rate(state, requested)
+    if not rate and speeds.gpu_types:
+        raise BadInputError(
+            f"job {state.id}: work is stated in GPU-seconds at {requested} GPUs, "
+            f"but with a batch of {state.reference_batch} that size is infeasible"
+        )
+    return gpu_seconds / requested * rate if rate else None

@@ -1,0 +1,60 @@
+"""What a decision does to a job: the effects a session reports, and what it means to hold GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pliant.tools.schedule.snapshot import JobState, NodeGpus, Phase
+
+Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
+Outcome = Literal["finished", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One effect of a decision on one job; the job's state already shows it.
+
+    ``rebatch`` changes only the global batch. ``before`` is the placement held until now.
+    """
+
+    job: JobState
+    step: Step
+    before: NodeGpus = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one job holds, as a log or a schedule says; an empty placement: nothing."""
+
+    job_id: str
+    placement: NodeGpus = ()
+    global_batch: int | None = None
+    """None: as it is."""
+
+
+def step_of(job: JobState, place: NodeGpus) -> Step:
+    """What it means for a job to hold this place from now on."""
+    gpus = sum(count for _, count in place)
+    if gpus == 0:
+        return "preempt"
+    if job.gpus == 0:
+        return "start" if job.phase is Phase.WAITING else "resume"
+    if gpus != job.gpus:
+        return "grow" if gpus > job.gpus else "shrink"
+    return "move" if place != job.placement else "rebatch"
+
+
+def hold(job: JobState, time_s: float, place: NodeGpus) -> None:
+    """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
+    job.settle(time_s)
+    job.gpus, job.placement = sum(count for _, count in place), place
+    if place:
+        job.phase = Phase.RUNNING
+        if job.first_start_s is None:
+            job.first_start_s = time_s
+        return
+    if job.phase is Phase.RUNNING:
+        job.phase = Phase.PREEMPTED
+    job.gpu_type, job.samples_per_second = None, 0.0

@@ -1,0 +1,32 @@
+"""How long a policy that leaves all jobs waiting is still asked; one rule for real and simulated time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pliant.tools.schedule.snapshot import JobState, Phase
+
+IDLE_ROUNDS: Final = 1000
+"""While nothing runs and nothing can arrive, a policy that is asked in rounds is asked so many times more."""
+
+
+class Patience:
+    """Counts the decisions in a row that left nothing running and nothing to come."""
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    def asked(self, *, idle: bool) -> None:
+        """A decision was made; ``idle``: nothing runs after it and nothing can arrive."""
+        self._idle = self._idle + 1 if idle else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the first such decision had :data:`IDLE_ROUNDS` more after it."""
+        return self._idle > IDLE_ROUNDS
+
+
+def why_left(policy: str, job: JobState) -> str:
+    """What is said of a job that a policy leaves waiting for ever."""
+    never = "never starts it" if job.phase is Phase.WAITING else "does not start it again"
+    return f'policy "{policy}" {never}'

@@ -1,0 +1,203 @@
+"""Which GPUs: free GPUs by node, and the topology-aware choice among them.
+
+A job that fits one node goes to the node with the fewest free GPUs that still fits. A larger one takes the
+nodes with most free GPUs first, whole free nodes that is, and puts the rest on the node that it fits best:
+the fewest nodes possible (Ares, section 4, workflow step 5). Of the ways to use so few nodes, one on a single
+switch is preferred, there the switch with the fewest free GPUs. One job never mixes GPU types. A job that
+grows or shrinks keeps as much of its place as is no less consolidated than a fresh one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+
+from pliant.tools.schedule.snapshot import NodeGpus, NodeState
+
+_Picks = list[tuple[int, int]]
+"""(node index, GPUs taken from it)."""
+
+
+class FreeGpus:
+    """Free GPUs of every node that is up, indexed by type, switch and number free.
+
+    ``take`` and ``give`` cost O(log nodes) for each node named; choosing a place costs O(GPUs of the largest
+    node + nodes used), on a cluster with several switches for each of them.
+    """
+
+    def __init__(self, nodes: Sequence[NodeState]) -> None:
+        self.nodes = nodes
+        self._by_name = {node.name: node for node in nodes}
+        self._free = [0] * len(nodes)
+        self._types: dict[str, _Shelf] = {}
+        self._switches: dict[str, dict[str, _Shelf]] = {}
+        for node in nodes:
+            self._types.setdefault(node.gpu_type, _Shelf())
+            if node.switch is not None:
+                self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
+        self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
+        for node in nodes:
+            if node.up:
+                self._set(node, node.gpus)
+
+    def node(self, name: str) -> NodeState:
+        """The node of that name."""
+        return self._by_name[name]
+
+    def free_on(self, node: str) -> int:
+        """Free GPUs on one node; 0 for a node that is down."""
+        return self._free[self._by_name[node].index]
+
+    def take(self, placement: NodeGpus) -> None:
+        """Mark the GPUs of a placement as in use.
+
+        :raises ValueError: a node has fewer free.
+        """
+        for name, count in placement:
+            node = self._by_name[name]
+            self._set(node, self._free[node.index] - count)
+
+    def give(self, placement: NodeGpus) -> None:
+        """Mark the GPUs of a placement as free; those of nodes that are down stay away.
+
+        :raises ValueError: a node would have more free than it has.
+        """
+        for name, count in placement:
+            node = self._by_name[name]
+            if node.up:
+                self._set(node, self._free[node.index] + count)
+
+    def lose(self, node: NodeState) -> None:
+        """A node went down: none of its GPUs is free any more. Call it before ``give`` for its jobs."""
+        self._set(node, 0)
+
+    def regain(self, node: NodeState) -> None:
+        """A node came up, empty."""
+        self._set(node, node.gpus)
+
+    def choose(self, gpus: int, gpu_types: Iterable[str], keep: NodeGpus = ()) -> NodeGpus | None:
+        """A placement for ``gpus`` GPUs on the first type that has them; None if none has.
+
+        ``keep`` is what the job holds now (marked free here already): of two equally consolidated places
+        the one around it wins.
+        """
+        for gpu_type in gpu_types:
+            if self.by_type.get(gpu_type, 0) >= gpus:
+                fresh = self._fresh(gpus, gpu_type)
+                kept = self._around(gpus, gpu_type, keep) if keep else []
+                if kept and self._spread(kept) <= self._spread(fresh):
+                    fresh = kept
+                return tuple((self.nodes[index].name, count) for index, count in sorted(fresh))
+        return None
+
+    def _set(self, node: NodeState, free: int) -> None:
+        if not 0 <= free <= node.gpus:
+            raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
+        before = self._free[node.index]
+        self._free[node.index] = free
+        self.by_type[node.gpu_type] += free - before
+        self._types[node.gpu_type].move(node.index, before, free)
+        if node.switch is not None:
+            self._switches[node.gpu_type][node.switch].move(node.index, before, free)
+
+    def _spread(self, picks: _Picks) -> tuple[int, int]:
+        """How scattered a place is: nodes, then switches."""
+        return len(picks), len({self.nodes[index].switch for index, _ in picks})
+
+    def _fresh(self, gpus: int, gpu_type: str) -> _Picks:
+        """The place for a job that holds nothing."""
+        shelf = self._types[gpu_type]
+        switches: Mapping[str, _Shelf] = self._switches.get(gpu_type, {})
+        if len(switches) > 1 and (needed := shelf.nodes_needed(gpus)) > 1:
+            fitting = [
+                (near.total, name)
+                for name, near in switches.items()
+                if near.total >= gpus and near.nodes_needed(gpus) == needed
+            ]
+            if fitting:
+                shelf = switches[min(fitting)[1]]
+        return shelf.pick(gpus)
+
+    def _around(self, gpus: int, gpu_type: str, keep: NodeGpus) -> _Picks:
+        """The best place on the nodes held, and beyond them only for what they lack; empty: none held."""
+        parts = [(self._by_name[name], count) for name, count in keep]
+        parts = [(node, count) for node, count in parts if node.gpu_type == gpu_type and node.up]
+        held = [(node.index, min(count, self._free[node.index])) for node, count in parts]
+        largest_part_first = sorted(held, key=lambda item: (-item[1], item[0]))
+        most_room_first = sorted(held, key=lambda item: (-self._free[item[0]], -item[1], item[0]))
+        best = min((self._fill(gpus, order) for order in (largest_part_first, most_room_first)), key=len)
+        missing = gpus - sum(count for _, count in best)
+        return self._extend(best, missing, gpu_type) if best and missing else best
+
+    def _fill(self, gpus: int, held: Sequence[tuple[int, int]]) -> _Picks:
+        """As much of ``gpus`` as the nodes of ``held`` have room for, in its order.
+
+        The last part goes where the part held is the smallest that suffices, so that larger ones come free.
+        """
+        picks: _Picks = []
+        for turn, (index, _) in enumerate(held):
+            if self._free[index] >= gpus:
+                fitting = [item for item in held[turn:] if self._free[item[0]] >= gpus]
+                last = min(fitting, key=lambda item: (item[1] < gpus, abs(item[1] - gpus), item[0]))
+                return [*picks, (last[0], gpus)]
+            if self._free[index]:
+                picks.append((index, self._free[index]))
+                gpus -= self._free[index]
+        return picks
+
+    def _extend(self, picks: _Picks, missing: int, gpu_type: str) -> _Picks:
+        """Add the best place for ``missing`` GPUs on other nodes."""
+        used = tuple((self.nodes[index].name, count) for index, count in picks)
+        self.take(used)  # all that these nodes have, so that nothing of them is picked again
+        more = self._types[gpu_type].pick(missing)
+        self.give(used)
+        return picks + more
+
+
+class _Shelf:
+    """Nodes by the number of GPUs free on them."""
+
+    __slots__ = ("_buckets", "total")
+
+    def __init__(self) -> None:
+        self._buckets: list[list[int]] = [[]]
+        """Node indices in ascending order, by free GPUs; those with none are not kept."""
+        self.total = 0
+        """Free GPUs of all nodes."""
+
+    def move(self, index: int, before: int, free: int) -> None:
+        """Node ``index`` has ``free`` GPUs free, ``before`` until now."""
+        if before:
+            self._buckets[before].pop(bisect_left(self._buckets[before], index))
+        while len(self._buckets) <= free:
+            self._buckets.append([])
+        if free:
+            insort(self._buckets[free], index)
+        self.total += free - before
+
+    def nodes_needed(self, gpus: int) -> int:
+        """The fewest nodes that have ``gpus`` GPUs free together; there must be as many."""
+        return sum(count for _, count in self._runs(gpus))
+
+    def pick(self, gpus: int) -> _Picks:
+        """The fewest nodes for ``gpus`` GPUs, the last part on the fullest node that has room for it."""
+        fullest = next((bucket[0] for bucket in self._buckets[gpus:] if bucket), None)
+        if fullest is not None:
+            return [(fullest, gpus)]
+        picks: _Picks = []
+        runs = self._runs(gpus)
+        for free, count in runs:
+            picks += [(index, free) for index in self._buckets[free][:count]]
+        rest = gpus - sum(free for _, free in picks[:-1])
+        fuller = next((bucket[0] for bucket in self._buckets[rest : runs[-1][0]] if bucket), picks[-1][0])
+        return [*picks[:-1], (fuller, rest)]
+
+    def _runs(self, gpus: int) -> list[tuple[int, int]]:
+        """(free GPUs, number of such nodes) taken from the top until ``gpus`` are together."""
+        runs = []
+        for free in range(len(self._buckets) - 1, 0, -1):
+            count = min(len(self._buckets[free]), -(-gpus // free))
+            if count > 0:
+                runs.append((free, count))
+                gpus -= free * count
+        return runs

@@ -1,0 +1,180 @@
+"""Equal GPUs to every job at every instant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from pliant.schemas.job import Elasticity
+from pliant.schemas.wording import in_gpus
+from pliant.tools.schedule.policies.toolbox import (
+    Grant,
+    decision_from_grants,
+    equal_shares,
+    minimum_alone,
+    reject_impossible,
+)
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One job that shares, with the fewest and the most GPUs it takes."""
+
+    job: JobState
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Pool:
+    """All GPUs of one type and the jobs that share them, in order of arrival."""
+
+    gpu_type: str
+    gpus: int
+    promised: int = 0
+    """Sum of the members' minima."""
+    members: list[Member] = field(default_factory=list)
+
+    def share_with_one_more(self) -> float:
+        """GPUs for each member if there were one more."""
+        return self.gpus / (len(self.members) + 1)
+
+    def has_room(self, low: int) -> bool:
+        """Whether one more minimum fits beside the others."""
+        return self.promised + low <= self.gpus
+
+    def add(self, member: Member) -> None:
+        """One more job shares."""
+        self.members.append(member)
+        self.promised += member.low
+
+    def remove(self, member: Member) -> None:
+        """One job fewer shares."""
+        self.members.remove(member)
+        self.promised -= member.low
+
+
+class FairShare(Policy):
+    """Equal sharing in whole GPUs: at every change each active job holds an equal part of the cluster.
+
+    Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose maximum
+    is below it (their rest goes to the others) and those whose minimum is above it; the remainder goes, one
+    GPU each, to the jobs that arrived first. A job that is not elastic gets what it requested or nothing, and
+    no job gets more GPUs than it has samples in a batch. Jobs are admitted in order of arrival (submit_time,
+    id): the first whose minimum does not fit beside the minima of those before it waits, and all later ones
+    wait behind it.
+
+    With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
+    largest, then where it is fastest; the job that came last moves when another type would give it a larger
+    part.
+    """
+
+    name: ClassVar[str] = "fair-share"
+    elasticity: ClassVar[Elasticity] = "size"
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Share all GPUs out among the active jobs."""
+        rejected = reject_impossible(snapshot, minimum_alone)
+        jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
+        pools = _admit(snapshot, jobs)
+        _balance(snapshot, pools)
+        grants: dict[str, Grant] = {}
+        for pool in pools.values():
+            sizes = equal_shares(pool.gpus, [(member.low, member.high) for member in pool.members])
+            for member, gpus in zip(pool.members, sizes, strict=True):
+                grants[member.job.id] = Grant(_feasible(snapshot, member, gpus, pool.gpu_type), pool.gpu_type)
+        decision = decision_from_grants(snapshot, grants)
+        decision.rejected = rejected
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Each job's part, and the minimum of those that wait."""
+        active = len(snapshot.jobs)
+        return {
+            job.id: Explanation(f"its part of {snapshot.total_gpus} GPUs among {active} active jobs")
+            if job.gpus
+            else Explanation(f"waits until the minima of earlier jobs leave {in_gpus(_low(job))}", _low(job))
+            for job in snapshot.jobs.values()
+        }
+
+
+def _low(job: JobState) -> int:
+    return job.spec.min_gpus
+
+
+def _member(job: JobState, gpus: int) -> Member:
+    """The job with its limits; each GPU needs a sample of a stated batch."""
+    low, high = _low(job), job.spec.max_gpus(gpus)
+    if job.spec.batch.size is not None:
+        high = min(high, job.reference_batch)
+    return Member(job, low, max(low, high))
+
+
+def _runs_on(snapshot: Snapshot, job: JobState, gpu_type: str) -> bool:
+    return snapshot.speeds.rate(job, _low(job), gpu_type) > 0
+
+
+def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, Pool]:
+    pools = {kind: Pool(kind, gpus) for kind, gpus in snapshot.gpus_by_type().items()}
+    for job in jobs:
+        pool = _pool_for(snapshot, job, pools)
+        if pool is None:
+            break
+        pool.add(_member(job, pool.gpus))
+    return pools
+
+
+def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, Pool]) -> Pool | None:
+    own = pools.get(job.gpu_type or "")
+    if own is not None and own.has_room(_low(job)):
+        return own
+    open_to_it = [
+        pool for kind, pool in pools.items() if pool.has_room(_low(job)) and _runs_on(snapshot, job, kind)
+    ]
+    return min(
+        open_to_it,
+        key=lambda pool: (
+            -pool.share_with_one_more(),
+            -snapshot.speeds.rate(job, _low(job), pool.gpu_type),
+            pool.gpu_type,
+        ),
+        default=None,
+    )
+
+
+def _balance(snapshot: Snapshot, pools: Mapping[str, Pool]) -> None:
+    """Move the latest job to another type as long as that gives it a larger part. Each move evens out."""
+    while len(pools) > 1:
+        crowded = min((pool for pool in pools.values() if pool.members), key=_part, default=None)
+        if crowded is None or not _move_one(snapshot, crowded, pools):
+            return
+
+
+def _part(pool: Pool) -> tuple[float, str]:
+    return pool.gpus / len(pool.members), pool.gpu_type
+
+
+def _move_one(snapshot: Snapshot, crowded: Pool, pools: Mapping[str, Pool]) -> bool:
+    part = _part(crowded)[0]
+    roomier = [pool for pool in pools.values() if pool.share_with_one_more() > part]
+    roomier.sort(key=lambda pool: (-pool.share_with_one_more(), pool.gpu_type))
+    for member in reversed(crowded.members):
+        for pool in roomier:
+            if pool.has_room(member.low) and _runs_on(snapshot, member.job, pool.gpu_type):
+                crowded.remove(member)
+                pool.add(_member(member.job, pool.gpus))
+                pool.members.sort(key=lambda each: each.job.arrival)
+                return True
+    return False
+
+
+def _feasible(snapshot: Snapshot, member: Member, gpus: int, gpu_type: str) -> int:
+    """The largest size up to ``gpus`` at which the job runs on this type."""
+    sizes = range(gpus, member.low, -1)
+    return next((k for k in sizes if snapshot.speeds.rate(member.job, k, gpu_type) > 0), member.low)

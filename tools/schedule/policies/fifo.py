@@ -1,0 +1,134 @@
+"""First come, first served, with or without backfilling."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pliant.schemas.wording import in_gpus
+from pliant.tools.schedule.policies.backfill import Reservation, reserve
+from pliant.tools.schedule.policies.toolbox import GpuBudget, Grant, reject_impossible
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Backfill = Literal["none", "easy", "skip"]
+
+
+class Fifo(Policy):
+    """First come, first served: jobs start in order of arrival on what they requested, and run to their end.
+
+    Order of arrival is (submit_time, id). The oldest waiting job is the head; without backfilling nobody
+    starts before it. ``backfill`` says who else may, once the head does not fit:
+
+    - ``none``: nobody.
+    - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that, or it
+      leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). Predictions use stated work and
+      the throughput model; while they do not say when the head can start, nobody passes it.
+    - ``skip``: whoever fits, in order. Keeps GPUs busy and may starve large jobs.
+
+    No preemption. A job that lost its GPUs with a node goes back to its place in the order.
+    """
+
+    name: ClassVar[str] = "fifo"
+
+    def __init__(self, backfill: Backfill = "none") -> None:
+        self.backfill: Backfill = backfill
+        self._queue: deque[JobState] | None = None
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Start heads while they fit, then backfill. O(changes) while the head waits and nobody may pass."""
+        rejected = reject_impossible(snapshot)
+        queue = self._update(snapshot)
+        if not queue:
+            return Decision(rejected=rejected)
+        budget = GpuBudget(snapshot.free_gpus)
+        grants: dict[str, Grant] = {}
+        while queue and budget.total:
+            head = queue[0]
+            if _waits(head, snapshot) and head.id not in rejected and head.id not in grants:
+                grant = budget.fit(head, head.spec.gpus.requested, snapshot.speeds)
+                if grant is None:
+                    break
+                budget.take(grant)
+                grants[head.id] = grant
+            queue.popleft()
+        if queue and budget.total and self.backfill != "none":
+            grants.update(self._pass_head(snapshot, queue, budget, grants, rejected))
+        return Decision(
+            {job_id: Target(grant.gpus, grant.gpu_type) for job_id, grant in grants.items()}, rejected
+        )
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """The head waits for its GPUs, the others for their turn."""
+        waiting = [job for job in snapshot.arrivals() if not job.gpus]
+        reasons = {
+            job.id: Explanation(f"waits in line, {place} before it", job.spec.gpus.requested)
+            for place, job in enumerate(waiting)
+        }
+        if waiting:
+            head = waiting[0]
+            reason = f"first in line: waits until {in_gpus(head.spec.gpus.requested)} of one type are free"
+            reasons[head.id] = Explanation(reason, head.spec.gpus.requested)
+        return reasons
+
+    def _update(self, snapshot: Snapshot) -> deque[JobState]:
+        """The waiting jobs in order; those that left are dropped when they come to the head."""
+        if self._queue is None:
+            self._queue = deque(job for job in snapshot.arrivals() if not job.gpus)
+            return self._queue
+        for change in snapshot.changes:
+            if change.kind in ("arrived", "lost") and change.job is not None:
+                if not self._queue or self._queue[-1].arrival < change.job.arrival:
+                    self._queue.append(change.job)
+                else:
+                    insort(self._queue, change.job, key=lambda job: job.arrival)
+        return self._queue
+
+    def _pass_head(
+        self,
+        snapshot: Snapshot,
+        queue: deque[JobState],
+        budget: GpuBudget,
+        grants: dict[str, Grant],
+        rejected: dict[str, str],
+    ) -> dict[str, Grant]:
+        reservation = None
+        if self.backfill == "easy":
+            reservation = reserve(snapshot, queue[0], budget, grants)
+            if reservation is None:
+                return {}
+        passed = {}
+        for job in _behind(queue, snapshot):
+            grant = None if job.id in rejected else _backfill(job, snapshot, budget, reservation)
+            if grant is not None:
+                passed[job.id] = grant
+                budget.take(grant)
+            if not budget.total:
+                break
+        self._queue = deque(job for job in queue if job.id not in passed) if passed else queue
+        return passed
+
+
+def _waits(job: JobState, snapshot: Snapshot) -> bool:
+    return not job.gpus and snapshot.jobs.get(job.id) is job
+
+
+def _behind(queue: deque[JobState], snapshot: Snapshot) -> Iterator[JobState]:
+    rest = iter(queue)
+    next(rest)
+    return (job for job in rest if _waits(job, snapshot))
+
+
+def _backfill(
+    job: JobState, snapshot: Snapshot, budget: GpuBudget, reservation: Reservation | None
+) -> Grant | None:
+    grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+    if grant is None or reservation is None or reservation.allows(job, grant, snapshot):
+        return grant
+    elsewhere = GpuBudget({kind: left for kind, left in budget.left.items() if kind != reservation.gpu_type})
+    return elsewhere.fit(job, grant.gpus, snapshot.speeds)

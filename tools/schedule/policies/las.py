@@ -1,0 +1,46 @@
+"""Least attained service first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pliant.tools.schedule.policies.toolbox import reject_impossible, serve_in_order
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy
+from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Las(Policy):
+    """Least attained service: the jobs that have received the least GPU-time run.
+
+    At each round all GPUs are dealt out anew in order of GPU-seconds received, ties by arrival, then id:
+    every job gets what it requested, or nothing where that is not left; a gang that does not fit is passed
+    over. Preemptive, needs no knowledge of the work. The order has no thresholds: jobs that are level take
+    turns round by round.
+    """
+
+    name: ClassVar[str] = "las"
+    default_interval_s: ClassVar[float | None] = 60.0
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Deal the GPUs out in order of attained service."""
+        rejected = reject_impossible(snapshot)
+        order = sorted(
+            (job for job in snapshot.jobs.values() if job.id not in rejected),
+            key=lambda job: (job.attained_service_s(snapshot.time_s), *job.arrival),
+        )
+        decision = serve_in_order(snapshot, order)
+        decision.rejected = rejected
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """How much service each job has received."""
+        return {
+            job.id: Explanation(
+                f"{job.attained_service_s(snapshot.time_s):.0f} GPU-seconds received so far",
+                needs_gpus=None if job.gpus else job.spec.gpus.requested,
+            )
+            for job in snapshot.jobs.values()
+        }

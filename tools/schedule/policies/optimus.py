@@ -1,0 +1,208 @@
+"""Optimus: GPUs one by one to whoever saves most time by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.oracle import Oracle
+from pliant.tools.schedule.policies.room import Room
+from pliant.tools.schedule.policies.toolbox import GpuBudget, Grant, decision_from_grants, why_impossible
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one job holds while GPUs are being dealt out."""
+
+    job: JobState
+    grant: Grant
+    most: int
+    """The most GPUs it can use."""
+    steps: float
+    """Optimizer steps that are left."""
+    drops: _Drops
+
+
+class _Drops:
+    """Seconds that a step becomes shorter by one GPU more: of jobs of one kind on one GPU type."""
+
+    def __init__(self, oracle: Oracle, job: JobState, gpu_type: str) -> None:
+        self._oracle, self._job, self._gpu_type = oracle, job, gpu_type
+        self._known: list[float] = []
+
+    def at(self, gpus: int) -> float:
+        """Step time on ``gpus`` GPUs less that on one more; 0 where either does not run."""
+        try:
+            return self._known[gpus]
+        except IndexError:
+            while len(self._known) <= gpus:
+                self._known.append(self._at(len(self._known)))
+            return self._known[gpus]
+
+    def _at(self, gpus: int) -> float:
+        if not gpus:
+            return 0.0
+        now_s = self._oracle.step_seconds(self._job, gpus, self._gpu_type)
+        then_s = self._oracle.step_seconds(self._job, gpus + 1, self._gpu_type)
+        return 0.0 if now_s is None or then_s is None else now_s - then_s
+
+
+class Estimates:
+    """What a scheduler can know of what an oracle tells: the stated work and the throughput model."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._speeds = snapshot.speeds
+        self._total = max(snapshot.total_gpus, 1)
+
+    def remaining_steps(self, job: JobState, time_s: float) -> float:
+        """Remaining samples over the reference batch; 0 where the work is unknown."""
+        return (job.remaining_samples(time_s) or 0.0) / job.reference_batch
+
+    def step_seconds(self, job: JobState, gpus: int, gpu_type: str) -> float | None:
+        """From the throughput model."""
+        rate = self._speeds.rate(job, gpus, gpu_type)
+        return job.reference_batch / rate if rate > 0 else None
+
+    def max_gpus(self, job: JobState) -> int:
+        """The job's own limit."""
+        return job.spec.max_gpus(self._total)
+
+    def kind(self, job: JobState) -> object:
+        """What the speed of a job depends on."""
+        batch = job.spec.batch
+        return job.spec.model, job.reference_batch, batch.per_gpu_max, batch.size is None
+
+
+class Optimus(Policy):
+    """Least total completion time by marginal gains: each next GPU goes where it saves the most time.
+
+    Optimus (EuroSys '18), section 4.1. In order of arrival every job gets its smallest size while GPUs last.
+    Then, one at a time, a GPU goes to the job of largest (step time now − step time with it) × remaining
+    steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the others are placed
+    smallest first.
+
+    Departures from the paper: GPUs instead of workers and parameter servers; remaining steps from the stated
+    work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model.
+    A GPU type is chosen with the smallest size. A job of unknown work stays at its smallest size.
+    """
+
+    name: ClassVar[str] = "optimus"
+    elasticity: ClassVar[Elasticity] = "size"
+    default_interval_s: ClassVar[float | None] = 60.0
+    asks_oracle: ClassVar[bool] = True
+
+    def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
+        self.placement = placement
+        self._drops: dict[object, _Drops] = {}
+        self._known: dict[str, tuple[str, _Drops, int]] = {}
+        """GPU type, its table and the most GPUs of each active job."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Deal all GPUs out anew, one at a time."""
+        rejected = self._impossible(snapshot)
+        for change in snapshot.changes:
+            if change.node is not None:
+                self._known.clear()  # the most that a job may get depends on the nodes that are up
+            if change.ended_job is not None:
+                self._known.pop(change.ended_job.id, None)
+        oracle = snapshot.oracle or Estimates(snapshot)
+        budget = GpuBudget(snapshot.gpus_by_type())
+        jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
+        shares = self._smallest(jobs, budget, oracle, snapshot)
+        for gpu_type in budget.left:
+            _grow([share for share in shares if share.grant.gpu_type == gpu_type], budget.left[gpu_type])
+        shares.sort(key=lambda share: share.grant.gpus)
+        decision = decision_from_grants(snapshot, {share.job.id: share.grant for share in shares})
+        if decision.targets and self.placement == "emptiest":
+            self._place(snapshot, decision.targets)
+        decision.rejected = rejected
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Time to go at the present size, and what one GPU more would save."""
+        oracle = snapshot.oracle or Estimates(snapshot)
+        return {job.id: self._explanation(job, oracle, snapshot.time_s) for job in snapshot.jobs.values()}
+
+    def _explanation(self, job: JobState, oracle: Oracle, time_s: float) -> Explanation:
+        if not job.gpus or job.gpu_type is None:
+            return Explanation("no GPU is left for it", needs_gpus=job.spec.min_gpus)
+        saved_s = self._table(job, job.gpu_type, oracle).at(job.gpus) * oracle.remaining_steps(job, time_s)
+        if _most(job, oracle) <= job.gpus or saved_s <= 0:
+            return Explanation("one GPU more would save nothing")
+        return Explanation(f"one GPU more would save {saved_s:.0f} s")
+
+    def _impossible(self, snapshot: Snapshot) -> dict[str, str]:
+        """Jobs among the arrivals that never run even at their smallest size."""
+        came = [change.job for change in snapshot.changes if change.kind == "arrived" and change.job]
+        verdicts = {
+            job.id: why_impossible(job, job.spec.min_gpus, snapshot.speeds)
+            for job in came
+            if job.id in snapshot.jobs and not job.gpus
+        }
+        return {job_id: reason for job_id, reason in verdicts.items() if reason is not None}
+
+    def _smallest(
+        self, jobs: Iterable[JobState], budget: GpuBudget, oracle: Oracle, snapshot: Snapshot
+    ) -> list[_Share]:
+        """The smallest size for each job in turn while GPUs last."""
+        shares = []
+        for job in jobs:
+            grant = budget.fit(job, job.spec.min_gpus, snapshot.speeds)
+            if grant is None:
+                if not budget.total:
+                    break
+                continue
+            budget.take(grant)
+            known = self._known.get(job.id)
+            if known is None or known[0] != grant.gpu_type:
+                table = self._table(job, grant.gpu_type, oracle)
+                known = self._known[job.id] = (grant.gpu_type, table, _most(job, oracle))
+            steps = oracle.remaining_steps(job, snapshot.time_s)
+            shares.append(_Share(job, grant, known[2], steps, known[1]))
+        return shares
+
+    def _table(self, job: JobState, gpu_type: str, oracle: Oracle) -> _Drops:
+        key = (oracle.kind(job), gpu_type)
+        if key not in self._drops:
+            self._drops[key] = _Drops(oracle, job, gpu_type)
+        return self._drops[key]
+
+    def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
+        room = Room(snapshot, [snapshot.jobs[job_id] for job_id in targets])
+        for job_id, target in list(targets.items()):
+            if target.gpus and target.gpu_type is not None:
+                place = room.take_emptiest(target.gpus, target.gpu_type)
+                targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
+
+
+def _most(job: JobState, oracle: Oracle) -> int:
+    """The most GPUs that a job may get; a rigid one what it asked for."""
+    return job.spec.min_gpus if job.spec.elastic == "none" else oracle.max_gpus(job)
+
+
+def _grow(shares: Sequence[_Share], left: int) -> None:
+    """Give away ``left`` GPUs of one type, one at a time, to the largest gain."""
+    sizes = [share.grant.gpus for share in shares]
+    gains = [
+        (-share.steps * share.drops.at(size), turn)
+        for turn, (share, size) in enumerate(zip(shares, sizes, strict=True))
+        if size < share.most
+    ]
+    heapify(gains)
+    while left and gains and gains[0][0] < 0:
+        turn = gains[0][1]
+        share = shares[turn]
+        size = sizes[turn] = sizes[turn] + 1
+        left -= 1
+        heapreplace(gains, (-share.steps * share.drops.at(size) if size < share.most else 0.0, turn))
+    for share, size in zip(shares, sizes, strict=True):
+        if size != share.grant.gpus:
+            share.grant = Grant(size, share.grant.gpu_type)

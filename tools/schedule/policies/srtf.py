@@ -1,0 +1,86 @@
+"""Shortest first: by remaining service with preemption, by total service without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pliant.tools.schedule.policies.toolbox import reject_impossible, requested_service_s, serve_in_order
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Srtf(Policy):
+    """Shortest remaining service first: the jobs with the least GPU-time to go run.
+
+    Service is counted at the requested GPUs: remaining samples / throughput × requested. At every change all
+    GPUs are dealt out anew in that order, ties by arrival, then id: a job gets what it requested, or nothing
+    where that is not left; a gang that does not fit is passed over. Preemptive. Jobs of unknown work come
+    last. On mixed GPU types the throughput is the mean over the types, weighted by their GPUs.
+    """
+
+    name: ClassVar[str] = "srtf"
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Deal the GPUs out in order of remaining service."""
+        return _serve(snapshot, [(remaining_service_s(job, snapshot), job) for job in snapshot.jobs.values()])
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """How much service each job still needs."""
+        return {
+            job.id: _explanation(job, remaining_service_s(job, snapshot), "to go")
+            for job in snapshot.jobs.values()
+        }
+
+
+class Sjf(Policy):
+    """Shortest job first, without preemption: of the waiting jobs, those of least total service start.
+
+    Service is counted as in ``srtf``, from the start of the job. What runs keeps its GPUs. Among those that
+    wait, ties go by arrival, then id; a gang that does not fit is passed over; jobs of unknown work come
+    last.
+    """
+
+    name: ClassVar[str] = "sjf"
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Give free GPUs to waiting jobs in order of total service."""
+        running = [(-1.0, job) for job in snapshot.jobs.values() if job.gpus]
+        waiting = [(total_service_s(job, snapshot), job) for job in snapshot.jobs.values() if not job.gpus]
+        return _serve(snapshot, running + waiting)
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """How much service each job needs in all."""
+        return {
+            job.id: _explanation(job, total_service_s(job, snapshot), "in all")
+            for job in snapshot.jobs.values()
+        }
+
+
+def remaining_service_s(job: JobState, snapshot: Snapshot) -> float:
+    """GPU-seconds to go at the requested GPUs; infinite where the work is unknown."""
+    return requested_service_s(job, job.remaining_samples(snapshot.time_s), snapshot.speeds)
+
+
+def total_service_s(job: JobState, snapshot: Snapshot) -> float:
+    """GPU-seconds from start to end at the requested GPUs; infinite where the work is unknown."""
+    return requested_service_s(job, job.total_samples, snapshot.speeds)
+
+
+def _serve(snapshot: Snapshot, jobs: list[tuple[float, JobState]]) -> Decision:
+    rejected = reject_impossible(snapshot)
+    jobs.sort(key=lambda item: (item[0], *item[1].arrival))
+    decision = serve_in_order(snapshot, (job for _, job in jobs if job.id not in rejected))
+    decision.rejected = rejected
+    return decision
+
+
+def _explanation(job: JobState, service_s: float, when: str) -> Explanation:
+    known = (
+        f"{service_s:.0f} GPU-seconds {when}"
+        if service_s != float("inf")
+        else "work unknown, so last in order"
+    )
+    return Explanation(known, needs_gpus=None if job.gpus else job.spec.gpus.requested)

@@ -1,0 +1,124 @@
+"""The policy protocol: a policy is a function of a snapshot, plus state that can be dumped and loaded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.snapshot import JobState, NodeGpus, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Need = Literal["demand", "history", "profile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one job shall hold from now on; ``gpus`` 0 takes all of them away."""
+
+    gpus: int
+    gpu_type: str | None = None
+    """None: any one type that has so many free, the one the job runs fastest on first."""
+    global_batch: int | None = None
+    """None: as it is (the reference batch at the start)."""
+    placement: NodeGpus | None = None
+    """Exact nodes in the order in which they are linked, for a policy that places itself; None: the placement
+    step chooses."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """What changes. A job that is not named keeps what it has.
+
+    The order of ``targets`` is the order in which starts and growths are placed: first come, best place.
+    """
+
+    targets: dict[str, Target] = field(default_factory=dict)
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Jobs turned away for good, with the reason."""
+    ask_again_s: float | None = None
+    """Ask again at this time at the latest, even if nothing happens."""
+    quiet_until_s: float | None = None
+    """Until then, rounds in which nothing has changed would change nothing: they may be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one active job holds what it holds, in one clause; for a waiting job, what it waits for."""
+
+    reason: str
+    needs_gpus: int | None = None
+
+
+def parameter_names(policy: type[Policy]) -> tuple[str, ...]:
+    """The keyword arguments of a policy's ``__init__``, in order."""
+    if policy.__init__ is object.__init__:
+        return ()
+    return tuple(inspect.signature(policy).parameters)
+
+
+class Policy:
+    """Base of all policies; subclasses override ``decide`` and what their state needs.
+
+    Parameters of a policy are the keyword arguments of its ``__init__``, each kept in an attribute of its own
+    name: schedules, event files and reports repeat them. Their annotations say how ``--param`` is read:
+    ``bool``, ``int``, ``float``, ``str``, a ``Literal``, or one of these ``| None``.
+    """
+
+    name: ClassVar[str]
+    elasticity: ClassVar[Elasticity] = "none"
+    """The most this policy changes about a job; a job that allows less keeps to its own ``elastic``.
+
+    A session holds every decision against it: with "none", jobs get the GPUs they requested or nothing.
+    """
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """What it cannot decide without: stated demand, history of finished jobs, a profile."""
+    default_interval_s: ClassVar[float | None] = None
+    """Seconds between decisions; None: at once at every change.
+
+    While nothing runs and nothing can arrive, up to ``patience.IDLE_ROUNDS`` (1000) further rounds are held.
+    Then whatever still waits is given up.
+    """
+    asks_oracle: ClassVar[bool] = False
+    """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
+    state_version: ClassVar[int] = 1
+    rebuilds_state: ClassVar[bool] = True
+    """Whether a fresh object that is told the whole history decides as one that was there all along.
+
+    False for a policy that carries what no history tells, as the population of a random search: it dumps
+    that, and where the dump is lost it begins anew.
+    """
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Names and values of the parameters in force (JSON values), in the order of ``__init__``."""
+        return {name: getattr(self, name) for name in parameter_names(type(self))}
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Say what changes now. Called with every change since the last call in ``snapshot.changes``."""
+        raise TypeError(f"policy {type(self).__name__} does not implement decide")
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Why each active job holds what it holds after the last decision was applied.
+
+        Asked only when somebody reads it. Jobs that are left out get a plain sentence.
+        """
+        del snapshot
+        return {}
+
+    def dump_state(self) -> Any:
+        """State as JSON values, jobs named by id.
+
+        None: there is nothing to carry. A policy that keeps anything between calls either dumps it here or
+        builds it in the first call after its making, from ``snapshot.jobs`` or from ``snapshot.changes``,
+        which then hold the whole history.
+        """
+        return None
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what ``dump_state`` gave; ``jobs`` are all jobs known, ended ones included."""
+        del state, jobs

@@ -1,0 +1,244 @@
+"""Policies by name: the built-in table, and whatever other packages register.
+
+A package adds policies through the entry-point group ``pliant.policies``, name = "module:Class". Nothing is
+imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.protocol import Policy, parameter_names
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS: Final = "pliant.policies"
+BUILT_IN: Final[Mapping[str, str]] = {
+    "ares": "pliant.tools.schedule.policies.ares:Ares",
+    "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
+    "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
+    "las": "pliant.tools.schedule.policies.las:Las",
+    "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
+    "pollux": "pliant.tools.schedule.policies.pollux:Pollux",
+    "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
+    "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
+    "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
+}
+_REQUIRED: Final = object()
+_WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a policy: its name, what may stand there in words, its default as text."""
+
+    name: str
+    expected: str
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What ``pliant policies`` says about one policy."""
+
+    name: str
+    summary: str
+    text: str
+    """The whole docstring."""
+    elasticity: str
+    needs: tuple[str, ...]
+    interval_s: float | None
+    """Seconds between decisions; None: at every change."""
+    parameters: tuple[Parameter, ...]
+    source: str
+    """module:Class."""
+
+
+def policy_names() -> tuple[str, ...]:
+    """All names that :func:`make_policy` knows, sorted; a built-in name wins over a foreign one."""
+    return tuple(sorted({*BUILT_IN, *_foreign()}))
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a name.
+
+    :raises UsageError: the name is unknown, or its package cannot be loaded.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        found: type[Policy] = getattr(import_module(module), attribute)
+        return found
+    return _load_foreign(name, _foreign())
+
+
+def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Policy:
+    """A new policy object; text values (``--param KEY=VALUE``) are read as the parameter's annotation says.
+
+    :raises UsageError: unknown policy or parameter, or a value that the parameter does not take.
+    """
+    policy = policy_class(name)
+    annotations = _annotations(policy)
+    unknown = sorted(set(parameters or {}) - set(annotations))
+    if unknown:
+        known = ", ".join(annotations) or "none"
+        raise UsageError(f'policy "{name}" has no parameter "{unknown[0]}"; its parameters: {known}')
+    values = {key: _read(name, key, value, annotations[key]) for key, value in (parameters or {}).items()}
+    try:
+        return policy(**values)
+    except ValueError as error:
+        raise UsageError(f'policy "{name}": {error}') from error
+    except TypeError:
+        missing = [
+            key for key, default in _defaults(policy).items() if default is _REQUIRED and key not in values
+        ]
+        if not missing:
+            raise
+        raise UsageError(f'policy "{name}" needs --param {missing[0]}=VALUE') from None
+
+
+def describe(name: str) -> Description:
+    """All about one policy, from its class.
+
+    :raises UsageError: as :func:`policy_class`.
+    """
+    policy = policy_class(name)
+    text = _docstring(policy)
+    annotations, defaults = _annotations(policy), _defaults(policy)
+    return Description(
+        name=name,
+        summary=text.splitlines()[0] if text else "",
+        text=text,
+        elasticity=policy.elasticity,
+        needs=tuple(sorted(policy.needs)),
+        interval_s=policy.default_interval_s,
+        parameters=tuple(
+            Parameter(key, _in_words(annotations[key]), _default_text(defaults[key])) for key in annotations
+        ),
+        source=f"{policy.__module__}:{policy.__qualname__}",
+    )
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
+    """``--param KEY=VALUE`` options as a mapping.
+
+    :raises UsageError: no ``=``, or a key given twice.
+    """
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f'--param "{pair}": expected KEY=VALUE')
+        if key in values:
+            raise UsageError(f'--param "{key}" is given twice')
+        values[key] = value
+    return values
+
+
+def _foreign() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: (point.name, point.value))
+    return {point.name: point for point in reversed(found) if point.name not in BUILT_IN}
+
+
+def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
+    if name not in points:
+        near = difflib.get_close_matches(name, [*BUILT_IN, *points], n=1)
+        hint = f'did you mean "{near[0]}"? ' if near else ""
+        raise UsageError(f'unknown policy "{name}"; {hint}policies: {", ".join(policy_names())}')
+    where = points[name].value
+    try:
+        found = points[name].load()
+    except Exception as error:
+        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {error}') from error
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise UsageError(
+            f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.protocol.Policy'
+        )
+    if getattr(found, "name", None) != name:
+        raise UsageError(f'policy "{name}" ({where}) calls itself {getattr(found, "name", None)!r}')
+    return found
+
+
+def _annotations(policy: type[Policy]) -> dict[str, Any]:
+    hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
+    return {name: hints.get(name, str) for name in parameter_names(policy)}
+
+
+def _defaults(policy: type[Policy]) -> dict[str, object]:
+    import inspect
+
+    found = inspect.signature(policy).parameters if parameter_names(policy) else {}
+    return {
+        name: _REQUIRED if parameter.default is parameter.empty else parameter.default
+        for name, parameter in found.items()
+    }
+
+
+def _docstring(policy: type[Policy]) -> str:
+    import inspect
+
+    return inspect.cleandoc(policy.__doc__ or "")
+
+
+def _default_text(default: object) -> str:
+    return "required" if default is _REQUIRED else json.dumps(default)
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; anything else alone."""
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def _in_words(annotation: Any) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
+    parts = []
+    for option in _options(annotation):
+        choices = get_args(option) if get_origin(option) is Literal else ()
+        parts.append(", ".join(map(str, choices)) if choices else words.get(option, str(option)))
+    return " or ".join(parts)
+
+
+def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
+    for option in _options(annotation):
+        fits, found = _read_as(option, value)
+        if fits:
+            return found
+    raise UsageError(f'policy "{policy}": parameter {key}: {value!r} is not {_in_words(annotation)}')
+
+
+def _read_as(option: Any, value: Any) -> tuple[bool, Any]:
+    """Whether the value, text or already a JSON value, is one of ``option``, and as what."""
+    if get_origin(option) is Literal:
+        chosen = [choice for choice in get_args(option) if value == choice or value == str(choice)]
+        return bool(chosen), chosen[0] if chosen else None
+    if option is type(None):
+        return value is None or value == "none", None
+    if option is bool:
+        word = str(value).lower()
+        return word in _WORDS, _WORDS.get(word)
+    if option in (int, float):
+        return _read_number(option, value)
+    return option is str and isinstance(value, str), value
+
+
+def _read_number(kind: type[int] | type[float], value: Any) -> tuple[bool, Any]:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return False, None
+    try:
+        found = kind(value)
+    except (ValueError, OverflowError):
+        return False, None
+    return math.isfinite(found) and (isinstance(value, str) or found == value), found

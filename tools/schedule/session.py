@@ -1,0 +1,298 @@
+"""A policy in use: active jobs, free GPUs, what changed; the one code that every caller decides through.
+
+``schedule`` opens a session for one decision, ``run`` keeps one beside real processes, ``replay`` drives
+one by simulated events. None of them asks which policy it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import PolicyState
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.effects import Applied, Holding, Outcome, Step, hold, step_of
+from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy
+from pliant.tools.schedule.rules import PolicyError, RuleBook
+from pliant.tools.schedule.seating import PlacementTakenError, Wish, differs, needs_seat, seat
+from pliant.tools.schedule.snapshot import (
+    Change,
+    ChangeKind,
+    JobState,
+    NodeGpus,
+    NodeState,
+    Snapshot,
+    node_states,
+)
+from pliant.tools.schedule.speeds import Speeds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pliant.tools.schedule.oracle import Oracle
+
+__all__ = ["Applied", "Holding", "Outcome", "PolicyError", "Session", "Step"]
+
+_FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
+
+
+class Session:
+    """Jobs and GPUs as the policy sees them, advanced by the caller.
+
+    Times are seconds on the caller's clock; one that steps back counts as standing still. Progress between
+    decisions follows ``JobState.samples_per_second``; the caller corrects it by measurements or adds
+    rescale cost.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        throughput: Throughput,
+        rng: np.random.Generator | None = None,
+        *,
+        seed: int = 0,
+        oracle: Oracle | None = None,
+    ) -> None:
+        self.policy = policy
+        self.cluster = cluster
+        self.nodes: Sequence[NodeState] = node_states(cluster)
+        self.speeds = Speeds(throughput, self.nodes)
+        self.free = FreeGpus(self.nodes)
+        self.jobs: dict[str, JobState] = {}
+        self.ended: dict[str, JobState] = {}
+        self.changes: list[Change] = []
+        self.changes_seen = 0
+        self.ask_again_s: float | None = None
+        self.quiet_until_s = -math.inf
+        """Rounds before this time may be left out while ``changes`` is empty."""
+        self.oracle = oracle if policy.asks_oracle else None
+        self.now_s = 0.0
+        self.up_gpus = sum(node.gpus for node in self.nodes)
+        """GPUs of the nodes that are up."""
+        self.seed = seed
+        self._rng = rng
+        self._rules = RuleBook(policy, self.nodes)
+        self._index = {node.name: node.index for node in self.nodes}
+        self._noted_until_s = 0.0
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The one source of randomness that the policy gets; made when first asked for."""
+        if self._rng is None:
+            import numpy as np
+
+            self._rng = np.random.default_rng(self.seed)
+        return self._rng
+
+    # What happens to the session.
+
+    def submit(self, job: Job, time_s: float) -> JobState:
+        """A job arrives. The policy is told its own submit_time, or now if that lies ahead.
+
+        A job that comes late (a cron call, a slow poll) is told no earlier than what was told before it, so
+        submit the jobs of one batch in order of (submit_time, id).
+
+        :raises ValueError: a job of that id is or was there.
+        :raises BadInputError: the model is not profiled and its work cannot be told without.
+        """
+        if job.id in self.jobs or job.id in self.ended:
+            raise ValueError(f'job "{job.id}" was submitted before')
+        state = self.jobs[job.id] = job_state(job, self.speeds)
+        self._note("arrived", min(self._at(time_s), job.submit_time), job=state)
+        return state
+
+    def end(self, job_id: str, time_s: float, outcome: Outcome = "finished") -> JobState:
+        """A job leaves for good; whatever it holds is free."""
+        return self._leave(job_id, self._at(time_s), outcome)
+
+    def reject(self, job_id: str, time_s: float) -> JobState:
+        """A job was turned away for good, by a decision that is read from a log."""
+        return self._leave(job_id, self._at(time_s), "rejected")
+
+    def lose(self, job_id: str, time_s: float) -> JobState:
+        """A job lost its GPUs without the policy's doing (crash, node gone) and waits again.
+
+        Nothing happens to a job that holds none.
+        """
+        state, time_s = self.jobs[job_id], self._at(time_s)
+        if state.gpus:
+            self.free.give(state.placement)
+            hold(state, time_s, ())
+            self._note("lost", time_s, job=state)
+        return state
+
+    def node_down(self, name: str, time_s: float) -> list[JobState]:
+        """A node vanishes; returns the jobs that ran on it, which wait again."""
+        node, time_s = self.free.node(name), self._at(time_s)
+        if not node.up:
+            return []
+        self.free.lose(node)
+        node.up = False
+        self.up_gpus -= node.gpus
+        hit = [job for job in self.jobs.values() if any(held == name for held, _ in job.placement)]
+        self._note("node_down", time_s, node=node)
+        return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
+
+    def node_up(self, name: str, time_s: float) -> None:
+        """A node comes back, empty."""
+        node, time_s = self.free.node(name), self._at(time_s)
+        if not node.up:
+            node.up = True
+            self.up_gpus += node.gpus
+            self.free.regain(node)
+            self._note("node_up", time_s, node=node)
+
+    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Applied]:
+        """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
+
+        All of them change at once, so jobs may take over each other's GPUs. Returns what changed.
+
+        :raises KeyError: a job is not active.
+        :raises ValueError: a node is unknown, down or has too few free GPUs.
+        """
+        time_s = self._at(time_s)
+        jobs = [(self.jobs[holding.job_id], holding) for holding in holdings]
+        for job, _ in jobs:
+            self.free.give(job.placement)
+        effects = [self._adopt(job, holding, time_s) for job, holding in jobs]
+        return [effect for effect in effects if effect is not None]
+
+    def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Applied | None:
+        for name, count in holding.placement:
+            if name not in self._index or self.free.free_on(name) < count:
+                raise ValueError(
+                    f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
+                )
+        self.free.take(holding.placement)
+        return self._take_effect(job, holding.placement, holding.global_batch or job.global_batch, time_s)
+
+    # What the session asks and tells.
+
+    def snapshot(self, time_s: float) -> Snapshot:
+        """What the policy would see now."""
+        return Snapshot(
+            time_s,
+            self.nodes,
+            self.jobs,
+            self.speeds,
+            tuple(self.changes),
+            self.up_gpus,
+            self.free.by_type,
+            self.free,
+            self.oracle,
+        )
+
+    def decide(self, time_s: float) -> list[Applied]:
+        """Ask the policy, check its answer, place it; returns the effects, GPUs freed before GPUs taken.
+
+        :raises PolicyError: the answer breaks a rule.
+        """
+        time_s = self._at(time_s)
+        decision = self.policy.decide(self.snapshot(time_s), self.rng)
+        self.changes_seen += len(self.changes)
+        self.changes.clear()
+        self.ask_again_s = decision.ask_again_s
+        self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
+        if not decision.targets and not decision.rejected:
+            return []
+        self._rules.check(decision, self.jobs, self.free.by_type, self.up_gpus)
+        return self._apply(decision, time_s)
+
+    def explain(self, time_s: float) -> Mapping[str, Explanation]:
+        """Why each active job holds what it holds; ask after ``decide``."""
+        return self.policy.explain(self.snapshot(self._at(time_s)))
+
+    def policy_state(self) -> PolicyState:
+        """What the policy carries to its next call in another process."""
+        return PolicyState(
+            policy=self.policy.name,
+            version=self.policy.state_version,
+            changes_seen=self.changes_seen,
+            state=self.policy.dump_state(),
+        )
+
+    def carry(self, carried: PolicyState | None) -> bool:
+        """Let a fresh policy take up carried state: it is then told only the changes after it.
+
+        Returns False, and leaves all of the history to be told, where the state is empty, another policy's,
+        of another version, or knows more than this session.
+        """
+        known = (self.policy.name, self.policy.state_version)
+        if carried is None or carried.state is None or (carried.policy, carried.version) != known:
+            return False
+        if carried.changes_seen > len(self.changes):
+            return False
+        self.policy.load_state(carried.state, {**self.ended, **self.jobs})
+        del self.changes[: carried.changes_seen]
+        self.changes_seen = carried.changes_seen
+        return True
+
+    def _at(self, time_s: float) -> float:
+        self.now_s = max(self.now_s, time_s)
+        return self.now_s
+
+    def _note(
+        self, kind: ChangeKind, time_s: float, job: JobState | None = None, node: NodeState | None = None
+    ) -> None:
+        self._noted_until_s = max(self._noted_until_s, time_s)
+        self.changes.append(Change(self._noted_until_s, kind, job, node))
+
+    def _leave(self, job_id: str, time_s: float, kind: Literal[Outcome, "rejected"]) -> JobState:
+        state = self.jobs.pop(job_id)
+        self.free.give(state.placement)
+        hold(state, time_s, ())
+        self.ended[job_id] = state
+        self._note(kind, time_s, job=state)
+        return state
+
+    def _apply(self, decision: Decision, time_s: float) -> list[Applied]:
+        effects = []
+        for job_id, reason in decision.rejected.items():
+            before = self.jobs[job_id].placement
+            effects.append(Applied(self._leave(job_id, time_s, "rejected"), "reject", before, reason))
+        wishes = {
+            job_id: (self.jobs[job_id], target)
+            for job_id, target in decision.targets.items()
+            if differs(self.jobs[job_id], target)
+        }
+        places = self._seat(wishes)
+        for job_id, (job, target) in wishes.items():
+            place = places.get(job_id)
+            if place is None and needs_seat(job, target):
+                continue  # no GPU type has so many GPUs together: it keeps what it has
+            batch = target.global_batch or job.global_batch
+            effect = self._take_effect(job, job.placement if place is None else place, batch, time_s)
+            effects.extend([effect] if effect else [])
+        return sorted(effects, key=lambda effect: _FREES_FIRST.get(effect.step, 5))
+
+    def _seat(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
+        movers = {job_id: wish for job_id, wish in wishes.items() if needs_seat(*wish)}
+        try:
+            return seat(movers, self.free, self.speeds)
+        except PlacementTakenError as taken:
+            what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
+            raise PolicyError(self.policy.name, what) from None
+
+    def _take_effect(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Applied | None:
+        before = job.placement
+        if place == before and (not place or batch == job.global_batch):
+            return None
+        step = step_of(job, place)
+        hold(job, time_s, place)
+        job.global_batch = batch
+        if place:
+            job.gpu_type = self.free.node(place[0][0]).gpu_type
+            shape = tuple(sorted((count for _, count in place), reverse=True))
+            rate = self.speeds.rate(job, job.gpus, job.gpu_type, global_batch=batch, placement=shape)
+            job.train_from(time_s, rate)
+        if step == "preempt":
+            job.preemptions += 1
+        elif step not in ("start", "resume"):
+            job.rescales += 1
+        return Applied(job, step, before)

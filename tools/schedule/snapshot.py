@@ -1,0 +1,267 @@
+"""What a policy may see: a :class:`Snapshot` of the cluster, its active jobs and what changed.
+
+A snapshot has no clock, no files and no engine behind it, so a policy behaves the same in ``schedule``,
+``run`` and ``replay``. Its job and node objects are the caller's own, not copies: reading is free, and a
+policy must not write to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+
+from pliant.schemas.job import Job
+
+if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
+    from pliant.tools.schedule.oracle import Oracle
+    from pliant.tools.schedule.placement import FreeGpus
+    from pliant.tools.schedule.speeds import Speeds
+
+NodeGpus = tuple[tuple[str, int], ...]
+"""((node name, GPUs on it), …): where a job sits."""
+
+
+class Observation(NamedTuple):
+    """What one job measured of its own speed in one configuration."""
+
+    placement: tuple[int, ...]
+    """GPUs on each node that it held, descending: ``(4, 2)``."""
+    local_batch: int
+    """Samples per GPU and micro-step."""
+    accum: int
+    """Micro-steps per optimizer step, 1 without accumulation."""
+    step_seconds: float
+    """One optimizer step, all of its micro-steps included."""
+    sync_seconds: float | None = None
+    """The part of it that waited for the all-reduce; None: not told apart."""
+
+
+class Course(Protocol):
+    """Progress along a known line that is not straight: a job whose rate differs from epoch to epoch."""
+
+    def samples_done(self, since_s: float, time_s: float) -> float:
+        """Samples trained until ``time_s`` by a job that trains along it since ``since_s``, the start too."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """From its start to the end of the work."""
+        ...
+
+
+class Phase(StrEnum):
+    """Where an active job stands."""
+
+    WAITING = "waiting"
+    """Never held a GPU."""
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Held GPUs before and holds none now."""
+
+
+class JobState:
+    """One active job: what it asked for and how far it is.
+
+    Progress and attained service grow while time passes; ask for them with the snapshot's time.
+    """
+
+    __slots__ = (
+        "_attained_gpu_s",
+        "_course",
+        "_holds_since_s",
+        "_samples_done",
+        "_trains_since_s",
+        "arrival",
+        "first_start_s",
+        "global_batch",
+        "gpu_type",
+        "gpus",
+        "losses",
+        "noise_scale",
+        "observations",
+        "phase",
+        "placement",
+        "preemptions",
+        "reference_batch",
+        "rescales",
+        "samples_per_second",
+        "spec",
+        "total_samples",
+    )
+
+    def __init__(self, spec: Job, reference_batch: int, total_samples: float | None) -> None:
+        self.spec = spec
+        self.arrival: tuple[float, str] = (spec.submit_time, spec.id)
+        """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
+        self.reference_batch = reference_batch
+        """Global batch that the author chose; the base of the learning rate and of the demand."""
+        self.total_samples = total_samples
+        """All the work in samples; None: unknown."""
+        self.phase = Phase.WAITING
+        self.gpus = 0
+        self.gpu_type: str | None = None
+        self.placement: NodeGpus = ()
+        self.global_batch = reference_batch
+        self.samples_per_second = 0.0
+        """Present speed: measured, or predicted by the throughput model."""
+        self.first_start_s: float | None = None
+        self.preemptions = 0
+        self.rescales = 0
+        self.losses: Sequence[float] = ()
+        """Training loss by epoch, as far as known."""
+        self.noise_scale: float | None = None
+        """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
+        sample as the reference batch B0 times (φ + B0) / (φ + B). None: nobody knows."""
+        self.observations: Sequence[Observation] = ()
+        """What the job measured so far, one for each configuration that it ran in, oldest first."""
+        self._samples_done = 0.0
+        self._attained_gpu_s = 0.0
+        self._holds_since_s = 0.0
+        self._trains_since_s = 0.0
+        self._course: Course | None = None
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.spec.id
+
+    def samples_done(self, time_s: float) -> float:
+        """Samples trained until ``time_s``, never more than the total."""
+        if self._course is not None:
+            return self._course.samples_done(self._trains_since_s, time_s)
+        trained = max(0.0, time_s - self._trains_since_s) * self.samples_per_second if self.gpus else 0.0
+        done = self._samples_done + trained
+        return done if self.total_samples is None else min(done, self.total_samples)
+
+    def remaining_samples(self, time_s: float) -> float | None:
+        """Samples still to train; None: unknown."""
+        return None if self.total_samples is None else self.total_samples - self.samples_done(time_s)
+
+    def attained_service_s(self, time_s: float) -> float:
+        """GPU-seconds received until ``time_s``, those without progress included."""
+        return self._attained_gpu_s + self.gpus * max(0.0, time_s - self._holds_since_s)
+
+    def finish_time_s(self) -> float | None:
+        """When the job ends if nothing changes; None: not running, or work unknown."""
+        if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
+            return None
+        if self._course is not None:
+            return self._trains_since_s + self._course.seconds
+        return self._trains_since_s + (self.total_samples - self._samples_done) / self.samples_per_second
+
+    # What follows is for the owner of the state (session, engine, runtime), not for policies.
+
+    def settle(self, time_s: float) -> None:
+        """Book what was done until ``time_s``; the present allocation goes on from there."""
+        self._samples_done = self.samples_done(time_s)
+        self._attained_gpu_s = self.attained_service_s(time_s)
+        self._holds_since_s = time_s
+        self._trains_since_s = max(self._trains_since_s, time_s)
+        self._course = None
+
+    def train_from(self, time_s: float, samples_per_second: float) -> None:
+        """From ``time_s`` on (not before: rescale cost) the job advances at the given rate."""
+        self._trains_since_s = time_s
+        self.samples_per_second = samples_per_second
+        self._course = None
+
+    def train_along(self, time_s: float, course: Course, samples_per_second: float) -> None:
+        """From ``time_s`` on the job advances along a course, which begins at the given rate."""
+        self.train_from(time_s, samples_per_second)
+        self._course = course
+
+    def observe(self, observation: Observation) -> None:
+        """The job ran in a configuration and was measured; one that is known already adds nothing."""
+        if all(known[:3] != observation[:3] for known in self.observations):
+            self.observations = (*self.observations, observation)
+
+    def report_progress(self, time_s: float, samples: float) -> None:
+        """Correct the progress by a measurement: ``samples`` were done at ``time_s``."""
+        self._samples_done, self._course = samples, None
+        self._trains_since_s = max(time_s, self._trains_since_s)
+
+
+class NodeState:
+    """One node: what is in it and whether it is up."""
+
+    __slots__ = ("gpu_type", "gpus", "index", "name", "switch", "up")
+
+    def __init__(self, index: int, name: str, gpus: int, gpu_type: str, switch: str | None) -> None:
+        self.index = index
+        self.name = name
+        self.gpus = gpus
+        self.gpu_type = gpu_type
+        self.switch = switch
+        self.up = True
+
+
+def node_states(cluster: Cluster) -> list[NodeState]:
+    """The nodes of a cluster, all up."""
+    return [
+        NodeState(index, node.name, node.gpus, node.gpu_type, node.switch)
+        for index, node in enumerate(cluster.expanded())
+    ]
+
+
+ChangeKind = Literal["arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up"]
+_ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that happened since the policy was last asked; their times never run backwards.
+
+    ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what the policy
+    itself said, so that its state can be rebuilt from the changes alone. Allocations taking effect are not
+    changes: the policy decided them and every job shows them.
+    """
+
+    time_s: float
+    kind: ChangeKind
+    job: JobState | None = None
+    node: NodeState | None = None
+
+    @property
+    def ended_job(self) -> JobState | None:
+        """The job that left for good with this change, if one did."""
+        return self.job if self.kind in _ENDS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a policy may look at when it decides.
+
+    ``changes`` holds what happened since the last decision of this very policy object (or of the state it
+    loaded); for a fresh one all of the history, so that state built from it equals state carried along.
+    """
+
+    time_s: float
+    nodes: Sequence[NodeState]
+    jobs: Mapping[str, JobState]
+    """Active jobs by id, in order of submission."""
+    speeds: Speeds
+    """The throughput model, asked in terms of jobs."""
+    changes: Sequence[Change]
+    total_gpus: int
+    """GPUs of the nodes that are up."""
+    free_gpus: Mapping[str, int]
+    """GPUs that no job holds, by type, on the nodes that are up."""
+    free: FreeGpus
+    """The same node by node, for a policy that places itself."""
+    oracle: Oracle | None = None
+    """What a simulation knows and no scheduler can; None everywhere else."""
+
+    def arrivals(self) -> list[JobState]:
+        """Active jobs in order of (submit_time, id)."""
+        return sorted(self.jobs.values(), key=lambda job: job.arrival)
+
+    def gpus_by_type(self) -> dict[str, int]:
+        """GPUs that are up, by type, in order of the first node of each type."""
+        totals: dict[str, int] = {}
+        for node in self.nodes:
+            if node.up:
+                totals[node.gpu_type] = totals.get(node.gpu_type, 0) + node.gpus
+        return totals

@@ -1,0 +1,77 @@
+"""The throughput model asked in terms of jobs: rate of this job on so many GPUs, memoised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pliant.tools.profile.throughput import Placement, Throughput
+from pliant.tools.schedule.snapshot import JobState, NodeState
+
+_Key = tuple[str, str, int | Placement, int, int | None]
+"""Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""
+
+
+class Speeds:
+    """Samples per second of jobs, by size, GPU type and batch, on one cluster.
+
+    Where a caller names no placement, the most consolidated one is meant: whole nodes of the type's
+    largest size, the rest on one more. All nodes count, whether up or down: speeds do not change while a
+    cluster lives.
+    """
+
+    def __init__(self, throughput: Throughput, nodes: Sequence[NodeState]) -> None:
+        self.throughput = throughput
+        self._node_gpus: dict[str, int] = {}
+        self._total: dict[str, int] = {}
+        for node in nodes:
+            self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
+            self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
+        self._rates: dict[_Key, float] = {}
+
+    @property
+    def gpu_types(self) -> Mapping[str, int]:
+        """GPUs of the whole cluster by type, in order of the nodes."""
+        return self._total
+
+    def consolidated(self, gpus: int, gpu_type: str) -> Placement:
+        """The placement of ``gpus`` on as few nodes as the type allows."""
+        whole, rest = divmod(gpus, self._node_gpus[gpu_type])
+        return (self._node_gpus[gpu_type],) * whole + ((rest,) if rest else ())
+
+    def rate(
+        self,
+        job: JobState,
+        gpus: int,
+        gpu_type: str | None = None,
+        *,
+        global_batch: int | None = None,
+        placement: Placement | None = None,
+    ) -> float:
+        """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
+
+        Without a GPU type on a mixed cluster: the mean over the types that the job can run on, weighted
+        by their GPUs, which is the average per-GPU computing power of Ares, section 3.5. Raises
+        ``BadInputError`` for a model that is not profiled.
+        """
+        batch = global_batch or job.reference_batch
+        if gpus > batch and job.spec.batch.size is not None:
+            return 0.0  # a worker without a sample; a batch that nobody stated limits nothing
+        if gpu_type is None:
+            return self._mean_rate(job, gpus, batch)
+        key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)
+        rate = self._rates.get(key)
+        if rate is None:
+            shape = placement or self.consolidated(gpus, gpu_type)
+            seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
+            rate = self._rates[key] = batch / seconds if seconds else 0.0
+        return rate
+
+    def _mean_rate(self, job: JobState, gpus: int, global_batch: int) -> float:
+        if len(self._total) == 1:
+            return self.rate(job, gpus, next(iter(self._total)), global_batch=global_batch)
+        weight = weighted = 0.0
+        for gpu_type, count in self._total.items():
+            if rate := self.rate(job, gpus, gpu_type, global_batch=global_batch):
+                weight += count
+                weighted += count * rate
+        return weighted / weight if weight else 0.0

@@ -1,0 +1,162 @@
+"""Sessions rebuilt from what was written down: an event log, or a schedule. Nothing else is the truth.
+
+How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
+``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
+GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
+``node_down`` and ``node_up`` name the node in their detail. Changes of GPUs at one time are one decision. Any
+event of a job may correct its progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final
+
+from pydantic import ValidationError
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.problems import problems_of
+from pliant.schemas.runinfo import SubmitDetail
+from pliant.schemas.schedule import PolicyState, Schedule
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.session import Holding, Outcome, Session
+from pliant.tools.schedule.snapshot import JobState
+
+_HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
+_ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
+
+
+def session_from_events(
+    events: Iterable[Event],
+    policy: Policy,
+    cluster: Cluster,
+    throughput: Throughput,
+    policy_state: PolicyState | None = None,
+    *,
+    now_s: float | None = None,
+    seed: int = 0,
+    source: str = "events",
+) -> Session:
+    """The session that the events tell of, up to ``now_s``, ready for its next decision.
+
+    With ``policy_state`` the policy carries on from there and is told only what came after; without, or where
+    that state does not fit, it is told the whole history.
+
+    :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
+    """
+    session = Session(policy, cluster, throughput, seed=seed)
+    known = (
+        (number, event) for number, event in enumerate(events, 1) if now_s is None or event.time <= now_s
+    )
+    for _, group in groupby(known, key=_decided_together):
+        numbered = list(group)
+        try:
+            _tell(session, [event for _, event in numbered])
+        except (KeyError, ValueError) as error:
+            number, event = numbered[0]
+            raise BadInputError.one(source, f"event {number} ({event.event}): {_text(error)}") from error
+    session.carry(policy_state)
+    return session
+
+
+def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throughput) -> Session:
+    """The session right after the decision that a schedule records: its jobs sit where it says, or are out.
+
+    Jobs that arrive later are left to the caller, and so is everything that happens from then on.
+
+    :raises BadInputError: the allocations do not fit the cluster.
+    """
+    session = Session(policy, schedule.cluster, throughput, seed=schedule.policy.seed)
+    for job in arrivals_until(schedule.jobs, schedule.time):
+        session.submit(job, schedule.time)
+    holdings = [
+        Holding(given.job, given.placement, given.batch.global_ if given.batch is not None else None)
+        for given in schedule.allocations
+    ]
+    try:
+        for verdict in schedule.rejected:
+            session.reject(verdict.job, schedule.time)
+        session.adopt(holdings, schedule.time)
+    except (KeyError, ValueError) as error:
+        raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
+    if schedule.policy_state is not None:  # it has absorbed all that this session begins with
+        seen = {"changes_seen": len(session.changes)}
+        session.carry(schedule.policy_state.model_copy(update=seen))
+    return session
+
+
+def arrivals_until(jobs: Iterable[Job], time_s: float) -> list[Job]:
+    """Jobs submitted by ``time_s``, in order of (submit_time, id)."""
+    return sorted(
+        (job for job in jobs if job.submit_time <= time_s), key=lambda job: (job.submit_time, job.id)
+    )
+
+
+def _decided_together(numbered: tuple[int, Event]) -> tuple[float, int]:
+    """Changes of GPUs at one time are one decision; every other event stands alone."""
+    number, event = numbered
+    return (event.time, 0) if event.event in _HOLDS else (event.time, number)
+
+
+def _tell(session: Session, events: Sequence[Event]) -> None:
+    event = events[0]
+    if event.event in _HOLDS:
+        _tell_holdings(session, [each for each in events if each.job not in session.ended])
+    elif event.event == "submit":
+        session.submit(_job(event), event.time)
+    elif event.event in ("node_down", "node_up"):
+        node = str((event.detail or {})["node"])
+        tell_node = session.node_down if event.event == "node_down" else session.node_up
+        tell_node(node, event.time)
+    elif event.job is not None:
+        _tell_job(session, event, event.job)
+
+
+def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
+    session.adopt(
+        [Holding(event.job or "", event.placement or (), event.global_batch) for event in events],
+        events[0].time if events else 0.0,
+    )
+    for event in events:
+        _correct(session.jobs[event.job or ""], event)
+
+
+def _tell_job(session: Session, event: Event, job_id: str) -> None:
+    if job_id in session.ended:
+        return  # a straggler: its workers wrote a last line after it ended
+    job = session.jobs[job_id]
+    if event.event == "requeue":
+        session.lose(job_id, event.time)
+    _correct(job, event)
+    if event.event in _ENDS:
+        session.end(job_id, event.time, _ENDS[event.event])
+    elif event.event == "reject":
+        session.reject(job_id, event.time)
+
+
+def _correct(job: JobState, event: Event) -> None:
+    """Take over what was measured: progress, loss, and time held without training."""
+    if event.samples_done is not None:
+        job.report_progress(event.time, event.samples_done)
+    if event.event == "epoch" and event.loss is not None:
+        job.losses = (*job.losses, event.loss)
+    if event.event in _HOLDS and job.gpus and event.overhead_seconds:
+        job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
+
+
+def _job(event: Event) -> Job:
+    try:
+        return SubmitDetail.model_validate(event.detail, strict=False).job
+    except ValidationError as error:
+        raise ValueError(str(problems_of(error, "detail")[0])) from error
+
+
+def _text(error: KeyError | ValueError) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]!r} is not known at this point"
+    return str(error)
