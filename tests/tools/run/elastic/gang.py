@@ -1,0 +1,172 @@
+"""A job's workers as real processes, told by plan files as the launcher would, without a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import atomic_write, read_events
+from pliant.tools.run.layout import AttemptDir, JobDir
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, Plan, WorkerOutcome
+
+SCRIPT = Path(__file__).with_name("script.py")
+PATIENCE_S = 90.0
+OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
+BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
+
+
+class Gang:
+    """One job: write plans, start workers, wait for what they leave behind."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.dir = JobDir(folder / "job")
+        self.dir.path.mkdir(parents=True)
+        self.out = folder
+        self.options = {"out": str(folder), **options}
+        self.generation = 0
+        self.attempt = 0
+        self.plan: Plan | None = None
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def publish(self, workers: int, **fields: Any) -> None:
+        """A newer plan of the attempt."""
+        self.generation += 1
+        members = [{"slot": f"n0/{i}", "node": "n0", "address": "n0"} for i in range(workers)]
+        record = {
+            "job": "a", "generation": self.generation, "attempt": self.attempt, "members": members,
+            "global_batch": 10, "seed": 5, "token": "secret", "progress_s": 0.05, "timeout_s": 60, **fields,
+        }  # fmt: skip
+        self.plan = Plan.model_validate_json(json.dumps(record))
+        atomic_write(self.dir.plan, self.plan.model_dump_json().encode())
+
+    def start(self, workers: int, *, only: tuple[int, ...] | None = None, **fields: Any) -> AttemptDir:
+        """The next attempt, with so many workers."""
+        self.attempt += 1
+        self.publish(workers, **fields)
+        ranks = range(workers) if only is None else only
+        self.workers = [self._worker(rank) for rank in ranks]
+        return self.here
+
+    def stop(self) -> None:
+        """Ask the workers to stop, once they train."""
+        self.wait_for("progress")
+        assert self.plan is not None
+        self.publish(len(self.plan.members), **{**self.plan.model_dump(include={"accum"}), "abort": True})
+
+    def end(self) -> list[int]:
+        """Exit codes of the workers, all of which must end by themselves."""
+        return [worker.wait(PATIENCE_S) for worker in self.workers]
+
+    def run(self, workers: int, **fields: Any) -> list[str]:
+        """One attempt to its end: the outcomes."""
+        self.start(workers, **fields)
+        self.end()
+        return self.outcomes()
+
+    def run_and_stop(self, workers: int, **fields: Any) -> list[str]:
+        """One attempt that is stopped while it trains: the outcomes."""
+        self.start(workers, **fields)
+        self.stop()
+        self.end()
+        return self.outcomes()
+
+    @property
+    def here(self) -> AttemptDir:
+        """The folder of the attempt."""
+        return self.dir.attempt(self.attempt)
+
+    def outcome(self, rank: int) -> WorkerOutcome:
+        """How a worker ended."""
+        return WorkerOutcome.model_validate_json(self.here.outcome(rank).read_bytes())
+
+    def outcomes(self) -> list[str]:
+        """How all workers ended."""
+        return [self.outcome(rank).outcome for rank in range(len(self.workers))]
+
+    def warnings(self) -> list[str]:
+        """What went wrong, as the progress events tell it."""
+        details = [event.detail or {} for event in self.events("progress")]
+        return [detail["warning"] for detail in details if "warning" in detail]
+
+    def events(self, name: str) -> list[Event]:
+        """The events of the attempt so far."""
+        path = self.here.progress
+        return [event for event in read_events(path) if event.event == name] if path.exists() else []
+
+    def wait_for(self, name: str, count: int = 1) -> None:
+        """Wait for an event of the attempt."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.events(name)) < count:
+            assert time.monotonic() < deadline, f"no {name} event: {self.errors()}"
+            alive = any(worker.poll() is None for worker in self.workers)
+            assert alive or len(self.events(name)) >= count, f"all ended: {self.errors()}"
+            time.sleep(0.02)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a worker."""
+        self.workers[rank].send_signal(number)
+
+    def errors(self) -> str:
+        """What the workers of the attempt wrote to stderr."""
+        return "".join(path.read_text() for path in sorted(self.out.glob(f"err-{self.attempt}-*")))
+
+    def kill(self) -> None:
+        """Leave nothing running."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+    def _worker(self, rank: int) -> subprocess.Popen[str]:
+        env = {
+            **BASE,
+            ENV_JOB_DIR: str(self.dir.path),
+            ENV_SLOT: f"n0/{rank}",
+            "RANK": "7",
+            "WORLD_SIZE": "8",
+        }
+        with (self.out / f"err-{self.attempt}-{rank}").open("w") as stderr:
+            return subprocess.Popen(
+                [sys.executable, str(SCRIPT), json.dumps(self.options)], env=env, stderr=stderr, text=True
+            )
+
+
+def plain(folder: Path, *command: str, env: Mapping[str, str] | None = None, **options: Any) -> None:
+    """The same script without a plan; ``command`` goes before it (torchrun)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = [*(command or (sys.executable,)), str(SCRIPT), json.dumps({"out": str(folder), **options})]
+    around = {**BASE, "OMP_NUM_THREADS": "1", **(env or {})}
+    done = subprocess.run(argv, env=around, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def final(folder: Path) -> dict[str, Any]:
+    """What the script left at its end."""
+    state: dict[str, Any] = torch.load(folder / "final.pt")
+    return state
+
+
+def assert_same_weights(found: Path, expected: Path) -> None:
+    """The trained weights agree to float rounding (they are 64-bit), as does the learning rate."""
+    one, other = final(found), final(expected)
+    assert one["lr"] == other["lr"]
+    torch.testing.assert_close(one["model"], other["model"], rtol=1e-9, atol=1e-12)
+
+
+def seen(folder: Path) -> dict[int, list[int]]:
+    """Samples by epoch, in the order that a single worker would see them, all attempts together."""
+    found: dict[int, list[int]] = {}
+    for path in folder.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            found.setdefault(row["epoch"], []).extend(row["index"])
+    return found

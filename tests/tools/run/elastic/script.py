@@ -1,0 +1,94 @@
+"""A training script as an author would write it; the tests start it as workers. Options come as JSON."""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import StepLR
+
+from pliant.tools.run import elastic
+
+options = {
+    "out": ".",
+    "batch": 10,
+    "samples": 47,
+    "epochs": 3,
+    "seed": 5,
+    "step_s": 0.0,
+    "clip": False,
+    "schedule": False,
+    "crash_at": None,
+    "drop_last": False,
+    "num_workers": 0,
+    "file_limit": None,
+    **json.loads(sys.argv[1]),
+}
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Sample i says that it is sample i."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(count, 8, generator=generator)
+        self.y = torch.randn(count, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.x[index], self.y[index], index
+
+
+job = elastic.init(batch_size=options["batch"], seed=options["seed"])
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+model, optimizer, loader = job.prepare(
+    model,
+    optimizer,
+    Numbers(options["samples"]),
+    drop_last=options["drop_last"],
+    num_workers=options["num_workers"],
+)
+scheduler = StepLR(optimizer, 2, gamma=0.5)
+job.register(scheduler)
+out = Path(options["out"])
+name = f"{job.rank}-{os.getpid()}"
+seen = (out / f"seen-{name}.jsonl").open("a")
+passes = 0
+for epoch in job.epochs(options["epochs"]):
+    for x, y, index in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x.double()), y.double())
+        loss.backward()
+        if options["clip"]:
+            clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        if options["schedule"] == "step":
+            scheduler.step()
+        job.log(loss=loss)
+        seen.write(json.dumps({"epoch": epoch, "rank": job.rank, "index": index.tolist()}) + "\n")
+        seen.flush()
+        time.sleep(options["step_s"])
+        passes += 1
+        if options["file_limit"] and (out / "disk-full").exists():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], options["file_limit"]))
+        if passes == options["crash_at"]:
+            raise ValueError("the author's mistake")
+    if options["schedule"] == "epoch":
+        scheduler.step()
+    job.log(metric=float(epoch))
+if job.rank == 0:
+    inner = getattr(model, "module", model)
+    torch.save(
+        {"model": inner.state_dict(), "lr": optimizer.param_groups[0]["lr"], "steps": len(loader)},
+        out / "final.pt",
+    )

@@ -1,0 +1,161 @@
+"""Where a job may be stopped, saved or left: told by a job of one worker in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.elastic import supervision
+from pliant.tools.run.elastic.checkpoint import Checkpoints
+from tests.tools.run.elastic.alone import Alone, Author
+
+pytestmark = pytest.mark.torch
+STEPS = 5
+"""Of an epoch of 47 samples in batches of 10."""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
+    return Alone(tmp_path, monkeypatch)
+
+
+def at_pass(author: Author, number: int, action: Any) -> Any:
+    return lambda: action() if author.passes == number else None
+
+
+def give_up() -> None:
+    sys.exit("diverged")
+
+
+def crash() -> None:
+    raise RuntimeError("out of memory")
+
+
+class TestLeaving:
+    """Done is what the script finished."""
+
+    def test_a_script_that_ends_after_its_training_is_done(self, job: Alone) -> None:
+        end = job.run(Author())
+        assert (end.outcome, end.samples_done, end.epoch, end.exit_counts) == ("done", 141, 3, True)
+
+    def test_giving_up_in_the_loop_leaves_the_word_to_the_exit_code(self, job: Alone) -> None:
+        author = Author()
+        author.in_pass = at_pass(author, 7, give_up)
+        end = job.run(author)
+        assert (end.outcome, end.exit_counts) == ("done", True)
+
+    def test_what_made_a_script_give_up_is_not_what_a_retry_goes_on_from(self, job: Alone) -> None:
+        author = Author()
+        author.at_epoch_end = at_pass(author, STEPS, give_up)
+        job.run(author)
+        assert job.events("checkpoint") == []
+
+    def test_a_break_is_the_end_of_training_with_what_was_trained(self, job: Alone) -> None:
+        author = Author()
+        author.at_epoch_end = at_pass(author, 2 * STEPS, give_up)
+
+        def script(elastic: Any) -> None:
+            with pytest.raises(SystemExit):
+                author(elastic)
+
+        end = job.run(script)
+        assert (end.outcome, end.samples_done) == ("done", 94)
+
+
+class TestFullDisk:
+    """Nothing is acknowledged that is not on disk."""
+
+    def test_a_final_state_that_cannot_be_saved_is_a_crash_and_the_retry_goes_on(
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tried: list[int] = []
+
+        def full(self: Checkpoints, state: Any, step: int) -> Path:
+            tried.append(step)
+            raise ServiceMissingError("no space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "save", full)
+            end = job.run(Author())
+        assert (end.outcome, end.samples_done) == ("crashed", 0)
+        assert end.message == "the checkpoint of step 15 failed: no space left"
+        assert tried == [15]
+        assert job.run(Author()).outcome == "done"
+
+    def test_a_job_with_nothing_new_to_save_is_done_on_a_full_disk(
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job.run(Author())
+        monkeypatch.setattr(Checkpoints, "save", None)
+        assert job.run(Author()).outcome == "done"
+
+
+class TestEndOfEpoch:
+    """What an author does at the end of an epoch is done once, with a trained batch before it."""
+
+    @pytest.mark.parametrize("number", range(1, 3 * STEPS + 1))
+    def test_a_stop_after_any_step_can_be_gone_on_from(self, job: Alone, number: int) -> None:
+        author = Author()
+        # the plan is looked at when a step begins: this one is seen by the next step, or epoch end
+        author.in_pass = at_pass(author, number, lambda: job.publish(abort=True))
+        first = job.run(author)
+        assert first.outcome == ("stopped" if number < 3 * STEPS - 1 else "done")
+        if first.outcome == "stopped":
+            assert job.run(author).outcome == "done"
+        assert author.epochs_ended == [0, 1, 2]
+        assert author.passes == 3 * STEPS
+
+    def test_every_checkpoint_can_be_gone_on_from(self, job: Alone) -> None:
+        author = Author()
+        while job.attempt < 3 * STEPS:
+            before = author.passes
+            author.in_pass = at_pass(author, before + 2, crash)
+            job.run(author, checkpoint_s=1e-9)
+            if author.passes != before + 2:
+                break
+        assert author.epochs_ended == [0, 1, 2]
+        assert job.events("checkpoint")[-1].samples_done == 141
+
+    def test_a_stop_asked_for_in_a_long_validation_is_heard_at_its_end(self, job: Alone) -> None:
+        author = Author()
+        author.at_epoch_end = at_pass(author, STEPS, lambda: job.publish(abort=True))
+        end = job.run(author)
+        assert (end.outcome, end.samples_done, end.epoch) == ("stopped", 47, 1)
+
+    def test_a_stop_asked_for_in_the_last_epoch_s_validation_comes_too_late(self, job: Alone) -> None:
+        author = Author()
+        author.at_epoch_end = at_pass(author, 3 * STEPS, lambda: job.publish(abort=True))
+        assert job.run(author).outcome == "done"
+
+    def test_a_batch_that_grew_beyond_what_the_epoch_has_left_is_a_smaller_step(self, job: Alone) -> None:
+        author = Author(drop_last=True)
+        author.in_pass = at_pass(author, 2, lambda: job.publish(abort=True))
+        end = job.run(author)
+        assert (end.outcome, end.samples_done) == ("stopped", 30)
+        assert job.run(author, global_batch=20).outcome == "done"
+        assert author.epochs_ended == [0, 1, 2]
+        assert [event.samples_done for event in job.events("epoch")] == [47, 87, 127]
+
+    def test_before_the_last_step_of_an_epoch_a_checkpoint_is_due_earlier(
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Clock:
+            now_s = 0.0
+
+            def monotonic(self) -> float:
+                return self.now_s
+
+        clock = Clock()
+        monkeypatch.setattr(supervision, "time", clock)
+        author = Author()
+
+        def second() -> None:
+            clock.now_s += 1.0
+
+        author.in_pass = second
+        job.run(author, checkpoint_s=10.0)
+        assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]

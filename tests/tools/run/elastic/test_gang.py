@@ -1,0 +1,215 @@
+"""Real workers of one job: whatever is done to them, they train what one undisturbed process trains."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome
+from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain, seen
+
+pytestmark = pytest.mark.torch
+EPOCHS, SAMPLES = 3, 47
+EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process, no plan."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    plain(folder, schedule="epoch")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process that clips gradients and steps its scheduler every batch."""
+    folder = tmp_path_factory.mktemp("clipped")
+    plain(folder, clip=True, schedule="step")
+    return folder
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Any]:
+    made: list[Gang] = []
+
+    def make(**options: Any) -> Gang:
+        made.append(Gang(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+def sorted_samples(folder: Path) -> dict[int, list[int]]:
+    return {epoch: sorted(samples) for epoch, samples in seen(folder).items()}
+
+
+def test_resized_from_one_worker_to_two_and_back_it_ends_with_the_same_weights(
+    gang: Any, tmp_path: Path, undisturbed: Path
+) -> None:
+    job = gang(schedule="epoch", step_s=0.1)
+    assert job.run_and_stop(1) == ["stopped"]
+    at_first_stop = job.outcome(0).samples_done
+    assert job.run_and_stop(2) == ["stopped", "stopped"]
+    assert 0 < at_first_stop < job.outcome(0).samples_done < EPOCHS * SAMPLES
+    job.options["step_s"] = 0.0
+    assert job.run(1) == ["done"]
+    assert_same_weights(tmp_path, undisturbed)
+    assert sorted_samples(tmp_path) == EVERY_SAMPLE
+    assert job.outcome(0).samples_done == EPOCHS * SAMPLES
+
+
+def test_ten_samples_on_three_workers_train_as_on_one(gang: Any, tmp_path: Path, undisturbed: Path) -> None:
+    job = gang(schedule="epoch")
+    assert job.run(3) == ["done"] * 3
+    assert_same_weights(tmp_path, undisturbed)
+
+    first = job.events("progress")[0]
+    assert first.detail["first_step"] is True
+    assert 0 < first.overhead_seconds < first.detail["ready_s"]
+    assert (first.samples_done, first.global_batch, first.gpus) == (10, 10, 3)
+    epochs = job.events("epoch")
+    assert [event.samples_done for event in epochs] == [47, 94, 141]
+    assert [event.metric for event in epochs] == [0.0, 1.0, 2.0]
+    assert epochs[0].loss > epochs[1].loss > epochs[2].loss
+    assert job.events("checkpoint")[-1].samples_done == 141
+
+
+def test_accumulation_does_not_show_in_clipping_or_schedulers(
+    gang: Any, tmp_path: Path, clipped: Path
+) -> None:
+    job = gang(clip=True, schedule="step")
+    assert job.run(2, accum=2) == ["done"] * 2
+    assert_same_weights(tmp_path, clipped)
+    assert final(tmp_path)["steps"] == 5
+
+
+def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path) -> None:
+    plain(tmp_path, *TORCHRUN, schedule="epoch")
+    assert_same_weights(tmp_path, undisturbed)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".pt"}
+
+
+def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_script(tmp_path: Path) -> None:
+    result = tmp_path / "outcome.json"
+    order = Order(result=str(result), local_batches=(4,), global_batches=(9,), least_seconds=0)
+    (tmp_path / "order.json").write_text(order.model_dump_json())
+    plain(tmp_path, env={ENV_PROFILE: str(tmp_path / "order.json")})
+    outcome = Outcome.model_validate_json(result.read_bytes())
+    assert outcome.done
+    assert [(point.local_batch, point.accum) for point in outcome.points] == [(4, 1), (3, 3)]
+    assert not (tmp_path / "final.pt").exists()
+
+
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
+    gang: Any, tmp_path: Path, undisturbed: Path
+) -> None:
+    job = gang(schedule="epoch", step_s=0.03, num_workers=1)
+    job.start(1, checkpoint_s=0.05)
+    job.wait_for("checkpoint", 3)
+    job.stop()
+    job.end()
+    older, newer = sorted(job.dir.checkpoints.iterdir())
+    newer.write_bytes(newer.read_bytes()[:-100])
+    assert job.run(1) == ["done"]
+    assert job.warnings() == [f"{newer}: the checkpoint is torn or damaged"]
+    assert_same_weights(tmp_path, undisturbed)
+    assert older.name < newer.name
+
+
+def test_training_goes_on_when_checkpoints_cannot_be_written(gang: Any, tmp_path: Path) -> None:
+    job = gang(step_s=0.03, file_limit=8_000)
+    job.start(1, checkpoint_s=0.05)
+    job.wait_for("checkpoint", 1)
+    kept = sorted(job.dir.checkpoints.iterdir())
+    (tmp_path / "disk-full").touch()
+    assert job.end() == [0]
+    assert job.outcomes() == ["crashed"], "the final state is not on disk"
+    assert "file too large" in job.outcome(0).message
+    assert job.outcome(0).samples_done < EPOCHS * SAMPLES
+    assert len(job.events("epoch")) == EPOCHS
+    assert all("file too large" in text for text in job.warnings())
+    assert len(sorted(job.dir.checkpoints.iterdir())) == min(2, len(kept))
+
+
+def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
+    gang: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = Gang(tmp_path / "whole")
+    assert whole.run(1) == ["done"]
+    job = gang(step_s=0.1)
+    job.start(2, checkpoint_s=0.05)
+    job.wait_for("checkpoint", 2)
+    job.signal(0, signal.SIGKILL)
+    job.end()
+    job.options["step_s"] = 0.0
+    assert job.run(1) == ["done"]
+    again = [event.loss for event in job.events("epoch")]
+    assert again == pytest.approx([event.loss for event in whole.events("epoch")][-len(again) :])
+
+
+def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(gang: Any) -> None:
+    job = gang(step_s=0.05, num_workers=1)
+    job.start(2)
+    job.wait_for("progress")
+    job.signal(1, signal.SIGTERM)
+    assert job.end() == [0, 0]
+    assert job.outcomes() == ["stopped", "stopped"]
+    assert (
+        job.outcome(0).samples_done
+        == job.outcome(1).samples_done
+        == job.events("checkpoint")[-1].samples_done
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Any, victim: int) -> None:
+    job = gang(step_s=0.05)
+    job.start(2, checkpoint_s=0.05)
+    job.wait_for("checkpoint")
+    job.signal(victim, signal.SIGKILL)
+    codes = job.end()
+    assert codes[victim] == -signal.SIGKILL
+    assert codes[1 - victim] not in {0, -signal.SIGKILL}
+    assert job.outcome(1 - victim).outcome == "crashed"
+    assert job.outcome(1 - victim).message.startswith("lost the connection to another worker")
+    assert not job.here.outcome(victim).exists()
+
+
+def test_an_author_s_mistake_is_a_crash_with_its_message(gang: Any) -> None:
+    job = gang(crash_at=4)
+    job.start(1)
+    assert job.end() == [1]
+    assert job.outcome(0).outcome == "crashed"
+    assert job.outcome(0).message == "ValueError: the author's mistake"
+    assert "Traceback" in job.errors()
+
+
+def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, tmp_path: Path) -> None:
+    job = gang(step_s=0.05)
+    job.start(1)
+    job.wait_for("progress")
+    job.publish(1, lr_scale=2.0)
+    job.end()
+    assert job.outcomes() == ["done"]
+    assert final(tmp_path)["lr"] == 0.02
+
+
+def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Any) -> None:
+    job = gang(step_s=0.05)
+    assert job.run_and_stop(1) == ["stopped"]
+    trained = job.outcome(0).samples_done
+    job.start(2, only=(1,))
+    job.publish(2, abort=True)
+    assert job.end() == [0]
+    assert job.outcome(1).outcome == "stopped"
+    assert job.outcome(1).samples_done == trained > 0

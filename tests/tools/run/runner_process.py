@@ -1,0 +1,35 @@
+"""``pliant run`` as a process of its own, with scripts that need no torch: ``python -m … ARGUMENTS``."""
+
+from __future__ import annotations
+
+import sys
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run import runner
+from pliant.tools.run.layout import StateDir
+from tests.tools.run.scripts import PlainBackend
+
+
+def plain(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
+    """The backend without torchrun."""
+    return PlainBackend(nodes, dirs.jobs)
+
+
+def main() -> None:
+    """Run the command line in ``sys.argv``."""
+    import typer
+
+    from pliant.cli.common import command
+    from pliant.cli.log import log
+    from pliant.cli.run import run
+    from pliant.cli.status import status
+
+    runner.open_backend = plain
+    app = typer.Typer(pretty_exceptions_enable=False)
+    for function in (run, status, log):
+        app.command()(command(function))
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""A state directory, a schedule and scripts in a temporary folder, and what the log says afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events, write_schedule
+from pliant.schemas.job import Job
+from pliant.tools.run.gang import Timeouts
+from pliant.tools.run.runner import Options
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster, job
+from tests.tools.run.scripts import script
+
+QUICK = Timeouts(abort_s=5.0, term_s=5.0, kill_s=1.0, broken_s=1.0)
+
+
+class Site:
+    """Everything that a run needs, with scripts that need no torch."""
+
+    def __init__(self, folder: Path, slots: int = 2) -> None:
+        self.folder = folder.resolve()
+        self.folder.mkdir(exist_ok=True)
+        self.state = self.folder / "state"
+        self.cluster: Cluster = cluster(slots, slots="cpu")
+        self.script = script(self.folder)
+        self.jobs: list[Job] = []
+
+    def job(self, job_id: str, *words: object, samples: float = 200.0, text: str = "", **more: Any) -> Job:
+        """Add a job that trains ``samples`` (by default at 1000 a second); ``words`` go to its script."""
+        path = script(self.folder, text, f"{job_id}.py") if text else self.script
+        own = () if text else ("--samples", str(samples))
+        command = (path, *own, *map(str, words))
+        spec = job(job_id, command=command, work={"samples": samples}, batch=8, **more)
+        self.jobs.append(spec)
+        return spec
+
+    def schedule(self, policy: str = "fair-share") -> str:
+        """Decide and write the schedule; returns its path."""
+        path = self.folder / "schedule.json"
+        write_schedule(decide(self.jobs, self.cluster, None, Question(policy)), path)
+        return str(path)
+
+    def options(self, policy: str | None = "fair-share", **more: Any) -> Options:
+        """Options for a run; without a policy for one that goes on."""
+        schedule = None if policy is None else self.schedule(policy)
+        return Options(self.state, schedule, timeouts=QUICK, **more)
+
+    def events(self) -> tuple[Event, ...]:
+        """The log."""
+        return read_events(self.state / "events.jsonl")
+
+    def story(self, *leave_out: str) -> list[str]:
+        """The log in short, reports of the workers and decisions left out: ``start a 2``."""
+        silent = {"progress", "epoch", "checkpoint", "decision", *leave_out}
+        return [
+            f"{event.event} {event.job}" + ("" if event.gpus is None else f" {event.gpus}")
+            for event in self.events()
+            if event.event not in silent
+        ]
+
+    def of(self, job_id: str) -> list[str]:
+        """The story of one job."""
+        return [line for line in self.story() if line.split()[1] == job_id]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def in_order(wanted: Sequence[str], found: Sequence[str]) -> bool:
+    """Whether ``wanted`` is a part of ``found`` in the same order."""
+    rest = iter(found)
+    return all(line in rest for line in wanted)

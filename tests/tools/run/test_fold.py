@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from typing import Any
+
+from pliant.schemas.event import Event, EventName
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.run.executor import Ended, Said
+from pliant.tools.run.fold import JobLog, RunLog, fold
+from pliant.tools.run.journal import decision_event, on_clock, report_events, run_event, submit_event
+from pliant.tools.run.outcome import Verdict
+from tests.builders import cluster, job
+
+
+def event(time: float, name: EventName, **more: Any) -> Event:
+    return Event(time, name, "a", **more)
+
+
+def log(*events: Event) -> RunLog:
+    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), *events])
+
+
+def of(*events: Event) -> JobLog:
+    return log(*events).jobs["a"]
+
+
+START = event(
+    11.0, "start", gpus=2, placement=(("n0", 2),), global_batch=8, detail={"accum": 2, "lr_scale": 1.5}
+)
+
+
+def progress(time: float, samples: float, attempt: int = 1, **detail: Any) -> Event:
+    return event(time, "progress", samples_done=samples, loss=0.5, detail={"attempt": attempt, **detail})
+
+
+def test_a_submitted_job_waits() -> None:
+    found = of()
+    assert (found.phase, found.submitted_s, found.gpus, found.total_samples) == ("waiting", 10.0, 0, 1000.0)
+
+
+def test_a_started_job_holds_what_the_event_says() -> None:
+    found = of(START)
+    assert (found.phase, found.gpus, found.started_s) == ("running", 2, 11.0)
+    assert (found.share.placement, found.share.global_batch) == ((("n0", 2),), 8)
+    assert (found.share.accum, found.share.lr_scale) == (2, 1.5)
+
+
+def test_a_change_is_open_until_its_first_step_was_measured() -> None:
+    assert of(START).change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0)).change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0, after="start")).change is None
+
+
+def test_worker_events_are_counted_by_attempt_so_that_none_is_read_twice() -> None:
+    found = of(START, progress(12.0, 8.0), progress(13.0, 16.0), progress(14.0, 24.0, attempt=2))
+    assert found.seen == {1: 2, 2: 1}
+
+
+def test_speed_is_measured_between_the_newest_two_reports_of_one_allocation() -> None:
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0)).samples_per_second == 10.0
+    assert of(START, progress(12.0, 8.0)).samples_per_second is None
+    grown = event(15.0, "grow", gpus=3, placement=(("n0", 3),))
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0), grown).samples_per_second is None
+
+
+def test_a_preempted_job_holds_nothing_and_waits() -> None:
+    found = of(START, event(12.0, "preempt", gpus=0, placement=()))
+    assert (found.phase, found.gpus, found.placement, found.ended) == ("preempted", 0, (), False)
+
+
+def failed(time: float, attempt: int) -> Event:
+    return event(time, "requeue", gpus=0, placement=(), detail={"attempt": attempt, "reason": "exit code 1"})
+
+
+def test_failures_without_progress_add_up() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
+    assert (found.failures, found.failed_attempt, found.next_failures()) == (2, 2, 3)
+
+
+def test_a_failure_after_progress_is_the_first_one_again() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
+    assert found.next_failures() == 1
+
+
+def test_a_job_that_went_back_to_its_checkpoint_is_where_it_is_and_has_made_no_progress() -> None:
+    found = of(START, progress(12.0, 90.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
+    assert (found.samples_done, found.next_failures()) == (60.0, 2)
+
+
+def test_an_interruption_is_no_failure() -> None:
+    found = of(
+        START, event(12.0, "requeue", gpus=0, placement=(), detail={"reason": "interrupted by SIGINT"})
+    )
+    assert (found.phase, found.failures) == ("preempted", 0)
+
+
+def test_ended_jobs_are_active_no_more() -> None:
+    for name, phase in (
+        ("finish", "finished"),
+        ("fail", "failed"),
+        ("reject", "rejected"),
+        ("cancel", "cancelled"),
+    ):
+        found = log(START, event(12.0, name, gpus=0, placement=()))
+        assert (found.jobs["a"].phase, found.active) == (phase, {})
+
+
+def test_a_clean_end_becomes_finish_a_stop_nothing_a_failure_requeue_or_fail() -> None:
+    running = log(START)
+    done = report_events(Ended("a", 1, Verdict("done", "", 1000.0)), running, 20.0, 3)
+    assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
+    assert report_events(Ended("a", 1, Verdict("stopped")), running, 20.0, 3) == []
+    broke = Ended("a", 1, Verdict("failed", "exit code 1"))
+    assert [e.event for e in report_events(broke, running, 20.0, 1)] == ["requeue"]
+    assert [e.event for e in report_events(broke, running, 20.0, 0)] == ["fail"]
+
+
+def test_reports_about_jobs_that_have_ended_leave_no_trace() -> None:
+    over = log(START, event(12.0, "finish", gpus=0, placement=()))
+    assert report_events(Ended("a", 1, Verdict("failed", "late")), over, 20.0, 3) == []
+
+
+def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
+    said = Said("a", 1, (progress(15.0, 8.0), progress(16.0, 16.0)), settled=True)
+    first, second = report_events(said, log(START), 20.0, 3)
+    assert (first.overhead_seconds, first.detail) == (4.0, {"attempt": 1, "after": "start"})
+    assert (second.overhead_seconds, second.detail) == (None, {"attempt": 1})
+
+
+def test_a_gang_on_its_way_out_measures_nothing_and_says_nothing_about_gpus() -> None:
+    saved = event(15.0, "checkpoint", gpus=2, samples_done=8.0, overhead_seconds=0.3)
+    (found,) = report_events(Said("a", 1, (saved,), settled=False), log(START), 20.0, 3)
+    assert (found.overhead_seconds, found.gpus, found.samples_done) == (None, None, 8.0)
+    (found,) = report_events(Said("a", 1, (saved,), settled=True), log(START), 20.0, 3)
+    assert found.overhead_seconds == 0.3
+
+
+def test_the_log_is_utc_and_reads_back_on_the_clock_of_the_schedule() -> None:
+    submitted = submit_event(job("a", at=5.0), 1005.0)
+    assert (submitted.detail or {})["job"]["submit_time"] == 1005.0
+    (back, started) = on_clock([submitted, Event(1010.0, "start", "a", gpus=1)], 1000.0)
+    assert (back.time, (back.detail or {})["job"]["submit_time"], started.time) == (5.0, 5.0, 10.0)
+
+
+def test_the_first_decision_names_the_run_and_later_ones_tell_the_clock() -> None:
+    schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo", seed=3), cluster=cluster(2))
+    found = fold([run_event(schedule, "hash", 5.0), decision_event(6.0, 4.5, "fifo", 0.01)])
+    assert found.info is not None
+    assert (found.info.policy, found.info.seed, found.info.simulated) == ("fifo", 3, False)
+    assert (found.origin_s, found.last_s) == (4.5, 6.0)

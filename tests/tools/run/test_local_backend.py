@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends import gpus
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.processes import birth
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.record import read_record, write_record
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.plan import ENV_JOB_DIR
+from pliant.tools.run.runner import open_backend
+from tests.builders import cluster
+from tests.tools.run.conftest import left_running
+
+RUNNING = UnitStatus("running")
+WAIT = "import time; print('up', flush=True); time.sleep(60)"
+FAMILY = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {WAIT!r}], start_new_session=True)
+print("up", flush=True)
+time.sleep(60)
+"""
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
+
+
+class Site:
+    """A backend on two CPU slots and one attempt of one job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = LocalBackend(cluster(2, slots="cpu"), folder / "jobs")
+        self.job = folder / "jobs" / "a"
+        self.handle = Handle("a", 1, self.job / "attempts" / "1")
+
+    def start(self, *scripts: str, cwd: str = "/") -> None:
+        env = {ENV_JOB_DIR: str(self.job)}
+        self.backend.start(self.handle, [Unit("n0", (sys.executable, "-c", s), cwd, env) for s in scripts])
+
+    def poll(self) -> tuple[UnitStatus, ...]:
+        return self.backend.poll([self.handle])[self.handle]
+
+    def said(self, unit: int = 0) -> str:
+        return self.handle.files.launcher_log(unit).read_text()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path.resolve())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must happen."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def ended(site: Site) -> tuple[UnitStatus, ...]:
+    until(lambda: RUNNING not in site.poll())
+    return site.poll()
+
+
+def test_exit_codes_are_told_in_the_order_of_the_units(site: Site) -> None:
+    site.start("raise SystemExit(3)", "print('fine')", "import os; os.kill(os.getpid(), 9)")
+    assert ended(site) == (UnitStatus("exited", 3), UnitStatus("exited", 0), UnitStatus("exited", -9))
+    assert site.said(1) == "fine\n"
+
+
+def test_a_unit_runs_where_it_shall_with_its_environment_in_a_session_of_its_own(
+    site: Site, tmp_path: Path
+) -> None:
+    site.start("import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0))", cwd=str(tmp_path))
+    ended(site)
+    folder, job, session = site.said().split()
+    assert (folder, job) == (str(tmp_path), str(site.job))
+    assert int(session) != os.getsid(0)
+
+
+def test_what_cannot_be_started_has_exit_code_127_and_says_why(site: Site) -> None:
+    site.backend.start(site.handle, [Unit("n0", ("no-such-program",), "/", {ENV_JOB_DIR: str(site.job)})])
+    assert ended(site) == (UnitStatus("exited", 127),)
+    assert "no-such-program: cannot be started in /: No such file or directory" in site.said()
+
+
+def test_term_reaches_the_command(site: Site) -> None:
+    site.start(WAIT)
+    until(lambda: "up" in site.said())
+    site.backend.stop(site.handle, "term")
+    assert ended(site) == (UnitStatus("exited", -signal.SIGTERM),)
+
+
+def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site: Site) -> None:
+    site.start(DEAF, FAMILY)
+    until(lambda: "up" in site.said(0) and site.said(1).count("up") == 2)
+    site.backend.stop(site.handle, "term")
+    until(lambda: site.poll()[1] != RUNNING)
+    assert site.poll()[0] == RUNNING
+    assert len(left_running(site.job.parent)) >= 2
+    site.backend.stop(site.handle, "kill")
+    assert ended(site)[0] == UnitStatus("lost")
+    until(lambda: left_running(site.job.parent) == [])
+
+
+def test_stopping_what_is_gone_is_harmless(site: Site) -> None:
+    site.start("pass")
+    ended(site)
+    site.backend.stop(site.handle, "term")
+    site.backend.stop(site.handle, "kill")
+
+
+def test_a_later_backend_finds_what_runs_and_how_it_ended(site: Site, tmp_path: Path) -> None:
+    site.start(WAIT)
+    until(lambda: "up" in site.said())
+    later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
+    assert later.adopt() == [site.handle]
+    assert later.poll([site.handle])[site.handle] == (RUNNING,)
+    later.stop(site.handle, "term")
+    until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))
+    assert later.poll([site.handle])[site.handle] == (UnitStatus("exited", -signal.SIGTERM),)
+    ended(site)
+
+
+def test_a_clock_that_is_set_loses_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system derives the time of a start from its clock; a step of the clock moves it."""
+    site.start(WAIT)
+    until(lambda: "up" in site.said())
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600)
+    assert site.poll() == (RUNNING,)
+    monkeypatch.undo()
+    site.backend.stop(site.handle, "kill")
+    ended(site)
+
+
+def test_an_attempt_that_was_never_started_has_no_units(site: Site) -> None:
+    site.handle.folder.mkdir(parents=True)
+    assert site.backend.adopt() == [site.handle]
+    assert site.poll() == ()
+
+
+def test_a_start_that_was_cut_short_is_undone_when_it_is_found(site: Site) -> None:
+    site.start(WAIT)
+    until(lambda: "up" in site.said())
+    record = read_record(site.handle)
+    assert record is not None
+    unknown = record.units[0].model_copy(update={"pid": None, "born": None})
+    write_record(site.handle, record.model_copy(update={"units": (unknown,)}))
+    later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
+    assert later.adopt() == [site.handle]
+    assert later.poll([site.handle])[site.handle] == (UnitStatus("lost"),)
+    until(lambda: left_running(site.job.parent) == [])
+
+
+@pytest.mark.parametrize("lie", ["start", "environment"])
+def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
+    """A record names the pid of a process that is not ours: it is neither seen as running nor killed."""
+    env = {**os.environ, ENV_JOB_DIR: "elsewhere"}
+    stranger = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, env=env)
+    with stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        site.start("pass")
+        ended(site)
+        record = read_record(site.handle)
+        assert record is not None
+        recorded = birth(stranger.pid) if lie == "environment" else record.units[0].born
+        theirs = record.units[0].model_copy(update={"pid": stranger.pid, "born": recorded})
+        write_record(site.handle, record.model_copy(update={"units": (theirs,)}))
+        assert RUNNING not in site.poll()
+        site.backend.stop(site.handle, "term")
+        site.backend.stop(site.handle, "kill")
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
+    nodes = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
+    assert [(node.name, node.gpus, node.up, node.devices) for node in nodes] == [
+        ("n0", 2, True, None),
+        ("n1", 3, True, None),
+    ]
+
+
+def test_gpus_are_given_out_in_order_and_no_more_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [node.devices for node in LocalBackend(cluster(2, 2), tmp_path).nodes()] == [
+        ("0", "1"),
+        ("2", "3"),
+    ]
+    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 4"):
+        LocalBackend(cluster(4, 2), tmp_path).nodes()
+
+
+def test_only_the_gpus_that_the_caller_was_given_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-1f")
+    assert [node.devices for node in LocalBackend(cluster(1, 1), tmp_path).nodes()] == [("5",), ("GPU-1f",)]
+    with pytest.raises(BadInputError, match="4 GPUs on the local backend, this machine has 2 to use"):
+        LocalBackend(cluster(2, 2), tmp_path).nodes()
+    assert gpus.visible_gpus({"CUDA_VISIBLE_DEVICES": "3,-1,2"}) == ("3",)
+    assert gpus.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
+        gpus.count_gpus()
+
+
+def test_a_backend_that_is_not_there_is_a_missing_service(tmp_path: Path) -> None:
+    with pytest.raises(ServiceMissingError, match='no backend "slurm": use --backend local'):
+        open_backend("slurm", cluster(1), StateDir(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [
+        ("8.8.8.8", "8.8.8.8 is not a loopback or private address"),
+        ("192.168.254.253", "not one of this machine"),
+        ("no-such-host.invalid", "not known on this machine"),
+    ],
+)
+def test_workers_meet_on_this_machine_and_not_in_public(tmp_path: Path, address: str, problem: str) -> None:
+    node = {"name": "n0", "gpus": 1, "address": address}
+    nodes = Cluster.model_validate({"nodes": (node,), "slots": "cpu"})
+    with pytest.raises(BadInputError, match=problem):
+        LocalBackend(nodes, tmp_path).nodes()

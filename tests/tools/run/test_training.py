@@ -1,0 +1,118 @@
+"""Real training under the real command: torchrun, the elastic library, two CPU slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.state import read_log
+from tests.tools.run.conftest import left_running
+from tests.tools.run.site import Site, in_order, until
+
+pytestmark = pytest.mark.torch
+
+ELASTIC = """
+import sys, time, torch
+from pliant.tools.run import elastic
+
+epochs, step_s = int(sys.argv[1]), float(sys.argv[2])
+job = elastic.init(batch_size=8)
+x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), data)
+for epoch in job.epochs(epochs):
+    for inputs, wanted in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+        loss.backward()
+        optimizer.step()
+        job.log(loss=loss)
+        time.sleep(step_s)
+"""
+
+PLAIN = """
+import os, sys, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("of", int(total), "with", os.environ["OMP_NUM_THREADS"], "thread")
+dist.destroy_process_group()
+sys.exit(int(total) - 2)
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def train(site: Site, job_id: str, text: str, words: Sequence[object] = (), **more: object) -> None:
+    site.job(job_id, *words, text=text, **more)
+
+
+def pliant_run(site: Site, *words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pliant.cli", "run", "--until-done", *map(str, words)],
+        cwd=site.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
+    train(site, "long", ELASTIC, (24, 0.02), samples=24 * 64, high=2)
+    train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert site.of("short") == ["submit short", "start short 1", "finish short 0"]
+    assert site.of("long") == ["submit long", "start long 1", "grow long 2", "finish long 0"]
+    log = read_log(site.state)
+    assert log.jobs["long"].samples_done == 24 * 64
+    assert log.jobs["short"].samples_done == 2 * 64
+    losses = [event.loss for event in site.events() if event.job == "long" and event.event == "epoch"]
+    assert len(losses) == 24
+    assert (losses[-1] or 0.0) < (losses[0] or 0.0) / 4
+    costs = {(event.detail or {}).get("after") for event in site.events() if event.overhead_seconds}
+    assert costs >= {"start", "grow"}
+
+
+def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
+    train(site, "a", ELASTIC, (24, 0.02), samples=24 * 64, high=2)
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        until(lambda: site.state.exists() and "a" in read_log(site.state).jobs)
+        until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert left_running(site.folder) == []
+    saved = read_log(site.state).jobs["a"].samples_done
+    with pliant_run(site, "--state", site.state) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
+    resumed = [e.samples_done or 0 for e in site.events() if (e.detail or {}).get("after") == "resume"]
+    assert 0 < saved < resumed[0]
+    assert read_log(site.state).jobs["a"].samples_done == 24 * 64
+
+
+def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(site: Site) -> None:
+    train(site, "a", PLAIN, gpus=2)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert in_order(["start a 2", "finish a 0"], site.of("a"))
+    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
+    assert output == ["of 2 with 1 thread\n"] * 2
+    assert "RANK" not in os.environ

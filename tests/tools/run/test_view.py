@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pliant.schemas.event import Event, EventName
+from pliant.tools.run.fold import RunLog, fold
+from pliant.tools.run.journal import submit_event
+from pliant.tools.run.screen import Screen
+from pliant.tools.run.view import line, status_text, summary
+from tests.builders import job
+
+
+def event(time: float, name: EventName, job_id: str = "a", **more: Any) -> Event:
+    return Event(time, name, job_id, **more)
+
+
+def log(*events: Event) -> RunLog:
+    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), submit_event(job("b"), 11.0), *events])
+
+
+START = event(12.0, "start", gpus=2, placement=(("n0", 1), ("n1", 1)), detail={"reason": "its [turn]"})
+FIRST = event(14.0, "progress", samples_done=100.0, loss=0.25, detail={"attempt": 1, "after": "start"})
+SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attempt": 1})
+
+
+def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -> None:
+    assert status_text(log(START), 13.5).splitlines() == [
+        "job  phase        slots      progress  loss  left  why",
+        "a    start (2 s)  n0:1 n1:1  0 %       -     -     its [turn]",
+        "b    waiting      -          -         -     -",
+    ]
+
+
+def test_a_running_job_shows_progress_loss_and_time_left_at_the_measured_speed() -> None:
+    shown = status_text(log(START, FIRST, SECOND), 16.0).splitlines()[1]
+    assert shown.split() == ["a", "running", "n0:1", "n1:1", "30", "%", "0.125", "7", "s", "its", "[turn]"]
+
+
+def test_one_line_counts_the_jobs() -> None:
+    assert line(log(START)) == "1 running, 1 waiting"
+    assert line(fold([])) == "no job yet"
+
+
+def test_the_summary_tells_waiting_and_completion_times() -> None:
+    text = io.StringIO()
+    ended = event(20.0, "finish", gpus=0, placement=(), samples_done=1000.0)
+    Console(file=text, width=100).print(summary(log(START, SECOND, ended)))
+    first, second = text.getvalue().splitlines()[1:]
+    assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
+    assert second.split()[:4] == ["b", "waiting", "-", "-"]
+
+
+def shown(console: Console, text: io.StringIO, *times: float) -> str:
+    with Screen(console, "state directory: [x]") as screen:
+        for now_s in times:
+            screen(log(START), now_s)
+    return text.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
+    text = io.StringIO()
+    lines = shown(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
+    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
+
+
+def test_a_terminal_gets_the_table_in_place() -> None:
+    text = io.StringIO()
+    table = shown(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
+    assert "its [turn]" in table
+    assert "1 running, 1 waiting" not in table
+
+
+class Gone(io.StringIO):
+    """A reader that has left."""
+
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        raise BrokenPipeError(32, "broken pipe")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_does_not_look_any_more_stops_nothing(terminal: bool) -> None:
+    text = Gone()
+    assert shown(Console(file=text, width=40, force_terminal=terminal), text, 100.0, 200.0) == ""
+    assert text.writes == 1
+
+
+def test_a_quiet_console_says_nothing() -> None:
+    text = io.StringIO()
+    assert shown(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""

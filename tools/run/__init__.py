@@ -1,0 +1,1 @@
+"""Execute decisions on real processes: backends, state directory, elastic training library."""

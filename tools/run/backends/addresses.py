@@ -1,0 +1,51 @@
+"""Where workers of the local backend meet: at addresses of this machine that strangers do not reach."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.run.addresses import refuse_public
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def check_own(node: str, address: str) -> str:
+    """The address, if it is a loopback or private one of this machine.
+
+    :raises BadInputError: it is public, another machine's, or a name that is not known here.
+    """
+    for found in _resolve(node, address):
+        try:
+            refuse_public(found)
+        except UsageError as error:
+            raise _bad(f"node {node}: {error}") from error
+        if not _is_here(found):
+            raise _bad(
+                f"node {node} has the address {address}, which is not one of this machine: "
+                "the local backend starts everything here"
+            )
+    return address
+
+
+def _resolve(node: str, address: str) -> list[str]:
+    try:
+        return sorted({str(info[4][0]) for info in socket.getaddrinfo(address, None)})
+    except OSError:
+        raise _bad(f"the address {address} of node {node} is not known on this machine") from None
+
+
+def _is_here(address: str) -> bool:
+    """Whether this machine could listen on it."""
+    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def _bad(message: str) -> BadInputError:
+    return BadInputError.one("cluster", message, pointer="/nodes")

@@ -1,0 +1,177 @@
+"""The local backend: every node of the cluster is this machine, every unit a process in a session of its own.
+
+A unit runs under ``keep.py``, which writes the unit's exit code to a file. So the launcher may die, or
+leave, and whoever comes next still learns how the unit ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.tools.profile.processes import child_environment, kill, strays, tree
+from pliant.tools.run.backends.addresses import LOOPBACK, check_own
+from pliant.tools.run.backends.gpus import visible_gpus
+from pliant.tools.run.backends.processes import birth, find
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
+from pliant.tools.run.plan import ENV_JOB_DIR
+
+KEEPER: Final = str(Path(__file__).with_name("keep.py"))
+
+
+class LocalBackend:
+    """Processes on this machine.
+
+    :param jobs: the folder of the jobs in the state directory.
+    """
+
+    name = "local"
+
+    def __init__(self, cluster: Cluster, jobs: Path) -> None:
+        self._cluster = cluster
+        self._jobs = jobs
+        self._children: set[int] = set()
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        """The nodes of the cluster file; the GPUs of this machine are given out in its order.
+
+        :raises BadInputError: the cluster file has more GPUs than there are, or an address that is public or
+            another machine's.
+        """
+        devices = self._devices() if self._cluster.slots == "gpu" else None
+        infos, first = [], 0
+        for node in self._cluster.expanded():
+            address = check_own(node.name, node.address or LOOPBACK)
+            own = None if devices is None else devices[first : first + node.gpus]
+            infos.append(NodeInfo(node.name, node.gpus, True, address, own))
+            first += node.gpus
+        return infos
+
+    def _devices(self) -> tuple[str, ...]:
+        devices, wanted = visible_gpus(os.environ), self._cluster.total_gpus
+        if wanted > len(devices):
+            raise BadInputError.one(
+                "cluster",
+                f"{wanted} GPUs on the local backend, this machine has {len(devices)} to use",
+                pointer="/nodes",
+            )
+        return devices
+
+    def acquire(self, nodes: Collection[str]) -> None:
+        """Nothing to do: this machine is ours."""
+
+    def release(self, nodes: Collection[str]) -> None:
+        """Nothing to do: this machine stays ours."""
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        """Start all units, or none."""
+        handle.files.logs.mkdir(parents=True, exist_ok=True)
+        started = [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
+        self._write(handle, started)
+        try:
+            for index, unit in enumerate(units):
+                started[index] = self._spawn(handle, index, unit, started[index])
+            self._write(handle, started)
+        except BaseException:
+            self.stop(handle, "kill")
+            raise
+
+    def _write(self, handle: Handle, units: Sequence[StartedUnit]) -> None:
+        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=tuple(units))
+        write_record(handle, record)
+
+    def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
+        code_file = str(handle.files.exit_code(index))
+        argv = [sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv]
+        with handle.files.launcher_log(index).open("ab") as log, open(os.devnull, "rb") as nothing:
+            descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
+            pid = os.posix_spawn(
+                sys.executable,
+                argv,
+                child_environment(os.environ, unit.env),
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGINT, signal.SIGTERM),
+            )
+        self._children.add(pid)
+        return record.model_copy(update={"pid": pid, "born": birth(pid)})
+
+    def stop(self, handle: Handle, level: StopLevel) -> None:
+        """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
+        keepers = [keeper for keeper in _keepers(handle) if keeper is not None]
+        if level == "kill":
+            for keeper in keepers:
+                kill(tree(keeper))
+            kill(strays(_mark(handle)))
+            return
+        for keeper in keepers:
+            try:
+                keeper.send_signal(signal.SIGTERM)
+            except psutil.Error:
+                continue
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        """What became of the units: the process table first, then the code files."""
+        return {handle: self._statuses(handle) for handle in handles}
+
+    def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
+        self._reap()
+        return tuple(
+            UnitStatus("running") if keeper is not None else _ended(handle, index)
+            for index, keeper in enumerate(_keepers(handle))
+        )
+
+    def _reap(self) -> None:
+        """Let children that ended go; their exit codes are in files."""
+        for pid in tuple(self._children):
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                self._children.discard(pid)
+
+    def adopt(self) -> list[Handle]:
+        """The newest attempt of every job. Of one whose start was cut short, what was started is killed."""
+        handles = []
+        for job in sorted(self._jobs.iterdir()) if self._jobs.is_dir() else ():
+            folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
+            if folder is not None:
+                handle = Handle(job.name, int(folder.name), folder)
+                record = read_record(handle)
+                if record is not None and not record.complete:
+                    self.stop(handle, "kill")
+                handles.append(handle)
+        return handles
+
+
+def _attempts(job: Path) -> list[Path]:
+    folder = job / "attempts"
+    return [path for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+
+
+def _mark(handle: Handle) -> tuple[str, str]:
+    """The variable that every process of the job carries."""
+    return ENV_JOB_DIR, str(handle.folder.parent.parent)
+
+
+def _keepers(handle: Handle) -> list[psutil.Process | None]:
+    """The living keeper of each unit; None for one that is gone or was never started."""
+    record = read_record(handle)
+    return [
+        None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
+        for unit in (record.units if record else ())
+    ]
+
+
+def _ended(handle: Handle, index: int) -> UnitStatus:
+    try:
+        return UnitStatus("exited", int(handle.files.exit_code(index).read_text()))
+    except (OSError, ValueError):
+        return UnitStatus("lost")

@@ -1,0 +1,102 @@
+"""The six operations that a place to run processes offers. Nothing outside a backend knows a pid.
+
+Launcher and workers share a directory, not a machine: an attempt is known by its folder, what was started
+there is recorded in that folder, and any later process can take the attempt over from the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pliant.tools.run.layout import AttemptDir
+
+StopLevel = Literal["term", "kill"]
+"""``term``: SIGTERM to what was started. ``kill``: SIGKILL to all of it, stray descendants included."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node as its backend sees it."""
+
+    name: str
+    gpus: int
+    """GPUs, or CPU slots."""
+    up: bool = True
+    address: str = "127.0.0.1"
+    """Address that workers on other nodes reach it at."""
+    devices: tuple[str, ...] | None = None
+    """Its GPUs as CUDA_VISIBLE_DEVICES names them there, by slot index; None on CPU slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One process to start on one node; it may start more of its own (torchrun does)."""
+
+    node: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Added to the environment of the launcher, cleaned of what belongs to other launchers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One attempt of one job; the same value names it in every process that shares the directory."""
+
+    job: str
+    attempt: int
+    folder: Path
+
+    @property
+    def files(self) -> AttemptDir:
+        """The paths of the attempt."""
+        return AttemptDir(self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatus:
+    """What became of one unit; ``lost``: it is gone and left no exit code."""
+
+    state: Literal["running", "exited", "lost"]
+    code: int | None = None
+
+
+class Backend(Protocol):
+    """A place to run processes."""
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        """All nodes, up or not.
+
+        :raises ServiceMissingError: what they are counted with is not there.
+        """
+        ...
+
+    def acquire(self, nodes: Collection[str]) -> None:
+        """Make sure that the nodes are ours to start on (a lease, where a cluster manager gives them out)."""
+        ...
+
+    def release(self, nodes: Collection[str]) -> None:
+        """Give back nodes that nothing runs on."""
+        ...
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        """Start all units of an attempt, or none.
+
+        :raises OSError: a unit cannot be started.
+        """
+        ...
+
+    def stop(self, handle: Handle, level: StopLevel) -> None:
+        """Ask, or force, all that was started for an attempt to end. Never waits; harmless if it is gone."""
+        ...
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        """What became of the units of each attempt, in the order they were started in."""
+        ...
+
+    def adopt(self) -> list[Handle]:
+        """The newest attempt of every job in the directory, whoever started it, alive or not."""
+        ...

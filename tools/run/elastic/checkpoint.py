@@ -1,0 +1,120 @@
+"""Checkpoints that are whole or not there: written atomically, the newest two kept, verified on load.
+
+A file is one line of JSON (format, number of bytes, SHA-256) and then what ``torch.save`` made of the state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import atomic_write
+
+FORMAT: Final = "pliant.checkpoint/1"
+KEPT: Final = 2
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+
+    state: dict[str, Any] | None
+    """None: there is no checkpoint to go on from."""
+    problems: tuple[str, ...]
+
+
+class Checkpoints:
+    """The checkpoints of one job in a folder that is its own; rank 0 writes, every worker reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._damaged: set[Path] = set()
+
+    def save(self, state: Mapping[str, Any], step: int) -> Path:
+        """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
+
+        A file of a later step is of a past that is no more: training goes on from what was loaded.
+
+        :raises PliantError: it could not be written (a full disk); the older ones are untouched.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._remove_unfinished()
+        path = self._folder / f"step-{step:012}.ckpt"
+        atomic_write(path, _packed(state))
+        self._damaged.discard(path)
+        found = self._newest_first()
+        kept = [one for one in found if one <= path and one not in self._damaged][:KEPT]
+        for other in found:
+            if other not in kept:
+                other.unlink(missing_ok=True)
+        return path
+
+    def load(self) -> Loaded:
+        """The newest whole checkpoint, tensors in main memory.
+
+        :raises BadInputError: there are checkpoints, and none of them is whole.
+        """
+        problems: list[str] = []
+        for path in self._newest_first():
+            try:
+                return Loaded(_unpacked(path.read_bytes(), path), tuple(problems))
+            except BadInputError as error:
+                self._damaged.add(path)
+                problems.append(str(error))
+            except OSError as error:
+                problems.append(str(error))
+            _log.warning("%s; trying the one before", problems[-1])
+        if problems:
+            told = "; ".join(problems)
+            raise BadInputError.one(
+                str(self._folder), f"no checkpoint is whole, remove them to start anew: {told}"
+            )
+        return Loaded(None, ())
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
+
+    def _remove_unfinished(self) -> None:
+        """Temporary files of a writer that was killed."""
+        for path in self._folder.glob(".pliant-*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _packed(state: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    body = buffer.getvalue()
+    head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    return json.dumps(head).encode() + b"\n" + body
+
+
+def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
+    line, _, body = data.partition(b"\n")
+    try:
+        head = json.loads(line)
+        whole = head["format"] == FORMAT and head["sha256"] == hashlib.sha256(body).hexdigest()
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
+    return _state(body)
+
+
+def _state(body: bytes) -> dict[str, Any]:
+    """The state; full unpickling only for registered objects that hold more than tensors and values."""
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=False)
+    return state

@@ -1,0 +1,69 @@
+"""Objects that act once per optimizer step, although the loop body calls them in every micro-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import MethodType
+from typing import Any, Final
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+_PER_STEP: Final[tuple[tuple[type, tuple[str, ...]], ...]] = (
+    (LRScheduler, ("step",)),
+    (ReduceLROnPlateau, ("step",)),
+    (GradScaler, ("unscale_", "step", "update")),
+    (AveragedModel, ("update_parameters",)),
+)
+
+
+def guard_optimizer(
+    optimizer: Optimizer,
+    names: Iterable[str],
+    quiet: Callable[[], bool],
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else ``before()`` goes first.
+
+    The instance is changed, not its class: it stays what schedulers and scalers expect. (A scheduler that
+    was made before has put its own ``step`` into the instance; it is kept inside.)
+    """
+    for name in names:
+        setattr(optimizer, name, MethodType(_guarded(getattr(optimizer, name), quiet, before), optimizer))
+
+
+def _guarded(
+    inner: Callable[..., Any], quiet: Callable[[], bool], before: Callable[[], None]
+) -> Callable[..., Any]:
+    @wraps(inner)
+    def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if quiet():
+            return None
+        before()
+        return inner(*args, **kwargs)
+
+    return guarded
+
+
+def guard_helper(helper: object, quiet: Callable[[], bool]) -> None:
+    """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
+
+    The class is changed to a subclass of the same name: what is in the instance would end up in the state
+    dictionary of a scheduler. Other objects stay as they are.
+    """
+    names = {name for kind, names in _PER_STEP if isinstance(helper, kind) for name in names}
+    if names:
+        kind = type(helper)
+        methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+        helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+
+
+def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def guarded(self: object, *args: Any, **kwargs: Any) -> Any:
+        return None if quiet() else method(self, *args, **kwargs)
+
+    return guarded

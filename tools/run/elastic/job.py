@@ -1,0 +1,198 @@
+"""What a training script sees of the library: :func:`init` and :class:`ElasticJob`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.profile.measure import order_from_env
+from pliant.tools.run.elastic import meeting
+from pliant.tools.run.elastic.cut import Cut
+from pliant.tools.run.elastic.engine import Engine
+from pliant.tools.run.elastic.gradients import Gradients
+from pliant.tools.run.elastic.guard import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loader import ElasticLoader
+from pliant.tools.run.elastic.measured import Measurement
+from pliant.tools.run.elastic.reading import Reading
+from pliant.tools.run.elastic.setting import Setting, find_setting
+from pliant.tools.run.elastic.state import Stateful, seed_everything
+from pliant.tools.run.elastic.supervision import Supervision
+from pliant.tools.run.elastic.training import Training
+
+O = TypeVar("O", bound=Optimizer)  # noqa: E741
+
+
+def init(batch_size: int | None = None, seed: int | None = None, backend: str | None = None) -> ElasticJob:
+    """Find out how this process was started and meet the other workers of the job.
+
+    ``batch_size``: samples per optimizer step over all workers; the plan's word counts where it has one.
+    ``seed``: of the sample order and, where given or planned, of all random generators. ``backend``: of the
+    process group; default gloo on CPUs, gloo and NCCL on GPUs.
+
+    :raises UsageError: the environment contradicts itself.
+    :raises ServiceMissingError: other workers did not come.
+    :raises SystemExit: the job was asked to stop in the meantime.
+    """
+    setting = find_setting()
+    if setting.device.type == "cuda":
+        torch.cuda.set_device(setting.device)
+    supervision = None if setting.orders is None else Supervision(setting.orders)
+    if supervision is not None:
+        supervision.check_not_stopped()
+    meeting.join(setting, backend, supervision.check_not_stopped if supervision is not None else _nothing)
+    planned = setting.seed if setting.seed is not None else seed
+    if planned is not None:
+        seed_everything(planned)
+    return ElasticJob(setting, supervision, batch_size, planned)
+
+
+class ElasticJob:
+    """One training job, as the script of each of its workers sees it. Made by :func:`init`."""
+
+    def __init__(
+        self, setting: Setting, supervision: Supervision | None, batch_size: int | None, seed: int | None
+    ) -> None:
+        self._setting = setting
+        self._supervision = supervision
+        self._batch_size = batch_size
+        self._seed = seed
+        self._helpers: dict[str, Stateful] = {}
+        self._engine: Engine | Measurement | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the batches are."""
+        return self._setting.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker, from 0."""
+        return self._setting.rank
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the job, at the moment."""
+        return self._setting.world_size
+
+    @property
+    def sync_gradients(self) -> bool:
+        """False in a micro-step that does not end its optimizer step."""
+        return self._engine is None or not self._engine.quiet()
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: O,
+        dataset: Dataset[Any],
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        find_unused_parameters: bool = False,
+    ) -> tuple[nn.Module, O, ElasticLoader | Measurement]:
+        """Put the model on its device and among its workers, and make the loader. Call it once.
+
+        The optimizer is the same object; make schedulers after this call. ``num_workers`` are loading
+        processes per worker. ``drop_last`` leaves out the samples that do not fill the last global batch of
+        an epoch. ``find_unused_parameters``: as in DistributedDataParallel.
+
+        :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
+            dataset has no length.
+        """
+        self._check_new()
+        model = self._placed(model, find_unused_parameters=find_unused_parameters)
+        reading = Reading(dataset, self.device, num_workers, collate_fn)
+        if (order := order_from_env()) is not None:
+            self._engine = measurement = Measurement(order, model, reading)
+            guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
+            return model, optimizer, measurement
+        engine = self._trainer(model, optimizer, self._cut(drop_last=drop_last))
+        loader = ElasticLoader(reading, engine, shuffle=shuffle)
+        self._engine = engine
+        if self._seed is not None and self.rank > 0:
+            seed_everything(self._seed, 0, self.rank)  # the same weights everywhere, but different dropout
+        return model, optimizer, loader
+
+    def register(self, *objects: Stateful, **named: Stateful) -> None:
+        """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
+
+        Call it before the first epoch. Those of PyTorch then also act once per optimizer step. Objects
+        without a name are known by their class and order.
+
+        :raises UsageError: an object has no state, its name is taken, or training has begun.
+        """
+        if self._engine is not None and self._engine.started:
+            raise UsageError("register objects before the first epoch: their state is restored there")
+        helpers = self._helpers
+        for helper in objects:
+            named[f"{type(helper).__name__}-{len(helpers) + len(named)}"] = helper
+        for name, helper in named.items():
+            if not isinstance(helper, Stateful):
+                raise UsageError(f"{name}: {type(helper).__name__} has no state_dict and load_state_dict")
+            if name in helpers:
+                raise UsageError(f"{name}: an object of this name is registered already")
+            helpers[name] = helper
+            guard_helper(helper, self._quiet)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that are left of ``count``, from 0; the loader is iterated inside.
+
+        The first one goes on where a checkpoint stands. Leaving the loop early ends the training, too.
+
+        :raises SystemExit: with code 0, out of the loader, where the job was asked to stop.
+        """
+        return self._trained().epochs(count)
+
+    def log(
+        self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
+    ) -> None:
+        """Tell how it goes: the loss of a batch, inside the loop; a validation metric, once per epoch."""
+        self._trained().log(loss, metric)
+
+    def _cut(self, *, drop_last: bool) -> Cut:
+        plan = None if self._setting.orders is None else self._setting.orders.plan
+        batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
+        if batch is None:
+            raise UsageError("no batch size: give elastic.init(batch_size=...) or batch.size of the job")
+        if batch < self.world_size:
+            raise UsageError(f"a global batch of {batch} is too small for {self.world_size} workers")
+        return Cut(batch, self.world_size, 1 if plan is None else plan.accum, drop_last)
+
+    def _placed(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
+        model = model.to(self.device)
+        if self.world_size == 1:
+            return model
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
+
+    def _trainer(self, model: nn.Module, optimizer: Optimizer, cut: Cut) -> Engine:
+        plan = None if self._setting.orders is None else self._setting.orders.plan
+        training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
+        gradients = Gradients(model, accumulates=cut.accum > 1)
+        guard_optimizer(optimizer, ("step",), self._quiet, gradients.join_rest)
+        seed = self._seed or 0
+        return Engine(self._setting, training, gradients, cut=cut, seed=seed, supervision=self._supervision)
+
+    def _check_new(self) -> None:
+        if self._engine is not None:
+            raise UsageError("job.prepare was called twice: a job trains one model")
+
+    def _quiet(self) -> bool:
+        return not self.sync_gradients
+
+    def _trained(self) -> Engine | Measurement:
+        if self._engine is None:
+            raise UsageError("call job.prepare(model, optimizer, dataset) first")
+        return self._engine
+
+
+def _nothing() -> None:
+    """Nobody can ask a worker without a plan to stop waiting."""

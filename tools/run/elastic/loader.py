@@ -1,0 +1,63 @@
+"""The loader that a job trains from: a worker's micro-batches of the current epoch, on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pliant.tools.run.elastic.cut import MicroBatch, epoch_order, micro_batches, mixed_seed
+from pliant.tools.run.elastic.engine import Engine
+from pliant.tools.run.elastic.reading import Reading
+
+
+class ElasticLoader:
+    """Iterating it goes on where the epoch stands: from its start, or from where an earlier attempt stopped.
+
+    Every batch is one micro-step. ``len`` is the number of optimizer steps of a whole epoch, which is what
+    schedulers ask for.
+    """
+
+    def __init__(self, reading: Reading, engine: Engine, *, shuffle: bool = True) -> None:
+        self._size = reading.size
+        self._reading = reading
+        self._engine = engine
+        self._shuffle = shuffle
+        self._generator = torch.Generator()
+        self._batches = reading.loader(_Indices(self), self._generator)
+
+    def __len__(self) -> int:
+        return self._engine.cut.steps_per_epoch(self._size)
+
+    def __iter__(self) -> Iterator[Any]:
+        engine = self._engine
+        engine.check_started()
+        counters = engine.training.counters
+        self._generator.manual_seed(mixed_seed(engine.seed, counters.step, engine.setting.rank))
+        for micro, batch in zip(self._micros(), self._reading.on_device(self._batches), strict=True):
+            engine.begin(micro)
+            yield batch
+            engine.end()
+
+    def indices(self) -> Iterator[list[int]]:
+        """The samples of every micro-batch from the cursor to the end of the epoch."""
+        counters, engine = self._engine.training.counters, self._engine
+        order = epoch_order(self._size, counters.epoch, engine.seed, shuffle=self._shuffle)
+        for micro in self._micros():
+            yield order[micro.loaded].tolist()
+
+    def _micros(self) -> Iterator[MicroBatch]:
+        engine = self._engine
+        cursor, rank = engine.training.counters.cursor, engine.setting.rank
+        return micro_batches(self._size, cursor, engine.cut, rank, resumed=engine.resumed)
+
+
+class _Indices:
+    """What PyTorch's loader asks for indices."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader.indices()

@@ -1,0 +1,44 @@
+"""A script under ``pliant profile``: the loader serves a measurement instead of an epoch, then ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from pliant.tools.profile.measure import Sweep
+from pliant.tools.profile.order import Order
+from pliant.tools.run.elastic.reading import Reading
+
+
+class Measurement:
+    """Engine and loader of a script that is measured; nothing is counted, saved or reported."""
+
+    started = False
+
+    def __init__(self, order: Order, model: nn.Module, reading: Reading) -> None:
+        self._reading = reading
+        self._sweep = Sweep(order, model, reading.size, self._read)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """One epoch, which the loader does not let end."""
+        del count
+        yield 0
+
+    def quiet(self) -> bool:
+        """Whether the loop body is in a micro-step that does not end its step."""
+        return not self._sweep.boundary
+
+    def log(self, loss: object, metric: object) -> None:
+        """Losses of a measurement mean nothing."""
+
+    def __len__(self) -> int:
+        return self._reading.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sweep)
+
+    def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
+        return self._reading.on_device(self._reading.loader(indices, torch.Generator()))

@@ -1,0 +1,110 @@
+"""How this process was started: by a plan, by plain torchrun, or alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import atomic_write
+from pliant.tools.run.elastic.watch import read_plan
+from pliant.tools.run.layout import AttemptDir, JobDir
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan, WorkerOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker of ``pliant run`` was told, and where it answers."""
+
+    folder: JobDir
+    plan: Plan
+    rank: int
+    """Position of this worker among the plan's members."""
+
+    @property
+    def attempt(self) -> AttemptDir:
+        """The folder that this attempt writes to."""
+        return self.folder.attempt(self.plan.attempt)
+
+    def report_end(self, outcome: WorkerOutcome) -> None:
+        """Write how this worker ended, as its last act."""
+        path = self.attempt.outcome(self.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, outcome.model_dump_json().encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Rank, world size and device of this process; ``orders`` only under ``pliant run``."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    orders: Orders | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """The plan's seed, where there is a plan."""
+        return None if self.orders is None else self.orders.plan.seed
+
+
+def find_setting(environ: Mapping[str, str] = os.environ) -> Setting:
+    """Read the environment: the plan's word counts before torchrun's.
+
+    :raises UsageError: the variables contradict each other or the plan.
+    """
+    if ENV_JOB_DIR in environ:
+        return _planned(environ)
+    rank, world_size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise UsageError(f"RANK is {rank} and WORLD_SIZE is {world_size}: expected 0 <= RANK < WORLD_SIZE")
+    return Setting(rank, world_size, _device(_number(environ, "LOCAL_RANK", 0)))
+
+
+def _planned(environ: Mapping[str, str]) -> Setting:
+    folder = JobDir(Path(environ[ENV_JOB_DIR]))
+    plan = read_plan(folder.plan)
+    rank = _rank(environ, plan)
+    # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
+    gpu = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
+    device = gpu if plan.members[rank].device == "cuda" else torch.device("cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"slot {plan.members[rank].slot} is a GPU, but PyTorch sees none in this process")
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(1)  # a CPU slot is one core: neighbours must not slow each other down
+    return Setting(rank, len(plan.members), device, Orders(folder, plan, rank))
+
+
+def _rank(environ: Mapping[str, str], plan: Plan) -> int:
+    slot = environ.get(ENV_SLOT)
+    if slot is None:
+        raise UsageError(f"{ENV_JOB_DIR} is set but {ENV_SLOT} is not: a worker needs both, or neither")
+    if slot == SLOT_FROM_RANK:
+        rank = _number(environ, "RANK", 0)
+        if rank >= len(plan.members):
+            raise UsageError(
+                f"RANK is {rank}, but the plan of job {plan.job} has {len(plan.members)} members"
+            )
+        return rank
+    slots = [member.slot for member in plan.members]
+    if slot not in slots:
+        raise UsageError(
+            f"slot {slot} is not in generation {plan.generation} of job {plan.job}: {', '.join(slots)}"
+        )
+    return slots.index(slot)
+
+
+def _device(local_rank: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdigit():
+        raise UsageError(f"{name} is {text!r}, expected a whole number")
+    return int(text)

@@ -1,0 +1,206 @@
+"""Makes what runs equal to what shall run, job by job, without ever waiting.
+
+``apply`` says what shall run; every ``tick`` looks at what runs, reports what ended and what the workers
+said, and takes the next step towards the targets. It is driven by levels, not by edges: whatever it is
+interrupted in, the next tick (of this process or of another that adopted the gangs) goes on from what it
+finds.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from pliant.schemas.event import Event
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
+from pliant.tools.run.commands import meets_at_port, units
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.gang import Gang, Timeouts
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.planning import make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
+
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the workers of an attempt reported since the last tick."""
+
+    job_id: str
+    attempt: int
+    events: tuple[Event, ...]
+    settled: bool
+    """The attempt is the one that the job's last change led to, not one on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt is over, and nothing of it is left."""
+
+    job_id: str
+    attempt: int
+    verdict: Verdict
+
+
+Report = Said | Ended
+
+
+class Executor:
+    """The gangs of one state directory.
+
+    :param clock: seconds that never run backwards.
+    """
+
+    def __init__(
+        self, backend: Backend, dirs: StateDir, clock: Callable[[], float], timeouts: Timeouts | None = None
+    ) -> None:
+        self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
+        self.targets: dict[str, Target] = {}
+        self.gangs: dict[str, Gang] = {}
+        self._backend = backend
+        self._dirs = dirs
+        self._clock = clock
+        self._timeouts = timeouts or Timeouts()
+
+    @property
+    def node_gpus(self) -> dict[str, int]:
+        """Slots of every node."""
+        return {node.name: node.gpus for node in self.nodes.values()}
+
+    @property
+    def settled(self) -> bool:
+        """Whether exactly the targets run."""
+        return self.targets.keys() == self.gangs.keys() and all(
+            gang.serves(self.targets[job_id]) for job_id, gang in self.gangs.items()
+        )
+
+    def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
+        """What :meth:`apply` would have to be told for the shares to run."""
+        return plan_steps(self.targets, wanted, self.node_gpus, set(started))
+
+    def apply(self, steps: Iterable[Step]) -> None:
+        """Make the outcome of the steps the target; the next ticks get there."""
+        for step in steps:
+            if isinstance(step, StopJob):
+                del self.targets[step.job_id]
+            else:
+                self.targets[step.job_id] = step.after
+
+    def adopt(self, log: RunLog) -> None:
+        """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
+        for handle in self._backend.adopt():
+            self._adopt(handle, log)
+        self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+        shares = {job_id: job.share for job_id, job in log.active.items()}
+        self.apply(self.steps_to(shares))
+
+    def _adopt(self, handle: Handle, log: RunLog) -> None:
+        job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
+        statuses = self._backend.poll([handle])[handle]
+        if job is None or plan is None or plan.attempt != handle.attempt or not statuses:
+            return
+        if all(status.state != "running" for status in statuses) and (
+            job.ended or handle.attempt <= job.failed_attempt
+        ):
+            return
+        seen = job.seen.get(handle.attempt, 0)
+        target = target_of(plan, job.share)
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+        gang.statuses = statuses
+        self.gangs[handle.job] = gang
+        if plan.abort:
+            gang.request_stop(self._dirs.job(handle.job), self._clock())
+
+    def tick(self) -> list[Report]:
+        """One look and one step; returns what happened, in order of the job ids."""
+        return [*self.look(), *self._reconcile()]
+
+    def look(self) -> list[Report]:
+        """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
+        found = self._backend.poll([gang.handle for gang in self.gangs.values()])
+        reports: list[Report] = []
+        for job_id, gang in sorted(self.gangs.items()):
+            gang.statuses = found[gang.handle]
+            reports += self._look(job_id, gang)
+        return reports
+
+    def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        said, settled = tuple(gang.tail.read()), gang.serves(self.targets.get(job_id))
+        if said:
+            yield Said(job_id, gang.handle.attempt, said, settled)
+        if not gang.ended:
+            gang.watch(self._clock())
+            return
+        verdict = gang.verdict()
+        del self.gangs[job_id]
+        if verdict.end != "stopped":
+            self.targets.pop(job_id, None)
+        elif verdict.message:
+            _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
+        yield Ended(job_id, gang.handle.attempt, verdict)
+
+    def _reconcile(self) -> list[Report]:
+        for job_id, gang in sorted(self.gangs.items()):
+            target = self.targets.get(job_id)
+            if not gang.stopping and not gang.serves(target):
+                self.switch(gang, target)
+        busy = {slot for gang in self.gangs.values() for slot in gang.target.slots}
+        reports: list[Report] = []
+        for job_id, target in sorted(self.targets.items()):
+            if job_id not in self.gangs and busy.isdisjoint(target.slots):
+                busy.update(target.slots)
+                reports += self._launch(job_id, target)
+        return reports
+
+    def switch(self, gang: Gang, target: Target | None) -> None:
+        """Take a running gang to another target, or to none. The one place where that is done.
+
+        The gang saves a checkpoint and leaves; once its processes are gone, a new attempt starts from it.
+        """
+        del target
+        gang.request_stop(self._dirs.job(gang.handle.job), self._clock())
+
+    def _launch(self, job_id: str, target: Target) -> list[Report]:
+        job_dir = self._dirs.job(job_id)
+        before = read_plan(job_dir)
+        handle = next_handle(self._dirs, job_id)
+        handle.folder.mkdir(parents=True)
+        plan = make_plan(target, before.generation + 1 if before else 1, handle.attempt, self.nodes)
+        write_plan(job_dir, plan)
+        try:
+            port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
+            commands = units(target, job_dir.path, handle.files, self.nodes, port)
+            self._backend.start(handle, commands)
+        except OSError as error:
+            self.targets.pop(job_id)
+            message = f"cannot be started: {error.strerror or error}"
+            return [Ended(job_id, handle.attempt, Verdict("failed", message))]
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts)
+        gang.statuses = self._backend.poll([handle])[handle]
+        self.gangs[job_id] = gang
+        return []
+
+    def kill_all(self) -> None:
+        """End every gang at once, checkpoints or not."""
+        for gang in self.gangs.values():
+            gang.kill(self._clock())
+
+
+def next_handle(dirs: StateDir, job_id: str) -> Handle:
+    """The attempt after the newest one that has a folder."""
+    folder = dirs.job(job_id).attempt(1).path.parent
+    known = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    number = max(known, default=0) + 1
+    return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens on at the moment."""
+    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.bind(place)
+        return int(probe.getsockname()[1])

@@ -1,0 +1,190 @@
+"""What the log says: state is a fold over events, and nothing else is the truth.
+
+How ``run`` uses the log:
+
+- The first event is a ``decision`` whose detail is a RunInfo. Every later ``decision`` says in its detail
+  ``origin_s`` (UTC seconds at which the clock of the schedule, the clock of ``submit_time``, shows 0) and
+  ``decision_seconds``.
+- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
+- ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
+  anything is done, with ``gpus``, ``placement`` and ``global_batch`` as they shall be; detail: ``accum``,
+  ``lr_scale``, ``reason``. A changed batch on the same GPUs is a ``move`` to the same place.
+- What such a change cost is known when its first training step is done: then a ``progress`` event carries
+  ``overhead_seconds`` (from the decision to that step's end) and in its detail ``after`` (the change's name)
+  and ``attempt``. If another change comes before that step, only the later one is measured.
+- ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
+  which, so that a launcher that takes over knows how many it has seen.
+- ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
+  ``attempt`` where an attempt of it failed (not where the run was interrupted).
+- ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.tools.run.steps import Share
+from pliant.tools.run.tail import WORKER_EVENTS
+from pliant.tools.schedule.snapshot import NodeGpus
+
+CHANGES: Final = frozenset({"start", "resume", "grow", "shrink", "move"})
+JobPhase = Literal["waiting", "running", "preempted", "finished", "failed", "cancelled", "rejected"]
+_ENDS: Final[dict[str, JobPhase]] = {
+    "finish": "finished",
+    "fail": "failed",
+    "cancel": "cancelled",
+    "reject": "rejected",
+}
+
+
+@dataclass(slots=True)
+class JobLog:
+    """One job, as far as the log tells."""
+
+    job: Job
+    submitted_s: float
+    phase: JobPhase = "waiting"
+    gpus: int = 0
+    placement: NodeGpus = ()
+    global_batch: int | None = None
+    accum: int = 1
+    lr_scale: float = 1.0
+    started_s: float | None = None
+    ended_s: float | None = None
+    samples_done: float = 0.0
+    """Where training is; a job that failed goes back to its last checkpoint."""
+    furthest: float = 0.0
+    """The most samples it had ever done."""
+    total_samples: float | None = None
+    loss: float | None = None
+    seen: dict[int, int] = field(default_factory=dict)
+    """How many worker events of each attempt the log holds."""
+    change: tuple[str, float] | None = None
+    """The last change of its GPUs and when it was decided, until its first step is done."""
+    failures: int = 0
+    """Failures in a row, without progress in between."""
+    failed_at: float = -1.0
+    """The most samples it had done at the last failure."""
+    failed_attempt: int = 0
+    """The last attempt that failed."""
+    reason: str = ""
+    points: tuple[tuple[float, float], ...] = ()
+    """(time, samples done) of the newest two progress events since the last change."""
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """The measured speed; None: not known yet."""
+        if len(self.points) < 2:
+            return None
+        (before_s, before), (after_s, after) = self.points
+        return (after - before) / (after_s - before_s) if after_s > before_s else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is out for good."""
+        return self.ended_s is not None
+
+    @property
+    def share(self) -> Share:
+        """What it shall hold."""
+        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale)
+
+    def next_failures(self) -> int:
+        """Failures in a row, were it to fail now."""
+        return 1 if self.furthest > self.failed_at >= 0 else self.failures + 1
+
+    def add(self, event: Event) -> None:
+        """Take up one event of this job."""
+        if event.gpus is not None:
+            self.gpus, self.placement = event.gpus, event.placement or ()
+        if event.global_batch is not None:
+            self.global_batch = event.global_batch
+        if event.samples_done is not None:
+            self.samples_done = event.samples_done
+            self.furthest = max(self.furthest, event.samples_done)
+        if event.event == "progress" and event.samples_done is not None:
+            self.points = (*self.points[-1:], (event.time, event.samples_done))
+        elif event.gpus is not None:
+            self.points = ()
+        if event.loss is not None:
+            self.loss = event.loss
+        self._enter(event)
+
+    def _enter(self, event: Event) -> None:
+        detail = event.detail or {}
+        if event.event not in WORKER_EVENTS:
+            self.reason = str(detail.get("reason", ""))
+        if event.event in CHANGES:
+            self.phase, self.change = "running", (event.event, event.time)
+            self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
+            self.started_s = event.time if self.started_s is None else self.started_s
+        elif event.event in WORKER_EVENTS:
+            self._count(int(detail.get("attempt", 0)), measured="after" in detail)
+        elif event.event in ("preempt", "requeue"):
+            self.phase, self.change = "preempted", None
+            self._fail(detail.get("attempt"))
+        elif event.event in _ENDS:
+            self.phase, self.ended_s = _ENDS[event.event], event.time
+
+    def _fail(self, attempt: int | None) -> None:
+        if attempt is not None:
+            self.failures, self.failed_at = self.next_failures(), self.furthest
+            self.failed_attempt = attempt
+
+    def _count(self, attempt: int, *, measured: bool) -> None:
+        self.seen[attempt] = self.seen.get(attempt, 0) + 1
+        if measured:
+            self.change = None
+
+
+@dataclass(slots=True)
+class RunLog:
+    """The whole log, folded."""
+
+    info: RunInfo | None = None
+    origin_s: float | None = None
+    """UTC seconds at which the clock of the schedules shows 0; None until a decision took effect."""
+    last_s: float = 0.0
+    jobs: dict[str, JobLog] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take up one event."""
+        self.events.append(event)
+        self.last_s = max(self.last_s, event.time)
+        if event.event == "decision":
+            self._decided(event)
+        elif event.event == "submit" and event.job is not None:
+            detail = SubmitDetail.model_validate_json(_json(event))
+            self.jobs[event.job] = JobLog(detail.job, event.time, total_samples=detail.samples)
+        elif event.job in self.jobs:
+            self.jobs[event.job].add(event)
+
+    def _decided(self, event: Event) -> None:
+        if self.info is None:
+            self.info = RunInfo.model_validate_json(_json(event))
+        else:
+            self.origin_s = (event.detail or {}).get("origin_s", self.origin_s)
+
+    @property
+    def active(self) -> dict[str, JobLog]:
+        """Jobs that were submitted and have not ended."""
+        return {job_id: job for job_id, job in self.jobs.items() if not job.ended}
+
+
+def fold(events: Iterable[Event]) -> RunLog:
+    """The state that events lead to."""
+    log = RunLog()
+    for event in events:
+        log.add(event)
+    return log
+
+
+def _json(event: Event) -> str:
+    return json.dumps(event.detail)

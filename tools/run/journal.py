@@ -1,0 +1,148 @@
+"""The events that ``run`` writes, as pure functions of what happened; ``fold.py`` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.executor import Report, Said
+from pliant.tools.run.fold import JobLog, RunLog
+from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.steps import Step, StopJob
+
+
+def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: float | None = None) -> Event:
+    """The first event of a log: which run it is. ``trace_hash`` is that of the jobs as they were stated."""
+    info = RunInfo(
+        policy=schedule.policy.name,
+        parameters=schedule.policy.parameters,
+        seed=schedule.policy.seed,
+        simulated=False,
+        trace_hash=trace_hash,
+        cluster=schedule.cluster,
+        profile=schedule.profile,
+        pliant_version=version("pliant"),
+        interval_s=interval_s,
+    )
+    return Event(time_s, "decision", detail=info.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def decision_event(time_s: float, origin_s: float, policy: str, decision_seconds: float | None) -> Event:
+    """A policy was asked, or a schedule was read."""
+    detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
+    if decision_seconds is not None:
+        detail["decision_seconds"] = decision_seconds
+    return Event(time_s, "decision", detail=detail)
+
+
+def submit_event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
+    """A job arrived; in the log its submit_time is UTC, as all times are.
+
+    :param detail: what else a SubmitDetail holds.
+    """
+    moved = {**job.model_dump(mode="json", exclude_defaults=True), "submit_time": time_s}
+    return Event(time_s, "submit", job.id, detail={**(detail or {}), "job": moved})
+
+
+def change_event(step: Step, time_s: float, reason: str = "") -> Event:
+    """What a job shall hold from now on."""
+    if isinstance(step, StopJob):
+        return Event(time_s, "preempt", step.job_id, gpus=0, placement=(), detail={"reason": reason})
+    share = step.after.share
+    return Event(
+        time_s,
+        step.event,
+        step.job_id,
+        gpus=share.gpus,
+        placement=share.placement,
+        global_batch=share.global_batch,
+        detail={"accum": share.accum, "lr_scale": share.lr_scale, "reason": reason},
+    )
+
+
+def reject_event(job_id: str, time_s: float, reason: str) -> Event:
+    """A policy turned a job away."""
+    return Event(time_s, "reject", job_id, gpus=0, placement=(), detail={"reason": reason})
+
+
+def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
+    """A job is done."""
+    detail = {"attempt": attempt}
+    return Event(time_s, "finish", job_id, gpus=0, placement=(), samples_done=samples_done, detail=detail)
+
+
+def failure_event(job: JobLog, time_s: float, attempt: int, verdict: Verdict, *, retries: int) -> Event:
+    """An attempt failed: the job waits again, or is given up after too many failures without progress."""
+    failures = job.next_failures()
+    detail = {"attempt": attempt, "reason": verdict.message, "failures": failures}
+    return Event(
+        time_s,
+        "fail" if failures > retries else "requeue",
+        job.job.id,
+        gpus=0,
+        placement=(),
+        detail=detail,
+    )
+
+
+def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
+    """The run was interrupted; the job goes on when the run does."""
+    return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail={"reason": reason})
+
+
+def worker_events(said: Said, job: JobLog) -> list[Event]:
+    """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
+
+    A checkpoint's own cost counts only while training goes on: that of a gang on its way out is part of
+    what the change costs.
+    """
+    change = job.change if said.settled else None
+    events = []
+    for event in said.events:
+        detail = {**(event.detail or {}), "attempt": said.attempt}
+        overhead = event.overhead_seconds if event.event == "checkpoint" and said.settled else None
+        if event.event == "progress" and change is not None:
+            detail["after"], overhead = change[0], max(0.0, event.time - change[1])
+            change = None
+        events.append(
+            replace(
+                event, job=said.job_id, gpus=None, placement=None, overhead_seconds=overhead, detail=detail
+            )
+        )
+    return events
+
+
+def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> list[Event]:
+    """What the log gets to hold of a report; nothing about jobs that it does not know as active."""
+    job = log.active.get(report.job_id)
+    if job is None:
+        return []
+    if isinstance(report, Said):
+        return worker_events(report, job)
+    match report.verdict.end:
+        case "done":
+            return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]
+        case "failed":
+            return [failure_event(job, time_s, report.attempt, report.verdict, retries=retries)]
+        case "stopped":
+            return []
+
+
+def on_clock(events: Iterable[Event], origin_s: float) -> list[Event]:
+    """Events with their times, and the submit times of their jobs, on the clock of the schedule."""
+    return [_shifted(event, origin_s) for event in events]
+
+
+def _shifted(event: Event, origin_s: float) -> Event:
+    time_s = max(0.0, event.time - origin_s)
+    if event.event != "submit":
+        return replace(event, time=time_s)
+    detail = dict(event.detail or {})
+    detail["job"] = {**detail["job"], "submit_time": time_s}
+    return replace(event, time=time_s, detail=detail)

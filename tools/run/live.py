@@ -1,0 +1,233 @@
+"""The loop of ``--until-done``: processes on one side, the policy on the other, the log between them.
+
+Times inside are on the clock of the schedule, the one that ``submit_time`` is on; times in the log are UTC.
+Whatever is decided is in the log before it is done, so a loop that dies is carried on by the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pliant.schemas.errors import InfeasibleError
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_schedule
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.executor import Ended, Executor, Report
+from pliant.tools.run.journal import (
+    change_event,
+    decision_event,
+    interruption_event,
+    reject_event,
+    report_events,
+    submit_event,
+)
+from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.state import State
+from pliant.tools.run.steps import Share
+from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.patience import Patience, why_left
+from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.submit_detail import submit_detail
+
+RETRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a live run is made of."""
+
+    state: State
+    schedule: Schedule
+    """The last one: policy, cluster, profile, and the jobs still to come."""
+    session: Session
+    executor: Executor
+    clock: Callable[[], float]
+    origin_s: float
+    retries: int = RETRIES
+
+
+class LiveRun:
+    """One run until all its jobs have ended, or until it is interrupted."""
+
+    def __init__(self, parts: Parts, future: Iterable[Job]) -> None:
+        self.state = parts.state
+        self.session = parts.session
+        self.executor = parts.executor
+        self._schedule = parts.schedule
+        self.clock = parts.clock
+        self._origin_s = parts.origin_s
+        self._retries = parts.retries
+        self._future = sorted(future, key=lambda job: (job.submit_time, job.id), reverse=True)
+        self._shares: dict[str, Share] = {}
+        self._asked_s = parts.schedule.time
+        self._ask = False
+        self._patience = Patience()
+        self._drained: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        if self.executor.gangs:
+            return False
+        return self.drained or not (self.session.jobs or self._future)
+
+    @property
+    def _idle(self) -> bool:
+        """Whether jobs are there, none runs and none is to come."""
+        busy = self.executor.targets or self.executor.gangs or self._future
+        return bool(self.session.jobs) and not busy
+
+    @property
+    def drained(self) -> bool:
+        """Whether it was told to stop all jobs."""
+        return self._drained is not None
+
+    @property
+    def waiting_to_arrive(self) -> int:
+        """Jobs that are not submitted yet."""
+        return len(self._future)
+
+    def begin(self) -> None:
+        """Execute the schedule's own decision; the session stands right after it."""
+        now, found = self.clock(), self._schedule
+        decision = decision_event(now, self._origin_s, found.policy.name, found.decision_seconds)
+        rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
+        known = (*self.session.jobs.values(), *self.session.ended.values())
+        submitted = self._submitted(sorted(known, key=lambda job: job.arrival), now)
+        self._change(shares_of(found), now, [decision, *submitted, *rejected])
+        self._patience.asked(idle=self._idle)
+
+    def carry_on(self) -> None:
+        """Take over what an earlier process left: the log says who holds what, the executor adopted it."""
+        self._shares = {job_id: target.share for job_id, target in self.executor.targets.items()}
+        self._ask = True
+
+    def step(self) -> None:
+        """One turn: look, record, decide where something happened. Never waits."""
+        happened, self._ask = self._ask, False
+        for report in self.executor.tick():
+            happened |= self._take(report)
+        if self.drained:
+            return
+        happened |= self._arrive()
+        if happened or self._now() >= self._ask_at():
+            self._decide()
+            self._patience.asked(idle=self._idle)
+        self._check_hope()
+
+    def drain(self, reason: str) -> None:
+        """Stop all jobs, checkpoints first; they go on when the run is taken up again.
+
+        :raises ServiceMissingError: it cannot be written down; the jobs are stopped all the same.
+        """
+        if self.drained:
+            return
+        self._drained = reason
+        now = self.clock()
+        held = sorted(self._shares)
+        self._shares.clear()
+        self.executor.apply(self.executor.steps_to({}))
+        for job_id in held:
+            self.session.lose(job_id, self._now())
+        self.state.record(interruption_event(job_id, now, reason) for job_id in held)
+        self._keep(schedule_of(self.session, (), self._now()), None)
+        write_schedule(self._schedule, self.state.dirs.schedule)
+
+    def _now(self) -> float:
+        """Now on the clock of the schedule."""
+        return self.clock() - self._origin_s
+
+    def _ask_at(self) -> float:
+        interval = self.session.policy.default_interval_s
+        quiet_until_s = float("-inf") if self.session.changes else self.session.quiet_until_s
+        rounds = float("inf") if interval is None else max(self._asked_s + interval, quiet_until_s)
+        again = self.session.ask_again_s
+        return rounds if again is None or again <= self._asked_s else min(rounds, again)
+
+    def _submitted(self, arrived: Iterable[JobState], now: float) -> list[Event]:
+        return [
+            submit_event(
+                state.spec,
+                min(now, self._origin_s + state.spec.submit_time),
+                submit_detail(state, self.session.speeds),
+            )
+            for state in arrived
+        ]
+
+    def _arrive(self) -> bool:
+        arrived = []
+        while self._future and self._future[-1].submit_time <= self._now():
+            arrived.append(self.session.submit(self._future.pop(), self._now()))
+        self.state.record(self._submitted(arrived, self.clock()))
+        return bool(arrived)
+
+    def _take(self, report: Report) -> bool:
+        """Write a report down and tell the session; True: the policy shall be asked."""
+        events = report_events(report, self.state.log, self.clock(), self._retries)
+        self.state.record(events)
+        for event in events:
+            self._tell(event, report.job_id)
+        return isinstance(report, Ended) and bool(events)
+
+    def _tell(self, event: Event, job_id: str) -> None:
+        job, time_s = self.session.jobs[job_id], event.time - self._origin_s
+        if event.samples_done is not None:
+            job.report_progress(time_s, event.samples_done)
+        if event.event == "epoch" and event.loss is not None:
+            job.losses = (*job.losses, event.loss)
+        if event.event in ("requeue", "fail", "finish"):
+            self._shares.pop(job_id, None)
+        if event.event == "requeue":
+            self.session.lose(job_id, time_s)
+        elif event.event in ("fail", "finish"):
+            self.session.end(job_id, time_s, "finished" if event.event == "finish" else "failed")
+
+    def _decide(self) -> None:
+        began, now = time.perf_counter(), self.clock()
+        effects = self.session.decide(now - self._origin_s)
+        seconds = time.perf_counter() - began
+        found = schedule_of(self.session, effects, now - self._origin_s)
+        self._asked_s = found.time
+        decision = decision_event(now, self._origin_s, self.session.policy.name, seconds)
+        rejected = [reject_event(e.job.id, now, e.reason) for e in effects if e.step == "reject"]
+        changed = {effect.job.id for effect in effects}
+        kept = {job_id: share for job_id, share in self._shares.items() if job_id not in changed}
+        given = {job_id: share for job_id, share in shares_of(found).items() if job_id in changed}
+        self._keep(found, seconds)
+        self._change({**kept, **given}, now, [decision, *rejected])
+
+    def _change(self, shares: dict[str, Share], now: float, before: Iterable[Event]) -> None:
+        """Write down what was decided and what shall run, then make it so."""
+        reasons = _reasons(self._schedule)
+        started = [job_id for job_id, job in self.state.log.jobs.items() if job.started_s is not None]
+        steps = self.executor.steps_to(shares, started)
+        changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
+        self.state.record([*before, *changes])
+        write_schedule(self._schedule, self.state.dirs.schedule)
+        self._shares = shares
+        self.executor.apply(steps)
+
+    def _keep(self, found: Schedule, seconds: float | None) -> None:
+        """The decision becomes the last one, complete with the jobs still to come."""
+        self._schedule = found.model_copy(
+            update={
+                "jobs": (*found.jobs, *reversed(self._future)),
+                "profile": self._schedule.profile,
+                "decision_seconds": seconds,
+            }
+        )
+
+    def _check_hope(self) -> None:
+        if self._idle and (self._patience.is_over or self._ask_at() == float("inf")):
+            left = sorted(self.session.jobs.values(), key=lambda job: job.arrival)
+            name = self.session.policy.name
+            raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))
+
+
+def _reasons(schedule: Schedule) -> dict[str, str]:
+    told = {verdict.job: verdict.reason for verdict in schedule.waiting}
+    return {**told, **{allocation.job: allocation.reason for allocation in schedule.allocations}}

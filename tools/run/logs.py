@@ -1,0 +1,75 @@
+"""The output of a job's workers, from the files that torchrun redirects it to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.executor import next_handle
+from pliant.tools.run.layout import AttemptDir, StateDir
+from pliant.tools.run.state import read_log
+from pliant.tools.run.tail import Tail
+
+ENDS: Final = frozenset({"finish", "fail", "reject", "cancel"})
+_POLL_S: Final = 0.5
+
+
+def job_output(state: Path, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
+    """Output of the newest attempt, each file under a headline; with ``follow`` until the job ends.
+
+    :raises UsageError: no such state directory, or no such job in it.
+    """
+    known = read_log(state).jobs
+    if job_id not in known:
+        raise UsageError(f"{state} has no job {job_id}; it has: {', '.join(sorted(known)) or 'none'}")
+    output, ends = _Output(StateDir(state), job_id), Tail(StateDir(state).events, only=ENDS)
+    while follow and all(event.job != job_id for event in ends.read()):
+        yield from output.fresh()
+        time.sleep(_POLL_S)
+    yield from output.fresh()
+
+
+class _Output:
+    """What a job prints, from its newest attempt on: no byte twice, and none left out between attempts."""
+
+    def __init__(self, dirs: StateDir, job_id: str) -> None:
+        self._dirs = dirs
+        self._job_id = job_id
+        self._attempt = self._newest()
+        self._seen: dict[Path, int] = {}
+        self._shown: Path | None = None
+
+    def fresh(self) -> Iterator[bytes]:
+        """What was printed since the last call; the attempt that was shown last comes to its end first."""
+        newest = self._newest()
+        for number in range(self._attempt, newest + 1):
+            for path in output_files(self._dirs.job(self._job_id).attempt(number)):
+                yield from self._rest(path)
+        self._attempt = newest
+
+    def _rest(self, path: Path) -> Iterator[bytes]:
+        data = _read(path, self._seen.get(path, 0))
+        if not data:
+            return
+        self._seen[path] = self._seen.get(path, 0) + len(data)
+        if self._shown != path:
+            self._shown = path
+            yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
+        yield data
+
+    def _newest(self) -> int:
+        return max(1, next_handle(self._dirs, self._job_id).attempt - 1)
+
+
+def output_files(attempt: AttemptDir) -> list[Path]:
+    """What torchrun said, then the output of each worker."""
+    return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
+
+
+def _read(path: Path, offset: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read()

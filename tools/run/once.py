@@ -1,0 +1,105 @@
+"""One reconciliation, for cron: record what ended, make a schedule's decision what runs, leave it running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_schedule
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.executor import Executor, Report
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.journal import (
+    change_event,
+    decision_event,
+    reject_event,
+    report_events,
+    submit_event,
+)
+from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.state import State
+from pliant.tools.run.steps import Step
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.submit_detail import submit_detail
+
+
+class Once:
+    """The schedule's decision, executed on top of whatever the state directory holds."""
+
+    def __init__(
+        self,
+        state: State,
+        executor: Executor,
+        schedule: Schedule,
+        speeds: Speeds,
+        clock: Callable[[], float],
+        *,
+        origin_s: float,
+        retries: int,
+    ) -> None:
+        """:param speeds: the throughput model, for the curves that submit events carry."""
+        self._state = state
+        self._executor = executor
+        self._schedule = schedule
+        self._speeds = speeds
+        self._clock = clock
+        self._origin_s = origin_s
+        self._retries = retries
+
+    @property
+    def settled(self) -> bool:
+        """Whether exactly what the schedule says runs."""
+        return self._executor.settled
+
+    def begin(self) -> None:
+        """Take over what runs, write down what ended meanwhile and what shall run from now on."""
+        self._executor.adopt(self._state.log)
+        self._record(self._executor.look())
+        now, found = self._clock(), self._schedule
+        self._state.record(
+            [
+                decision_event(now, self._origin_s, found.policy.name, found.decision_seconds),
+                *(self._submit(job, now) for job in found.jobs if self._arrives(job, now)),
+            ]
+        )
+        self._reject(now)
+        self._change(now)
+
+    def step(self) -> None:
+        """One turn towards the schedule. Never waits."""
+        self._record(self._executor.tick())
+
+    def _record(self, reports: list[Report]) -> None:
+        for report in reports:
+            events = report_events(report, self._state.log, self._clock(), self._retries)
+            self._state.record(events)
+
+    def _arrives(self, job: Job, now: float) -> bool:
+        held = any(found.job == job.id for found in self._schedule.allocations)
+        return job.id not in self._state.log.jobs and (held or self._origin_s + job.submit_time <= now)
+
+    def _submit(self, job: Job, now: float) -> Event:
+        detail = submit_detail(job_state(job, self._speeds), self._speeds)
+        return submit_event(job, min(now, self._origin_s + job.submit_time), detail)
+
+    def _reject(self, now: float) -> None:
+        active = self._state.log.active
+        turned_away = [verdict for verdict in self._schedule.rejected if verdict.job in active]
+        self._state.record(reject_event(verdict.job, now, verdict.reason) for verdict in turned_away)
+
+    def _change(self, now: float) -> None:
+        reasons = {found.job: found.reason for found in self._schedule.allocations}
+        steps = steps_between(self._state.log, self._schedule, self._executor)
+        self._state.record(change_event(step, now, reasons.get(step.job_id, "")) for step in steps)
+        write_schedule(self._schedule, self._state.dirs.schedule)
+        self._executor.apply(steps)
+
+
+def steps_between(log: RunLog, schedule: Schedule, executor: Executor) -> list[Step]:
+    """What takes the executor's targets to the schedule's decision; jobs that have ended stay ended."""
+    ended = {job_id for job_id, job in log.jobs.items() if job.ended}
+    shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in ended}
+    started = [job_id for job_id, job in log.jobs.items() if job.started_s is not None]
+    return executor.steps_to(shares, started)

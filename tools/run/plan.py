@@ -1,0 +1,72 @@
+"""What the launcher tells the workers of a job, and what they tell back: files only, no connection needed.
+
+A worker finds its plan by two environment variables, :data:`ENV_JOB_DIR` (the job's folder) and
+:data:`ENV_SLOT` (which member of the plan it is). Plans are immutable and numbered by generation; the file
+``plan.json`` is replaced atomically, and workers look at its number at step boundaries. A plan with
+``abort`` asks them to agree on a step, save a checkpoint and exit 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from pliant.schemas.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
+
+ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
+ENV_SLOT: Final = "PLIANT_SLOT"
+SLOT_FROM_RANK: Final = "rank"
+"""Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
+
+
+class Member(Record):
+    """One worker of a plan: a slot is ``node/index``, unique in the cluster; rank = position in the plan."""
+
+    slot: str
+    node: str
+    address: str
+    """Address that the other members reach this one at."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpu: NonNegativeInt | None = None
+    """Index of the GPU on its node; None on CPU slots."""
+
+
+class Plan(Record):
+    """Who trains this job from now on, and how the batch is cut."""
+
+    job: Identifier
+    generation: PositiveInt
+    """Grows by one with every plan of the job, over all attempts."""
+    attempt: PositiveInt
+    """Folder under attempts/ that workers of this plan write to."""
+    members: tuple[Member, ...]
+    """Survivors of the generation before first."""
+    global_batch: PositiveInt | None = None
+    """Samples per optimizer step; None: what the script says."""
+    accum: PositiveInt = 1
+    """Micro-steps per optimizer step, the same for all members."""
+    lr_scale: PositiveFloat = 1.0
+    """Factor on the author's learning rate."""
+    seed: NonNegativeInt = 0
+    checkpoint_s: PositiveFloat = 60.0
+    """Seconds between checkpoints."""
+    progress_s: PositiveFloat = 1.0
+    """Least seconds between two progress events."""
+    timeout_s: PositiveFloat = 300.0
+    """How long workers wait for each other at the start, and for a newer plan to appear."""
+    token: str = ""
+    """Random secret that prefixes every key in the meeting point; never on a command line."""
+    abort: bool = False
+    """Stop at a step boundary: save a checkpoint, exit 0."""
+
+
+class WorkerOutcome(Record):
+    """How one worker ended, written atomically as its last act."""
+
+    outcome: Literal["done", "stopped", "crashed"]
+    samples_done: float = Field(default=0.0, ge=0)
+    epoch: NonNegativeInt = 0
+    message: str = ""
+    exit_counts: bool = False
+    """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""

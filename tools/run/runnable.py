@@ -1,0 +1,73 @@
+"""From a schedule file to one that can be executed here: all that is wrong with it is said at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.steps import Share
+
+
+def runnable(schedule: Schedule, source: str, folder: Path) -> Schedule:
+    """The schedule with the folder of every job written out, ``folder`` where a job names none.
+
+    :raises BadInputError: with every job that has no command, whose folder is missing, or that a decision
+        names without the schedule having it; and every node that is given more than it has.
+    """
+    jobs = tuple(
+        job.model_copy(update={"workdir": str(folder / (job.workdir or ""))}) for job in schedule.jobs
+    )
+    problems = [found for index, job in enumerate(jobs) for found in _job_problems(index, job, source)]
+    problems += _allocation_problems(schedule, source)
+    if problems:
+        raise BadInputError(problems)
+    return schedule.model_copy(update={"jobs": jobs})
+
+
+def _job_problems(index: int, job: Job, source: str) -> list[Problem]:
+    problems = []
+    if not job.command:
+        text = f'job "{job.id}" has no command: it can be replayed, but not run'
+        problems.append(Problem(source, None, f"/jobs/{index}/command", text))
+    if not Path(job.workdir or "").is_dir():
+        text = f'job "{job.id}": no such folder: {job.workdir}'
+        problems.append(Problem(source, None, f"/jobs/{index}/workdir", text))
+    return problems
+
+
+def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
+    known = {job.id for job in schedule.jobs}
+    left = {node.name: node.gpus for node in schedule.cluster.expanded()}
+    problems = []
+    for index, allocation in enumerate(schedule.allocations):
+        where = f"/allocations/{index}"
+        if allocation.job not in known:
+            problems.append(
+                Problem(source, None, f"{where}/job", f'"{allocation.job}" is not among the jobs')
+            )
+        if allocation.gpus and not allocation.placement:
+            problems.append(Problem(source, None, f"{where}/placement", "is empty, expected nodes"))
+        for node, count in allocation.placement:
+            left[node] = left.get(node, 0) - count
+            if left[node] < 0:
+                text = f"node {node} does not have so many GPUs free"
+                problems.append(Problem(source, None, f"{where}/placement", text))
+    return problems
+
+
+def shares_of(schedule: Schedule) -> dict[str, Share]:
+    """What the schedule gives each job that holds something."""
+    jobs = {job.id: job for job in schedule.jobs}
+    return {
+        found.job: Share(
+            jobs[found.job],
+            found.placement,
+            found.batch.global_ if found.batch else None,
+            found.batch.accum if found.batch else 1,
+            found.lr_scale,
+        )
+        for found in schedule.allocations
+        if found.gpus
+    }

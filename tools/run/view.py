@@ -1,0 +1,107 @@
+"""A run for people: a table of its jobs, and one line about all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pliant.tools.run.fold import JobLog, RunLog
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("job", "phase", "slots", "progress", "loss", "left", "why")
+
+
+def table(log: RunLog, now_s: float) -> Table:
+    """All jobs in order of submission; ``now_s`` is UTC."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(*COLUMNS, box=None, pad_edge=False)
+    for job in in_order(log):
+        made.add_row(*map(escape, row(job, now_s)))
+    return made
+
+
+def status_text(log: RunLog, now_s: float) -> str:
+    """The table as plain text, one job a line."""
+    rows = [COLUMNS, *(row(job, now_s) for job in in_order(log))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join(
+        "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip() + "\n"
+        for cells in rows
+    )
+
+
+def in_order(log: RunLog) -> list[JobLog]:
+    """The jobs in order of (submission, id)."""
+    return sorted(log.jobs.values(), key=lambda job: (job.submitted_s, job.job.id))
+
+
+def row(job: JobLog, now_s: float) -> tuple[str, ...]:
+    """One job, by :data:`COLUMNS`."""
+    return (
+        job.job.id,
+        phase(job, now_s),
+        " ".join(f"{node}:{count}" for node, count in job.placement) or "-",
+        progress(job),
+        "-" if job.loss is None else f"{job.loss:.4g}",
+        left(job),
+        job.reason,
+    )
+
+
+def phase(job: JobLog, now_s: float) -> str:
+    """Where it stands; a change of its GPUs by name until the first step after it."""
+    if job.change is None or job.ended:
+        return job.phase
+    name, since_s = job.change
+    return f"{name} ({max(0.0, now_s - since_s):.0f} s)"
+
+
+def progress(job: JobLog) -> str:
+    """Share of the work done, or samples where the work is unknown."""
+    if job.phase == "finished":
+        return "100 %"
+    if job.total_samples:
+        return f"{min(1.0, job.samples_done / job.total_samples):.0%}".replace("%", " %")
+    return f"{job.samples_done:.0f} samples" if job.samples_done else "-"
+
+
+def left(job: JobLog) -> str:
+    """Time left at the measured speed."""
+    speed = job.samples_per_second
+    if job.ended or not job.gpus or not speed or job.total_samples is None:
+        return "-"
+    return f"{max(0.0, job.total_samples - job.samples_done) / speed:.0f} s"
+
+
+def line(log: RunLog) -> str:
+    """How many jobs are where."""
+    found = Counter(job.phase for job in log.jobs.values())
+    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no job yet"
+
+
+def summary(log: RunLog) -> Table:
+    """What became of the jobs, with their times."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table("job", "end", "waited", "took", "samples", "loss", "why", box=None, pad_edge=False)
+    for job in in_order(log):
+        cells = (
+            job.job.id,
+            job.phase,
+            _seconds(job.started_s, job.submitted_s),
+            _seconds(job.ended_s, job.submitted_s),
+            f"{job.samples_done:.0f}" if job.samples_done else "-",
+            "-" if job.loss is None else f"{job.loss:.4g}",
+            job.reason,
+        )
+        made.add_row(*map(escape, cells))
+    return made
+
+
+def _seconds(to_s: float | None, from_s: float) -> str:
+    return "-" if to_s is None else f"{to_s - from_s:.1f} s"
