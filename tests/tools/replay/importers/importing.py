@@ -1,0 +1,62 @@
+"""Import small texts and look at what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import GpuTimeWork, Job
+from pliant.tools.replay.importers.report import ImportReport
+from pliant.tools.replay.importers.run import import_trace
+
+
+@dataclass(frozen=True)
+class Result:
+    """The jobs of an import, in the order of the file, and its report."""
+
+    jobs: tuple[Job, ...]
+    report: ImportReport
+    out: Path
+
+    def job(self, job_id: str) -> Job:
+        return next(job for job in self.jobs if job.id == job_id)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return dict(self.report.dropped)
+
+
+def text(folder: Path, name: str, *lines: str) -> str:
+    """A file of lines; returns its path."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
+    """Import to a file, or to a folder where the format gives one."""
+    folder = len(paths) == 1 and Path(paths[0]).is_dir() and kind != "pai"
+    out = tmp_path / ("out" if folder else "out.jsonl")
+    report = import_trace(kind, paths, str(out), **more)
+    jobs = out / "jobs.jsonl" if folder else out
+    return Result(io.read_jobs(jobs) if jobs.is_file() else (), report, out)
+
+
+def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
+    """What a strict import says is wrong, without the folder; nothing is written."""
+    with pytest.raises(BadInputError) as caught:
+        run(tmp_path, kind, *paths, **more)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert not (tmp_path / "out").exists()
+    return [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
+
+
+def gpu_seconds(job: Job) -> float:
+    assert isinstance(job.work, GpuTimeWork)
+    return job.work.gpu_seconds

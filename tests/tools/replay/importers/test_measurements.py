@@ -1,0 +1,206 @@
+"""Pollux, Sia, ONES and Gavel: formats that bring measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import EpochWork, SampleWork
+from tests.tools.replay.importers.importing import problems, run, text
+
+STEPS = "local_bsz,step_time,sync_time"
+EPOCHS = "progress,iteration,metric,grad_sqr,grad_var"
+WORKLOAD = "name,time,application,num_replicas,batch_size"
+BERT = "0,bert,cola,80,5,16,5e-06,2e-5,0.8,2"
+RESNET = "9,resnet18,cifar,400,10,256,0.005,0.08,0.7,4"
+ONES = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+HISTORY = "id,epoch,epoch_size,num_samples,total_workload,batch_size,lr,initial_loss,loss,acc,throughput"
+
+
+def application(folder: Path, model: str = "cifar10", suffix: str = "") -> Path:
+    """One application with a placement in three orders, two sizes and two validation runs."""
+    inner = folder / "traces" / model
+    rows = ("124,32,0.5,0.1", "142,32,0.6,0.2", "4,32,0.25,0.05", "4,64,0.4,0.05")
+    text(inner, f"placements{suffix}.csv", f"placement,{STEPS}", *rows)
+    sizes = ("3,7,32,0.75,0.5", "2,2,32,0.45,0.2")
+    text(inner, f"scalability{suffix}.csv", f"num_nodes,num_replicas,{STEPS}", *sizes)
+    text(inner, "validation-128.csv", EPOCHS, "391.0,390,0.4,8.9,5.0", "782.0,781,0.6,1.9,1.6")
+    text(inner, "validation-4096.csv", EPOCHS, "400.0,106,0.3,9.0,90.0", "790.0,120,,2.0,60.0")
+    return folder
+
+
+def workload(folder: Path, *rows: str) -> str:
+    return text(folder, "workload-9.csv", WORKLOAD, *rows)
+
+
+def test_placements_keep_the_order_of_their_nodes(tmp_path: Path) -> None:
+    result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    measured = {row.node_order: row for row in rows if row.node_order is not None and row.nodes > 1}
+    assert {order: row.step_seconds for order, row in measured.items()} == {"1,2,4": 0.5, "1,4,2": 0.6}
+    ring = measured["1,4,2"]
+    assert (ring.kind, ring.model, ring.gpu_type, ring.source) == ("train", "cifar10", "t4", "imported")
+    assert (ring.nodes, ring.gpus, ring.placement, ring.local_batch) == (3, 7, "4,2,1", 32)
+    assert (ring.sync_seconds, ring.compute_seconds) == (0.2, pytest.approx(0.4))
+    assert ring.samples_per_second == pytest.approx(7 * 32 / 0.6)
+
+
+def test_sizes_have_an_even_split_and_no_order(tmp_path: Path) -> None:
+    result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    sizes = [(row.nodes, row.gpus, row.placement) for row in rows if row.node_order is None]
+    assert sizes == [(3, 7, "3,2,2"), (2, 2, "1,1")]
+
+
+def test_a_job_may_move_between_the_validated_batches_and_ends_by_epochs(tmp_path: Path) -> None:
+    data = application(tmp_path / "data")
+    workload(data / "workloads", "cifar10-1,154,cifar10,6,2048", "cifar10-0,53,cifar10,4,128")
+    result = run(tmp_path, "pollux", str(data), workload="workload-9.csv")
+    first, second = result.jobs
+    assert (first.id, first.submit_time, second.id, second.submit_time) == ("cifar10-0", 53, "cifar10-1", 154)
+    assert (second.gpus.requested, second.min_gpus, second.elastic) == (6, 1, "size+batch")
+    assert (second.batch.size, second.batch.min, second.batch.max) == (2048, 128, 4096)
+    assert second.work == EpochWork(epochs=2.0, dataset_size=round(781 * 128 / 2))
+    assert second.convergence == "cifar10"
+    assert second.labels == {"trace": "pollux", "row": "1", "max_epochs": "2"}
+
+
+def test_validation_runs_become_convergence_rows(tmp_path: Path) -> None:
+    result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
+    rows = io.read_convergence(result.out / "convergence.parquet")
+    assert [(row.batch, row.epoch) for row in rows] == [(128, 0), (128, 1), (4096, 0), (4096, 1)]
+    assert rows[-1] == ConvergenceRow("cifar10", 4096, 1, 120.0, 790.0, None, 2.0, 60.0)
+
+
+def test_sia_files_name_their_gpu_type_and_those_without_are_aws(tmp_path: Path) -> None:
+    data = application(tmp_path / "data")
+    for suffix in ("-aws", "-dgx-ext"):
+        application(tmp_path / "data", suffix=suffix)
+    result = run(tmp_path, "sia", str(data))
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    assert {row.gpu_type for row in rows} == {"aws", "dgx-ext"}
+    assert len(rows) == 12
+    assert "files without a GPU type repeat those of aws and were not read" in result.report.assumptions
+
+
+def test_what_is_wrong_in_a_data_folder_is_told_by_file_and_line(tmp_path: Path) -> None:
+    data = application(tmp_path / "data")
+    steps = ("4,32,0.5,0.6", "40,32,0.5,0.1", "4,0,0.5,0.1", "4,20.5,0.5,0.1", "4,32,0,0")
+    text(data / "traces" / "cifar10", "placements.csv", f"placement,{STEPS}", *steps)
+    path = workload(tmp_path, "a,0,cifar10,0,128", "b,0,vgg,1,128", "c,0,cifar10,1,8192")
+    lines = problems(tmp_path, "pollux", str(data), workload=path)
+    assert lines == [
+        "data/traces/cifar10/placements.csv:2: /sync_time: 0.6 is above step_time 0.5, which includes it",
+        "data/traces/cifar10/placements.csv:3: /placement: '40', expected GPUs per node as digits, like 42",
+        "data/traces/cifar10/placements.csv:4: /local_bsz: is 0, expected 1 or more",
+        "data/traces/cifar10/placements.csv:5: /local_bsz: '20.5' is not a whole number",
+        "data/traces/cifar10/placements.csv:6: /step_time: is 0, expected more than 0",
+        "workload-9.csv:2: /num_replicas: is 0, expected 1 or more",
+        "workload-9.csv:3: /application: 'vgg' has no validation runs (there are: cifar10)",
+        "workload-9.csv:4: /size: 8192 is above batch.max 4096",
+    ]
+
+
+def test_a_folder_goes_to_a_folder_and_needs_one(tmp_path: Path) -> None:
+    from pliant.tools.replay.importers.run import import_trace
+
+    data = application(tmp_path / "data")
+    with pytest.raises(UsageError, match="gives several files: name a folder with -o FOLDER"):
+        import_trace("pollux", [str(data)])
+    with pytest.raises(UsageError, match="is no folder; pollux takes its data folder and --workload FILE"):
+        run(tmp_path, "pollux", workload(tmp_path, "a,0,cifar10,1,128"))
+    with pytest.raises(UsageError, match="helios brings no measurements"):
+        run(tmp_path, "helios", "x.csv", workload="y.csv")
+    assert problems(tmp_path, "sia", str(tmp_path)) == [
+        f"{tmp_path}: holds no APPLICATION/placements*.csv, expected the data folder"
+    ]
+
+
+def ones(folder: Path) -> Path:
+    """A test trace of two jobs, of which the first was recorded, after another one of its id."""
+    text(folder, "trace_dev.csv", ONES, RESNET, BERT)
+    rows = (
+        "0,1,900,900,1800,64,0.01,6.9,1.7,0.3,5410.6",
+        "0,1,400,400,1200,100,0.01,6.9,1.7,0.3,5410.6",
+        "0,2,400,800,1200,200,0.02,6.9,1.4,0.5,6568.9",
+    )
+    text(folder, "job_history.csv", HISTORY, *rows)
+    return folder
+
+
+def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) -> None:
+    data = ones(tmp_path / "data")
+    trace = text(tmp_path, "t.csv", ONES, BERT, RESNET)
+    result = run(tmp_path, "ones", str(data), workload=trace)
+    unknown, known = result.jobs
+    assert (unknown.work, unknown.convergence) == (None, None)
+    assert (known.id, known.submit_time, known.lr) == ("ones-2", 9.0, 0.005)
+    assert known.work == EpochWork(epochs=3.0, dataset_size=400)
+    assert (known.batch.size, known.batch.max) == (256, 4096)
+    assert known.labels == {"trace": "ones", "task": "cifar", "patience": "10", "target_acc": "0.7"}
+    assert result.dropped == {"are epochs of a run that does not fit trace_dev.csv": 1}
+
+
+def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> None:
+    result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
+    rows = io.read_convergence(result.out / "convergence.parquet")
+    assert [(row.model, row.batch, row.epoch, row.iterations, row.progress) for row in rows] == [
+        ("resnet18-cifar-400", 100, 0, 4.0, 400.0),
+        ("resnet18-cifar-400", 100, 1, 6.0, 800.0),
+    ]
+    assert not (result.out / "profile.parquet").exists()
+
+
+def gavel(folder: Path) -> Path:
+    one, two = "('LM (batch size 20)', 1)", "('A3C', 1)"
+    gang = "('LM (batch size 20)', 4)"
+    types = {
+        one: {"null": 8.0, two: [6.0, 1.0], one: [0.0, 0.0]},
+        two: {"null": 4.0, one: [1.0, 6.0]},
+        gang: {"null": 16.0},
+    }
+    spread = {one: {"null": 8.0}, gang: {"null": 0.0}}
+    text(folder, "simulation_throughputs.json", json.dumps({"v100": types, "v100_unconsolidated": spread}))
+    return folder
+
+
+def test_gavel_throughputs_count_the_batches_of_all_workers(tmp_path: Path) -> None:
+    result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    lm, a3c, gang, spread = rows
+    assert (lm.model, lm.local_batch, lm.step_seconds, lm.samples_per_second) == ("LM", 20, 0.125, 160.0)
+    assert (a3c.model, a3c.local_batch) == ("A3C", 1)
+    assert (gang.gpus, gang.placement, gang.step_seconds, gang.samples_per_second) == (4, "4", 0.25, 320.0)
+    assert (spread.placement, spread.feasible, spread.step_seconds) == ("1,1,1,1", False, None)
+
+
+def test_gavel_pairs_are_parts_of_the_speed_alone(tmp_path: Path) -> None:
+    result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
+    pairs = json.loads((result.out / "interference.json").read_text())["pairs"]
+    named = {tuple(job["model"] for job in pair["jobs"]): pair["speeds"] for pair in pairs}
+    assert named == {("A3C", "LM"): [0.25, 0.75], ("LM", "LM"): None}
+    assert {(pair["gpu_type"], pair["gpus"], pair["placement"]) for pair in pairs} == {("v100", 1, "1")}
+
+
+def test_gavel_traces_come_in_two_forms(tmp_path: Path) -> None:
+    short = "LM (batch size 20)\tcd x && python3 main.py\t--steps\t1\t300\t6.000000\t4"
+    long = "A3C\tpython3 main.py\tdqn\t--max-steps\t0\t50\t1\t2\t-1.000000\t3"
+    result = run(tmp_path, "gavel", text(tmp_path, "x.trace", short, long))
+    second, first = result.jobs
+    assert (first.id, first.submit_time, first.model, first.gpus.requested) == ("gavel-1", 6.0, "LM", 4)
+    assert (first.batch.size, first.work) == (80, SampleWork(samples=6000.0))
+    assert (second.id, second.submit_time, second.priority) == ("gavel-2", 3.0, 2.0)
+    assert second.work == SampleWork(samples=50.0)
+
+
+def test_a_gavel_line_of_another_width_is_named(tmp_path: Path) -> None:
+    path = text(tmp_path, "x.trace", "LM\tx", "LM\tx\t-n\t1\t300\t0.0\t1.5")
+    assert problems(tmp_path, "gavel", path) == [
+        "x.trace:1: has 2 fields separated by tabs, expected 7 or 10",
+        "x.trace:2: /gpus: '1.5', expected a whole number above 0",
+    ]

@@ -1,0 +1,192 @@
+"""Helios, PAI, Alibaba 2023, Slurm and Tiresias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, UsageError
+from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
+
+HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
+    "scheduled_time"
+)
+SACCT = "JobID|JobName|User|Partition|State|Submit|Start|ElapsedRaw|NNodes|AllocTRES"
+TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+
+
+def helios(folder: Path, *rows: str) -> str:
+    return text(folder, "cluster_log.csv", HELIOS, *rows)
+
+
+def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
+    path = helios(
+        tmp_path,
+        "7,u1,vcA,16,64,2,TIMEOUT,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300",
+        "8,u2,vcA,0,64,2,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300",
+        "9,u2,vcA,1,64,2,CANCELLED,2020-04-04 11:25:35,,2020-04-04 12:30:35,0,300",
+        "10,u2,vcA,1,64,2,FAILED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 11:30:35,0,300",
+    )
+    result = run(tmp_path, "helios", path)
+    (job,) = result.jobs
+    assert (job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) == ("7", 0.0, 16, 57600.0)
+    assert job.labels == {"trace": "helios", "status": "TIMEOUT", "vc": "vcA", "nodes": "2"}
+    assert result.dropped == {"asked for no GPU": 1, "never started": 1, "ran for no time": 1}
+
+
+def test_two_clusters_with_the_same_ids_keep_all_jobs(tmp_path: Path) -> None:
+    row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
+    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
+    result = run(tmp_path, "helios", one, two)
+    assert [job.id for job in result.jobs] == ["7", "7-2"]
+    assert result.report.assumptions["an id that is there more than once got a number behind it"] == 1
+
+
+def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
+    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
+    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    text(folder, "pai_task_table.header", names)
+    text(folder, "pai_job_table.csv", *jobs)
+    text(folder, "pai_task_table.csv", *tasks)
+    return str(folder)
+
+
+def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
+    folder = pai(
+        tmp_path / "pai",
+        ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,bob,Failed,1500.0,9000.0", "j3,i3,bob,Waiting,1500.0,"),
+        (
+            "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
+            "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
+            "j1,evaluator,1.0,Terminated,1050.0,1250.0,600.0,29.3,50.0,V100",
+            "j2,tensorflow,1.0,Failed,2000.0,2100.0,600.0,29.3,25.0,T4",
+            "j3,tensorflow,1.0,Waiting,,,600.0,29.3,25.0,T4",
+        ),
+    )
+    result = run(tmp_path, "pai", folder)
+    gang, share = result.jobs
+    assert (gang.id, gang.submit_time, gang.gpus.requested, gpu_seconds(gang)) == ("j1", 0.0, 5, 5 * 250.0)
+    assert gang.labels == {"trace": "pai", "status": "Terminated", "gpu_type": "V100", "gpu_share": "4.5"}
+    assert (share.submit_time, share.gpus.requested, gpu_seconds(share)) == (500.0, 1, 100.0)
+    assert share.labels["gpu_share"] == "0.25"
+    assert result.dropped == {"are tasks without GPUs": 1, "never started": 1}
+
+
+def test_pai_needs_both_tables_and_their_headers(tmp_path: Path) -> None:
+    folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
+    with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):
+        run(tmp_path, "pai", str(folder / "pai_job_table.csv"))
+    (folder / "pai_task_table.header").unlink()
+    with pytest.raises(BadInputError, match=r"pai_task_table.header: no such file"):
+        run(tmp_path, "pai", str(folder))
+
+
+def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
+    path = text(
+        tmp_path,
+        "pods.csv",
+        PODS,
+        "pod-0,12500,57344,2,1000,V100M16|V100M32,LS,Running,5000,5700,5100",
+        "pod-1,12500,57344,1,470,,BE,Failed,5060,5160,5060",
+        "pod-2,12500,57344,1,1000,,BE,Pending,5060,,",
+        "pod-3,12500,57344,0,0,,BE,Running,5060,5160,5060",
+    )
+    result = run(tmp_path, "alibaba-v2023", path)
+    whole, part = result.jobs
+    assert (whole.submit_time, whole.gpus.requested, gpu_seconds(whole)) == (0.0, 2, 1200.0)
+    assert whole.labels["gpu_spec"] == "V100M16|V100M32"
+    assert (part.submit_time, part.gpus.requested, gpu_seconds(part)) == (60.0, 1, 100.0)
+    assert part.labels["gpu_milli"] == "470"
+    assert result.dropped == {"never started": 1, "asked for no GPU": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "size", "gpus"),
+    [
+        ("AllocTRES", "billing=8,cpu=8,gres/gpu=4,mem=64G,node=1", 4),
+        ("AllocTRES", "cpu=8,gres/gpu:a100=4,gres/gpu=4", 4),
+        ("AllocTRES", "cpu=8,gres/gpu:a100=4,gres/gpu:v100=2", 6),
+        ("ReqGRES", "gpu:2", 4),
+        ("ReqGRES", "gres:gpu:v100:2", 4),
+        ("ReqGRES", "gpu:a100:8,license:1", 16),
+    ],
+)
+def test_gpus_of_a_slurm_job_are_read_from_what_there_is(
+    tmp_path: Path, columns: str, size: str, gpus: int
+) -> None:
+    header = SACCT.replace("AllocTRES", columns)
+    row = f"12|train|ann|gpu|COMPLETED|2024-01-05T10:00:00|2024-01-05T10:05:00|60|2|{size}"
+    (job,) = run(tmp_path, "slurm", text(tmp_path, "sacct.txt", header, row)).jobs
+    assert (job.gpus.requested, gpu_seconds(job)) == (gpus, gpus * 60)
+
+
+def test_slurm_steps_and_jobs_that_did_not_run_are_no_jobs(tmp_path: Path) -> None:
+    times, tres = "2024-01-05T10:00:00|2024-01-05T10:05:00", "cpu=1,gres/gpu:a100=1,gres/gpu=1"
+    path = text(
+        tmp_path,
+        "sacct.txt",
+        SACCT,
+        f"12|train|ann|gpu|CANCELLED by 1000|{times}|60|1|{tres}",
+        f"12.batch|batch|||CANCELLED|{times}|60|1|{tres}",
+        f"13_2|train|ann|gpu|TIMEOUT|{times}|60|1|{tres}",
+        f"14_[3-9]|train|ann|gpu|PENDING|2024-01-05T10:00:00|Unknown|0|1|{tres}",
+        f"15|train|ann|gpu|RUNNING|{times}|60|1|{tres}",
+        f"16|prepare|ann|cpu|COMPLETED|{times}|60|1|cpu=8",
+        f'17|say "hi|ann|gpu|COMPLETED|{times}|0|1|{tres}',
+    )
+    result = run(tmp_path, "slurm", path)
+    assert [job.id for job in result.jobs] == ["12", "13_2"]
+    labels = {"trace": "slurm", "status": "CANCELLED", "partition": "gpu", "name": "train"}
+    assert result.job("12").labels == {**labels, "nodes": "1", "gpu_type": "a100"}
+    assert result.dropped == {
+        "are steps of jobs": 1,
+        "never started": 1,
+        "had not finished when the trace ended": 1,
+        "asked for no GPU": 1,
+        "ran for no time": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "seconds"),
+    [
+        ("Elapsed", "1-02:03:04", 93784.0),
+        ("Elapsed", "02:03:04", 7384.0),
+        ("Elapsed", "03:04", 184.0),
+        ("End", "2024-01-05T10:06:40", 100.0),
+    ],
+)
+def test_slurm_times_come_in_several_columns(tmp_path: Path, column: str, value: str, seconds: float) -> None:
+    header = f"JobID|Submit|Start|{column}|ReqTRES"
+    row = f"12|2024-01-05T10:00:00|2024-01-05T10:05:00|{value}|gres/gpu=1"
+    (job,) = run(tmp_path, "slurm", text(tmp_path, "sacct.txt", header, row)).jobs
+    assert gpu_seconds(job) == seconds
+
+
+def test_slurm_output_without_sizes_says_which_column_to_add(tmp_path: Path) -> None:
+    path = text(tmp_path, "sacct.txt", "JobID|Submit|Start|Elapsed", "1|2024-01-05T10:00:00|Unknown|00:00:00")
+    (line,) = problems(tmp_path, "slurm", path)
+    assert line.startswith("sacct.txt:1: has none of the columns AllocTRES, ReqTRES")
+
+
+def test_a_tiresias_list_keeps_its_own_clock(tmp_path: Path) -> None:
+    path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
+    result = run(tmp_path, "tiresias", path)
+    (job,) = result.jobs
+    assert (job.id, job.submit_time, job.model, gpu_seconds(job)) == ("0", 30.0, "vgg19", 656.0)
+    assert job.labels == {"trace": "tiresias", "iterations": "606"}
+    assert result.dropped == {"asked for no GPU": 1}
+
+
+def test_a_tiresias_distribution_is_gpu_time_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gput.csv"
+    path.write_bytes(b"duration\r\n121\r\n97000\r\n")
+    result = run(tmp_path, "tiresias", str(path))
+    assert [(job.id, job.gpus.requested, gpu_seconds(job)) for job in result.jobs] == [
+        ("tiresias-1", 1, 121.0),
+        ("tiresias-2", 1, 97000.0),
+    ]
+    assert any("sample from it with `pliant trace synth`" in line for line in result.report.lines())

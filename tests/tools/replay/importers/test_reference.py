@@ -1,0 +1,95 @@
+"""The published data, where it is: what the importers make of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas import io
+from pliant.schemas.job import EpochWork
+from pliant.tools.replay.importers.run import import_trace
+from tests.tools.replay.importers.importing import run
+
+
+def test_pollux_loses_no_measurement(tmp_path: Path, reference_data: Path) -> None:
+    data = reference_data / "pollux"
+    result = run(tmp_path, "pollux", str(data), workload="workload-6.csv")
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    placements = [row for row in rows if row.node_order is not None]
+    files = [*data.glob("traces/*/placements.csv")], [*data.glob("traces/*/scalability.csv")]
+    lines = [sum(len(path.read_text().splitlines()) - 1 for path in found) for found in files]
+    assert lines == [len(placements), len(rows) - len(placements)]
+    orders = {row.node_order for row in placements if row.model == "bert"}
+    assert len(orders) == 108
+    assert {"1,2,4", "1,4,2"} <= orders
+    steps = {(row.node_order, row.local_batch): (row.step_seconds, row.sync_seconds) for row in placements}
+    assert len({(row.model, row.node_order, row.local_batch) for row in placements}) == len(placements)
+    assert steps
+    assert not result.report.dropped
+
+
+def test_pollux_jobs_run_the_epochs_of_their_application(tmp_path: Path, reference_data: Path) -> None:
+    result = run(tmp_path, "pollux", str(reference_data / "pollux"), workload="workload-6.csv")
+    assert len(result.jobs) == 160
+    assert result.jobs[0].submit_time > 0
+    epochs = {job.model: job.work.epochs for job in result.jobs if isinstance(job.work, EpochWork)}
+    expected = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50}
+    assert epochs == expected
+    assert all(job.convergence == job.model for job in result.jobs)
+
+
+def test_sia_has_six_gpu_types(tmp_path: Path, reference_data: Path) -> None:
+    result = run(tmp_path, "sia", str(reference_data / "sia"), workload="newtrace/workload-1.csv")
+    types = {row.gpu_type for row in io.read_profile(result.out / "profile.parquet").rows}
+    assert types == {"aws", "rtx", "quad", "dgx", "dgx-ext", "azure"}
+    assert len(result.jobs) == 960
+    assert not result.report.dropped
+
+
+def test_ones_jobs_all_have_a_recorded_kind(tmp_path: Path, reference_data: Path) -> None:
+    result = run(tmp_path, "ones", str(reference_data / "ones"), workload="trace_1.csv")
+    assert len(result.jobs) == 400
+    assert all(isinstance(job.work, EpochWork) for job in result.jobs)
+    models = {row.model for row in io.read_convergence(result.out / "convergence.parquet")}
+    assert {job.convergence for job in result.jobs} <= models
+
+
+def test_gavel_traces_and_throughputs_name_the_same_models(tmp_path: Path, reference_data: Path) -> None:
+    result = run(tmp_path, "gavel", str(reference_data / "gavel"), workload="msr-seed0-0e4a51.trace")
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    assert len(result.jobs) == 1181
+    assert {job.model for job in result.jobs} <= {row.model for row in rows}
+    assert Counter(row.feasible for row in rows)[False] > 0
+    pairs = json.loads((result.out / "interference.json").read_text())["pairs"]
+    speeds = [speed for pair in pairs if pair["speeds"] for speed in pair["speeds"]]
+    assert sum(speed <= 1.05 for speed in speeds) > 0.9 * len(speeds)
+
+
+def test_every_job_of_the_lists_is_there_or_accounted_for(tmp_path: Path, reference_data: Path) -> None:
+    for kind, path in (
+        ("philly", "pollux/traces/philly.csv"),
+        ("alibaba-v2023", "alibaba-v2023/openb_pod_list_cpu100.csv"),
+        ("tiresias", "tiresias/60_job.csv"),
+        ("tiresias", "tiresias/yarn-gput1000.csv"),
+        ("gavel", "gavel/traces/small_test.trace"),
+        ("ones", "ones/trace_1.csv"),
+    ):
+        report = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
+        assert report.rows == report.jobs + report.dropped.total()
+        assert not any("malformed" in reason for reason in report.dropped)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("philly", "philly/cluster_job_log"), ("helios", "helios/cluster_log.csv"), ("pai", "pai-v2020")],
+)
+def test_traces_too_large_to_ship_are_read_where_they_are(
+    tmp_path: Path, reference_data: Path, kind: str, path: str
+) -> None:
+    if not (reference_data / path).exists():
+        pytest.skip(f"no {path} in the reference data")
+    report = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
+    assert report.jobs > 10_000

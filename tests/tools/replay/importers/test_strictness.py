@@ -1,0 +1,133 @@
+"""Strict and lenient, ids, order, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.record import IDENTIFIER
+from pliant.tools.replay.importers.intake import MOST_PROBLEMS, Intake
+from pliant.tools.replay.importers.registry import FORMATS
+from pliant.tools.replay.importers.report import ImportReport
+from pliant.tools.replay.importers.run import import_trace
+from tests.tools.replay.importers.importing import problems, run, text
+
+HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+GOOD = "1,2,30,606,vgg19,164,30"
+
+
+def jobs(folder: Path, *rows: str) -> str:
+    return text(folder, "jobs.csv", HEADER, *rows)
+
+
+def test_every_malformed_row_is_told_and_nothing_written(tmp_path: Path) -> None:
+    path = jobs(
+        tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30"
+    )
+    assert problems(tmp_path, "tiresias", path) == [
+        "jobs.csv:3: /num_gpu: 'x' is not a number",
+        "jobs.csv:4: has 2 fields, expected 7",
+        "jobs.csv:5: /submit_time: '-5', expected a finite number, 0 or more",
+        "jobs.csv:6: /model_name: is empty, expected some text",
+    ]
+
+
+def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
+    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,y,5,606,vgg19,164,30")
+    result = run(tmp_path, "tiresias", path, lenient=True)
+    assert [job.id for job in result.jobs] == ["1"]
+    assert result.dropped == {"malformed rows (/num_gpu)": 2, "malformed rows (as a whole)": 1}
+    assert result.report.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
+
+
+def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
+    path = jobs(tmp_path, *["a,b"] * (3 * MOST_PROBLEMS))
+    assert problems(tmp_path, "tiresias", path)[-1] == f"… and {MOST_PROBLEMS - 20} more"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, iterations"),
+        (b"", "jobs.csv:1: has no column"),
+        (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
+        (HEADER.encode() + b"\n", "tiresias: no job in 0 rows"),
+        (HEADER.encode() + b"\n1,0,30,606,vgg19,164,30\n", "tiresias: no job in 1 rows (1 asked for no GPU)"),
+    ],
+)
+def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "jobs.csv").write_bytes(content)
+    (line,) = problems(tmp_path, "tiresias", str(tmp_path / "jobs.csv"))
+    assert line.startswith(message)
+
+
+def test_a_missing_file_and_an_unknown_format_are_one_line(tmp_path: Path) -> None:
+    assert problems(tmp_path, "helios", str(tmp_path / "no.csv")) == ["no.csv: no such file"]
+    assert problems(tmp_path, "helios", str(tmp_path)) == [f"{tmp_path}: is a folder, expected a file"]
+    with pytest.raises(UsageError, match=r"no format 'borg', expected one of philly, helios, pai"):
+        import_trace("borg", [])
+
+
+def test_all_formats_are_there() -> None:
+    assert sorted(FORMATS) == [
+        "alibaba-v2023", "gavel", "helios", "ones", "pai", "philly", "pollux", "sia", "slurm", "tiresias",
+    ]  # fmt: skip
+
+
+def test_jobs_are_written_by_time_and_ties_keep_the_order_of_the_input(tmp_path: Path) -> None:
+    times = (("z", 60), ("b", 30), ("a", 60), ("c", 30.5))
+    path = jobs(tmp_path, *(f"{name},1,{at},606,vgg19,164,30" for name, at in times))
+    result = run(tmp_path, "tiresias", path)
+    assert [(job.id, job.submit_time) for job in result.jobs] == [
+        ("b", 30),
+        ("c", 30.5),
+        ("z", 60),
+        ("a", 60),
+    ]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = jobs(tmp_path, *(f"{i},1,{i % 7},606,vgg19,164,30" for i in range(50)))
+    first = run(tmp_path, "tiresias", path).out.read_bytes()
+    assert run(tmp_path, "tiresias", path).out.read_bytes() == first
+
+
+def test_jobs_go_to_stdout_by_default(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    report = import_trace("tiresias", [jobs(tmp_path, GOOD)])
+    (tmp_path / "out.jsonl").write_bytes(capfdbinary.readouterr().out)
+    assert [job.id for job in io.read_jobs(tmp_path / "out.jsonl")] == ["1"]
+    assert report.files == ["-"]
+
+
+def test_progress_tells_the_rows_read(tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    path = jobs(tmp_path, *(f"{i},1,0,606,vgg19,164,30" for i in range(2500)))
+    run(tmp_path, "tiresias", path, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1000, None), (2000, None)]
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["a", "a-2", "a b", "a_b"]), max_size=30))
+def test_ids_are_valid_and_unique(texts: list[str]) -> None:
+    import re
+
+    intake = Intake(ImportReport("test"))
+    ids = [intake.new_id(text) for text in texts]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(IDENTIFIER, job_id) for job_id in ids)
+
+
+def test_a_thousand_jobs_of_one_id_are_numbered() -> None:
+    intake = Intake(ImportReport("test"))
+    ids = [intake.new_id("job") for _ in range(1000)]
+    assert (ids[0], ids[1], ids[-1]) == ("job", "job-2", "job-1000")
+
+
+def test_a_malformed_row_does_not_hide_a_file_that_is_no_csv(tmp_path: Path) -> None:
+    path = jobs(tmp_path, "x" * 200_000)
+    with pytest.raises(BadInputError, match=r"jobs.csv:2: is not CSV: field larger than field limit"):
+        run(tmp_path, "tiresias", path)

@@ -1,0 +1,169 @@
+"""Progress by epochs and by goodput, computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.progress_choice import Training, parse_noise_scales
+from pliant.tools.replay.progress_epochs import EpochRules, Epochs
+from pliant.tools.replay.progress_goodput import Goodput, efficiency
+from pliant.tools.replay.progress_tables import Validation, validations
+from pliant.tools.replay.replay import Inputs, Run, replay
+from tests.builders import cluster, curves, job
+from tests.tools.replay.world import Told, ends, play
+
+
+def run(batch: int, *epochs: tuple[float, float], metrics: tuple[float, ...] = ()) -> list[ConvergenceRow]:
+    """A validation run: (iterations, progress) at the end of each epoch; noise scale 32, 16, 8, …"""
+    return [
+        ConvergenceRow("m", batch, epoch, steps, progress, metric, 1.0, 4.0 / 2**epoch)
+        for epoch, ((steps, progress), metric) in enumerate(
+            zip(epochs, metrics or (None,) * len(epochs), strict=True)
+        )
+    ]
+
+
+TABLE = Validation([*run(8, (10, 10), (20, 20)), *run(16, (6, 11), (10, 21))])
+NODES = cluster(4)
+
+
+def trained(spec: Job, progress, policy=None, *, rate: float = 8.0, **physics) -> float:
+    """When the job ends that starts at 0 on one GPU at ``rate`` samples a second."""
+    world = Physics(progress=lambda: progress, **physics)
+    curve = curves(m={1: rate, 2: 2 * rate})
+    return ends(play(policy or Told({0.0: {"a": 1}}), [spec], NODES, curve, physics=world))["a"]
+
+
+def epochs_job(batch: int = 8, **more) -> Job:
+    return job("a", model="m", batch=batch, work={"epochs": 2, "dataset_size": 80}, convergence="m", **more)
+
+
+def test_tables_are_linear_between_batches_and_level_beyond():
+    assert TABLE.iterations(8, 0) == 10
+    assert TABLE.iterations(12, 1) == 15
+    assert TABLE.iterations(64, 1) == 10
+    assert TABLE.iterations(4, 1) == 20
+    assert TABLE.iterations(8, 7) == 20, "after the last epoch as in the last"
+    assert TABLE.least_progress == (10, 20)
+    assert TABLE.gain(16, 0) == (4 + 1) / (4 / 2 + 1)
+    assert TABLE.noise_scale(8, 1) == 8 * 2.0
+
+
+def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
+    assert trained(epochs_job(8), Epochs({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
+    assert trained(epochs_job(16), Epochs({"m": TABLE})) == 20  # 10 steps of 2 s
+    assert trained(epochs_job(12), Epochs({"m": TABLE})) == pytest.approx(15 * 1.5)
+
+
+def test_part_of_an_epoch_is_kept_when_the_gpus_change():
+    uneven = Validation(run(8, (10, 10), (30, 20)))
+    spec = epochs_job(low=1, high=2)
+    told = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
+    assert trained(spec, Epochs({"m": uneven}), told) == 25  # 10 + 10 of 20 s, the rest twice as fast
+    stepwise = Epochs({"m": uneven}, stepwise=True)
+    again = Told({0.0: {"a": 1}, 20.0: {"a": 2}}, again_s=[20.0])
+    assert trained(spec, stepwise, again) == 25, "epoch by epoch or at once is the same"
+
+
+def test_by_gain_an_epoch_is_so_much_progress():
+    rules = EpochRules(pace="gain")
+    assert trained(epochs_job(8), Epochs({"m": TABLE}, rules)) == 20, "a step of the smallest batch gains 1"
+    first, second = 10 / (5 / 3) * 2, 10 / (3 / 2) * 2  # gains 5/3 and 3/2, two seconds a step
+    assert trained(epochs_job(16), Epochs({"m": TABLE}, rules)) == pytest.approx(first + second)
+
+
+def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
+    rules = EpochRules(pace="gain", whole_seconds=True)
+    assert trained(epochs_job(16), Epochs({"m": TABLE}, rules)) == 12 + 13  # 12.0 and 13.33
+    one = EpochRules(max_epochs={"m": 1})
+    assert trained(epochs_job(8), Epochs({"m": TABLE}, one)) == 10
+    half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
+    assert trained(half, Epochs({"m": TABLE})) == 15
+
+
+@pytest.mark.parametrize(("metrics", "target", "end_s"), [((1, 5), 4, 20), ((5, 6), 4, 10), ((9, 3), 3, 20)])
+def test_a_target_metric_ends_a_job_at_an_epochs_end(metrics, target, end_s):
+    table = Validation(run(8, (10, 10), (20, 20), metrics=metrics))
+    spec = epochs_job(labels={"target_metric": str(target)})
+    assert trained(spec, Epochs({"m": table})) == end_s
+
+
+def test_a_watched_job_shows_its_noise():
+    model = Epochs({"m": TABLE}, stepwise=True)
+    engine = play(
+        Told({0.0: {"a": 1}}),
+        [epochs_job()],
+        NODES,
+        curves(m={1: 8}),
+        physics=Physics(progress=lambda: model),
+    )
+    assert engine.session.ended["a"].noise_scale == 16, "that of the last epoch"
+
+
+def test_goodput_at_the_reference_batch_is_the_throughput():
+    assert efficiency(10, 8, 8) == 1
+    assert efficiency(8, 8, 16) == pytest.approx(16 / 24)
+    assert efficiency(float("inf"), 8, 16) == 1
+    assert trained(epochs_job(8), Goodput({"m": TABLE})) == 20
+    assert trained(epochs_job(8), Goodput({}, {"m": 5.0})) == 20
+
+
+def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
+    spec = epochs_job(8, low=1, high=2).model_copy(update={"elastic": "size"})
+    state_batch = Goodput({"m": TABLE})
+    engine = play(Told({}), [spec], NODES, curves(m={1: 8}))
+    state = engine.session.jobs["a"]
+    state.global_batch, state.samples_per_second = 16, 8.0
+    course = state_batch.stretch(state, 0.0).course
+    noisy, calm = (32 + 8) / (32 + 16), (16 + 8) / (16 + 16)
+    assert course is not None
+    assert course.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
+    assert Goodput({}, {"": 16.0}).stretch(state, 0.0).samples_per_second == pytest.approx(8 * calm)
+
+
+def given(training: Training, *specs: Job, tables: bool = True) -> float:
+    profile = Profile(
+        (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
+    )
+    found = inputs(specs, NODES, profile)
+    rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
+    world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, rows)
+    done = replay(world, Run("fifo", training=training))
+    return max(event.time for event in done.log.events() if event.event == "finish")
+
+
+def test_the_model_is_chosen_by_what_a_job_has():
+    plain = job("b", model="m", batch=8, work={"samples": 80})
+    assert given(Training(), epochs_job()) == 30
+    assert given(Training(), plain) == 10
+    assert given(Training(progress="samples"), epochs_job()) == 20
+    assert given(Training(), epochs_job(), tables=False) == 20
+    assert given(Training(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+    with pytest.raises(BadInputError, match='1 jobs name no run of the convergence table: "b"'):
+        given(Training(progress="epochs"), epochs_job(), plain)
+    with pytest.raises(UsageError, match="needs a --convergence table"):
+        given(Training(progress="epochs"), epochs_job(), tables=False)
+    with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
+        given(Training(progress="goodput"), plain)
+
+
+def test_noise_scales_are_read_by_model():
+    assert parse_noise_scales(None) == {}
+    assert parse_noise_scales("100,bert=20.5") == {"": 100.0, "bert": 20.5}
+    for wrong in ("x", "bert=", "0", "-1", "inf", "a=nan"):
+        with pytest.raises(UsageError, match="--noise-scale"):
+            parse_noise_scales(wrong)
+
+
+def test_what_a_table_lacks_is_said():
+    with pytest.raises(BadInputError, match='"m" at batch 8: epoch 1 is missing'):
+        Validation([run(8, (1, 1))[0], *run(8, (1, 1), (2, 2), (3, 3))[2:]])
+    silent = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0)])
+    with pytest.raises(BadInputError, match="epoch 0: a value that this replay needs is null"):
+        silent.gain(8, 0)

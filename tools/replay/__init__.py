@@ -1,0 +1,1 @@
+"""Replay traces: event engine, job progress, rescale cost, generators."""

@@ -1,0 +1,126 @@
+"""Several replays of one trace, one after the other or side by side in processes. The files are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pliant.schemas.bulk import spared_by_garbage_collection
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.files import PIPE
+from pliant.tools.replay.engine import Advance
+from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.output import write
+from pliant.tools.replay.replay import Run, Summary, replay
+from pliant.tools.schedule.registry import make_policy
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One replay and the file that it is written to."""
+
+    run: Run
+    path: str
+    timing: bool | None = None
+    """Times of this machine: in both files (True), in the summary (None), nowhere (False)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What went wrong in a worker process."""
+
+    message: str
+    exit_code: int
+
+
+class WorkerError(PliantError):
+    """What went wrong in a worker process, with the exit code it would have had in this one."""
+
+    def __init__(self, failure: _Failure) -> None:
+        super().__init__(failure.message)
+        self.exit_code = failure.exit_code  # type: ignore[misc]
+
+
+def replay_all(
+    sources: Sources, tasks: Sequence[Task], *, workers: int = 1, advance: Advance | None = None
+) -> list[Summary]:
+    """Carry out all tasks and write their files; the summaries come in the order of the tasks.
+
+    :param workers: processes; each reads the inputs itself.
+    :param advance: told of jobs that are done, over all tasks.
+    :raises BadInputError: with every problem of the inputs.
+    :raises UsageError: a policy or a parameter is unknown, or stdin would have to be read by several workers.
+    :raises ServiceMissingError: a worker was killed.
+    """
+    for task in tasks:
+        make_policy(task.run.policy, task.run.parameters)
+    workers = min(workers, len(tasks))
+    if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
+        raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
+    inputs = sources.read()
+    if workers > 1:
+        return _side_by_side(sources, tasks, workers, len(inputs.jobs), advance)
+    return [carry_out(inputs, task, _part(advance, number, len(tasks))) for number, task in enumerate(tasks)]
+
+
+def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
+    """Carry out one task on inputs that are read already, and write its files."""
+    with spared_by_garbage_collection():
+        done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
+        write(
+            done.log, done.summary if task.timing is not False else done.summary.without_timing(), task.path
+        )
+    return done.summary
+
+
+def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:
+    """Progress of one task as part of the progress of all."""
+    if advance is None:
+        return None
+    return lambda done, total: advance(number * (total or 0) + done, parts * (total or 0))
+
+
+def _side_by_side(
+    sources: Sources, tasks: Sequence[Task], workers: int, jobs: int, advance: Advance | None
+) -> list[Summary]:
+    found: dict[int, Summary] = {}
+    from concurrent.futures import as_completed
+
+    from pliant.tools.replay.pool import worker_pool
+
+    with worker_pool(workers, partial(_begin, sources)) as pool:
+        futures = {pool.submit(_in_worker, task): number for number, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            found[futures[future]] = _result(future)
+            if advance:
+                advance(len(found) * jobs, len(tasks) * jobs)
+    return [found[number] for number in range(len(tasks))]
+
+
+def _result(future: Future[Summary | _Failure]) -> Summary:
+    outcome = future.result()
+    if isinstance(outcome, _Failure):
+        raise WorkerError(outcome)
+    return outcome
+
+
+_inputs: Inputs | None = None
+"""What this worker process replays; set once when it begins."""
+
+
+def _begin(sources: Sources) -> None:
+    global _inputs  # noqa: PLW0603 - the one way to hand something to a worker once
+    _inputs = sources.read()
+
+
+def _in_worker(task: Task) -> Summary | _Failure:
+    assert _inputs is not None  # noqa: S101
+    try:
+        return carry_out(_inputs, task)
+    except PliantError as error:
+        return _Failure(str(error), error.exit_code)

@@ -1,0 +1,161 @@
+"""Measured applications: a folder each, with step times by placement and by size, and validation runs.
+
+The files, one folder an application:
+
+- ``placements[-GPU].csv``: placement (GPUs per node as digits, in the order of the ring), local_bsz,
+  step_time, sync_time (s). They become profile rows with ``node_order``.
+- ``scalability[-GPU].csv``: the same by num_nodes and num_replicas. They become profile rows whose placement
+  is an even split and whose ``node_order`` is null: that is how the two are told apart.
+- ``validation-B.csv`` of global batch B, a row an epoch: progress, iteration (cumulative), metric, grad_sqr,
+  grad_var. They become convergence rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import ProfileRow
+from pliant.tools.replay.importers.fields import count, number, some, text
+from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.sheets import sheet
+
+_STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
+_VALIDATION: Final = re.compile(r"validation-(\d+)\.csv")
+_TIMES: Final = ("local_bsz", "step_time", "sync_time")
+_SHAPES: Final = {"placements": ("placement",), "scalability": ("num_nodes", "num_replicas")}
+_EPOCH: Final = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All measurements of a folder, in the order of application, file name and row."""
+
+    profile: tuple[ProfileRow, ...]
+    convergence: tuple[ConvergenceRow, ...]
+
+
+def read_measurements(folder: Path, gpu_type: str, intake: Intake) -> Measurements:
+    """The measurements of every application; ``gpu_type`` is that of files without one in their name.
+
+    :raises BadInputError: no application is there.
+    """
+    folders = _applications(folder)
+    intake.report.assume("a measured step is one micro-step; computing is step_time less sync_time")
+    intake.report.assume(
+        "scalability files state nodes and GPUs alone: their profile rows have an even split as placement "
+        "and no node_order, rows of placements files have one"
+    )
+    profile: list[ProfileRow] = []
+    convergence: list[ConvergenceRow] = []
+    for application in folders:
+        for path, kind, found_type in _step_files(application, gpu_type, intake):
+            rows = sheet(path, intake, (*_TIMES, *_SHAPES[kind]))
+            profile += intake.convert(rows, partial(_step, application.name, found_type, _SHAPE[kind]))
+        for path, batch in _validation_files(application):
+            rows = sheet(path, intake, _EPOCH)
+            convergence += intake.convert(rows, partial(_epoch, application.name, batch))
+    return Measurements(tuple(profile), tuple(convergence))
+
+
+def _applications(folder: Path) -> list[Path]:
+    inner = folder / "traces"
+    root = inner if inner.is_dir() else folder
+    found = sorted(path.parent for path in root.glob("*/placements*.csv"))
+    if not found:
+        raise BadInputError.one(str(root), "holds no APPLICATION/placements*.csv, expected the data folder")
+    return list(dict.fromkeys(found))
+
+
+def _step_files(folder: Path, gpu_type: str, intake: Intake) -> Iterator[tuple[Path, str, str]]:
+    """Files of step times with their kind and GPU type."""
+    for path in sorted(folder.iterdir()):
+        match = _STEPS.fullmatch(path.name)
+        if match is None:
+            continue
+        if match[2] is None and (folder / f"{match[1]}-{gpu_type}.csv").is_file():
+            intake.report.assume(f"files without a GPU type repeat those of {gpu_type} and were not read")
+            continue
+        yield path, match[1], match[2] or gpu_type
+
+
+def _validation_files(folder: Path) -> list[tuple[Path, int]]:
+    """Validation files by ascending batch."""
+    matches = [(path, _VALIDATION.fullmatch(path.name)) for path in folder.iterdir()]
+    return sorted(((path, int(match[1])) for path, match in matches if match), key=lambda found: found[1])
+
+
+Shape = tuple[list[int], str | None]
+"""GPUs per node, largest first, and the order in which they were measured."""
+
+
+def _step(model: str, gpu_type: str, shape_of: Callable[[Record], Shape], row: Record) -> ProfileRow:
+    shares, node_order = shape_of(row)
+    local, step_s, sync_s = some(row, "local_bsz"), number(row, "step_time"), number(row, "sync_time")
+    if not step_s:
+        raise MalformedRowError("step_time", "is 0, expected more than 0")
+    if sync_s > step_s:
+        raise MalformedRowError("sync_time", f"{sync_s:g} is above step_time {step_s:g}, which includes it")
+    return ProfileRow(
+        kind="train",
+        model=model,
+        gpu_type=gpu_type,
+        nodes=len(shares),
+        gpus=sum(shares),
+        placement=_joined(shares),
+        local_batch=local,
+        step_seconds=step_s,
+        compute_seconds=step_s - sync_s,
+        sync_seconds=sync_s,
+        samples_per_second=sum(shares) * local / step_s,
+        source="imported",
+        node_order=node_order,
+    )
+
+
+def _placement(row: Record) -> Shape:
+    digits = text(row, "placement")
+    if not digits.isdecimal() or "0" in digits:
+        raise MalformedRowError("placement", f"{digits!r}, expected GPUs per node as digits, like 42")
+    shares = [int(digit) for digit in digits]
+    return sorted(shares, reverse=True), _joined(shares)
+
+
+def _even_split(row: Record) -> Shape:
+    nodes, gpus = count(row, "num_nodes"), count(row, "num_replicas")
+    if not 0 < nodes <= gpus:
+        raise MalformedRowError("num_nodes", f"{nodes} nodes for {gpus} replicas, expected 1 to {gpus}")
+    share, more = divmod(gpus, nodes)
+    return [share + 1] * more + [share] * (nodes - more), None
+
+
+_SHAPE: Final = {"placements": _placement, "scalability": _even_split}
+
+
+def _joined(shares: Sequence[int]) -> str:
+    return ",".join(map(str, shares))
+
+
+def _epoch(model: str, batch: int, row: Record) -> ConvergenceRow:
+    """An epoch; they are counted by the lines of the file, the header before them."""
+    metric = text(row, "metric")
+    try:
+        value = float(metric) if metric else None
+    except ValueError:
+        raise MalformedRowError("metric", f"{metric!r} is not a number") from None
+    return ConvergenceRow(
+        model=model,
+        batch=batch,
+        epoch=row.number - 1,
+        iterations=number(row, "iteration"),
+        progress=number(row, "progress"),
+        metric=value,
+        grad_sqr=number(row, "grad_sqr"),
+        grad_var=number(row, "grad_var"),
+    )

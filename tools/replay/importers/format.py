@@ -1,0 +1,104 @@
+"""What an importer is, and what is common to those of production traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.job import Gpus, GpuTimeWork, Job
+from pliant.schemas.profile import ProfileRow
+from pliant.tools.replay.importers.fields import stated
+from pliant.tools.replay.importers.intake import DroppedRowError, Intake
+
+NO_GPU: Final = "asked for no GPU"
+NO_SUBMISSION: Final = "had no time of submission"
+NEVER_STARTED: Final = "never started"
+NO_DURATION: Final = "ran for no time"
+NOT_FINISHED: Final = "had not finished when the trace ended"
+UNKNOWN_MODEL: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormat:
+    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0."""
+
+    name: str
+    summary: str
+    jobs: Callable[[Sequence[str], Intake], Iterator[Job]]
+    absolute: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What a folder of measurements gives; ``jobs`` is empty without a workload."""
+
+    jobs: Iterable[Job] = ()
+    profile: Sequence[ProfileRow] = ()
+    convergence: Sequence[ConvergenceRow] = ()
+    interference: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFormat:
+    """A format that brings measurements: ``read`` takes its folder and the workload file, if one is wanted.
+
+    ``workload`` reads a workload file alone, for formats whose jobs need no measurements.
+    """
+
+    name: str
+    summary: str
+    read: Callable[[Path, Path | None, Intake], Imported]
+    workload: Callable[[Path, Intake], Iterator[Job]] | None = None
+
+
+Format = TraceFormat | FolderFormat
+
+
+def executed_job(
+    job_id: str,
+    submit_time_s: float,
+    gpus: int,
+    gpu_seconds: float,
+    *,
+    labels: Mapping[str, Any],
+    user: str = "",
+    model: str = UNKNOWN_MODEL,
+) -> Job:
+    """A rigid job known by what it executed; labels that say nothing are left out."""
+    return Job(
+        id=job_id,
+        submit_time=submit_time_s,
+        model=model,
+        gpus=Gpus(requested=gpus),
+        user=user,
+        work=GpuTimeWork(gpu_seconds=gpu_seconds),
+        labels=stated(labels),
+    )
+
+
+def executed_seconds(start_s: float | None, end_s: float | None) -> float:
+    """Seconds from start to end.
+
+    :raises DroppedRowError: it did not start, did not end, or took no time.
+    """
+    if start_s is None:
+        raise DroppedRowError(NEVER_STARTED)
+    if end_s is None:
+        raise DroppedRowError(NOT_FINISHED)
+    if end_s <= start_s:
+        raise DroppedRowError(NO_DURATION)
+    return end_s - start_s
+
+
+def assume_no_models(intake: Intake) -> None:
+    """State what every trace without models has in common."""
+    intake.report.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
+    intake.report.assume("work is the executed time times the GPUs requested; jobs do not change size")
+
+
+def assume_utc(intake: Intake) -> None:
+    """State how clock times are read."""
+    intake.report.assume("clock times without a zone are read as UTC, without daylight saving")

@@ -1,0 +1,81 @@
+"""The Gavel artifact's data: traces, and throughputs of job types alone and packed in pairs.
+
+A trace is tab separated without a header: job type, command, [working folder,] name of the steps option,
+needs a data folder, total steps, then arrival (s) and GPUs, or in the longer form GPUs, priority, deadline
+(negative: none) and arrival. A job type is a model and, in brackets, the batch of each GPU.
+
+Throughputs are the mini-batches of all workers together per second: n GPUs at r of them take n/r seconds a
+step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the others of one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.files import source_name
+from pliant.schemas.job import Batch, Gpus, Job, SampleWork
+from pliant.tools.replay.importers.fields import parse_number
+from pliant.tools.replay.importers.format import FolderFormat, Imported
+from pliant.tools.replay.importers.gavel_throughputs import FILE, model_and_batch, read_throughputs
+from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.sheets import open_text
+
+SHORT: Final = ("type", "command", "option", "data", "steps", "arrival", "gpus")
+LONG: Final = (
+    "type", "command", "folder", "option", "data", "steps", "gpus", "priority", "deadline", "arrival",
+)  # fmt: skip
+
+
+def read(folder: Path, workload: Path | None, intake: Intake) -> Imported:
+    """Throughputs of a folder and, if one is wanted, the jobs of a trace."""
+    found = read_throughputs(folder / FILE, intake)
+    jobs = () if workload is None else tuple(read_workload(workload, intake))
+    return Imported(jobs, found.profile, interference=found.interference)
+
+
+def read_workload(workload: Path, intake: Intake) -> Iterator[Job]:
+    """The jobs of a trace."""
+    intake.report.assume("work is total steps times the batch of the type: a step is one worker's mini-batch")
+    intake.report.assume("jobs do not change size; their batch is that of their type on each GPU")
+    return intake.convert(_rows(workload, intake), partial(_job, intake))
+
+
+def _rows(path: Path, intake: Intake) -> Iterator[Record]:
+    with open_text(path) as stream:
+        for line, content in enumerate(stream, 1):
+            fields = [field.strip() for field in content.split("\t")]
+            names = {len(SHORT): SHORT, len(LONG): LONG}.get(len(fields))
+            if names is not None:
+                yield Record(source_name(path), line, dict(zip(names, fields, strict=True)))
+            elif content.strip():
+                message = f"has {len(fields)} fields separated by tabs, expected {len(SHORT)} or {len(LONG)}"
+                intake.refuse_row(source_name(path), line, message)
+
+
+def _job(intake: Intake, row: Record) -> Job:
+    model, batch = model_and_batch(row.values["type"])
+    steps, gpus = parse_number(row.values["steps"], "steps"), parse_number(row.values["gpus"], "gpus")
+    if gpus != int(gpus) or not gpus:
+        raise MalformedRowError("gpus", f"{row.values['gpus']!r}, expected a whole number above 0")
+    if not steps:
+        raise DroppedRowError("have no steps to do")
+    deadline = row.values.get("deadline", "-1")
+    labels = {"trace": "gavel", "job_type": row.values["type"]}
+    return Job(
+        id=intake.new_id(f"gavel-{row.line}"),
+        submit_time=parse_number(row.values["arrival"], "arrival"),
+        model=model,
+        gpus=Gpus(requested=int(gpus)),
+        priority=parse_number(row.values.get("priority", "0"), "priority"),
+        batch=Batch(size=int(gpus) * batch),
+        work=SampleWork(samples=steps * batch),
+        labels=labels if deadline.startswith("-") else {**labels, "deadline": deadline},
+    )
+
+
+FORMAT: Final = FolderFormat(
+    "gavel", "Gavel OSDI'20: data folder and --workload NAME.trace, or the trace alone", read, read_workload
+)

@@ -1,0 +1,164 @@
+"""Gavel's throughputs (``simulation_throughputs.json``): job types alone as profile rows, pairs beside them.
+
+``interference.json`` holds what packing costs: ``{"pairs": [...]}``, each ``{"gpu_type", "gpus", "placement",
+"jobs": [{"model", "local_batch"}, …], "speeds": [a, b]}``: two jobs share the same GPUs, each at that part of
+its speed alone; speeds null: the two do not fit in memory together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.files import read_bytes
+from pliant.schemas.profile import ProfileRow
+from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
+
+FILE: Final = "simulation_throughputs.json"
+ALONE: Final = "null"
+_SPREAD: Final = "_unconsolidated"
+_KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
+_TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Throughputs:
+    """Profile rows of jobs alone, and the document of pairs."""
+
+    profile: tuple[ProfileRow, ...]
+    interference: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """GPUs of one type, on one node or on as many nodes as GPUs."""
+
+    gpu_type: str
+    gpus: int
+    spread: bool
+
+    @property
+    def placement(self) -> str:
+        """GPUs per node."""
+        return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
+
+
+def read_throughputs(path: Path, intake: Intake) -> Throughputs:
+    """All entries of the file.
+
+    :raises BadInputError: it is no JSON of the expected form.
+    """
+    intake.report.assume(
+        "throughputs count the mini-batches of all workers; those that are not unconsolidated are of one node"
+    )
+    intake.report.assume("a job type without a batch size has a local batch of 1")
+    document = _document(path)
+    profile: list[ProfileRow] = []
+    pairs: list[dict[str, Any]] = []
+    for row, packed in intake.convert(_entries(document, path), _alone):
+        profile.append(row)
+        pairs += packed
+    return Throughputs(tuple(profile), {"pairs": pairs})
+
+
+def model_and_batch(job_type: str) -> tuple[str, int]:
+    """``ResNet-18 (batch size 32)`` as model and samples per GPU; a type that states no batch has 1."""
+    match = _TYPE.fullmatch(job_type)
+    return (match[1], int(match[2])) if match else (job_type, 1)
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise BadInputError.one(str(path), f"is not readable JSON: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(types, dict) for types in document.values()):
+        raise BadInputError.one(str(path), "expected throughputs by GPU type and job type")
+    return document
+
+
+def _entries(document: Mapping[str, Any], path: Path) -> Iterator[Record]:
+    """The entry of each job type; one GPU spread over nodes is one GPU, and not repeated."""
+    for name, types in document.items():
+        spread = name.endswith(_SPREAD)
+        for key, entry in types.items():
+            job_type, gpus = _parsed(key)
+            if spread and gpus == 1:
+                continue
+            place = Place(name.removesuffix(_SPREAD), gpus, spread)
+            values = {
+                "type": job_type,
+                "place": place,
+                "entry": entry,
+                "types": types,
+                "name": f"{name}/{key}",
+            }
+            yield Record(str(path), None, values)
+
+
+def _parsed(key: str) -> tuple[str, int]:
+    match = _KEY.fullmatch(key)
+    return (match[1], int(match[2])) if match else (key, 0)
+
+
+def _alone(record: Record) -> tuple[ProfileRow, list[dict[str, Any]]]:
+    place: Place = record.values["place"]
+    entry, name = record.values["entry"], record.values["name"]
+    if not place.gpus:
+        raise MalformedRowError(name, "expected a key like ('MODEL (batch size 32)', 1)")
+    if not isinstance(entry, dict) or not _is_rate(entry.get(ALONE)):
+        raise MalformedRowError(f"{name}/{ALONE}", "expected the throughput of the job type alone")
+    row = _row(record.values["type"], place, float(entry[ALONE]))
+    return row, list(_pairs(row, record))
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
+    model, local = model_and_batch(job_type)
+    fits = steps_per_second > 0
+    return ProfileRow(
+        kind="train",
+        model=model,
+        gpu_type=place.gpu_type,
+        nodes=place.gpus if place.spread else 1,
+        gpus=place.gpus,
+        placement=place.placement,
+        local_batch=local,
+        step_seconds=place.gpus / steps_per_second if fits else None,
+        samples_per_second=local * steps_per_second if fits else None,
+        feasible=fits,
+        source="imported",
+    )
+
+
+def _pairs(row: ProfileRow, record: Record) -> Iterator[dict[str, Any]]:
+    """Pairs with this job type first; of a pair and its mirror the one in order of names."""
+    place, types, name = (record.values[key] for key in ("place", "types", "name"))
+    this_key = name.partition("/")[2]
+    for key, rates in record.values["entry"].items():
+        if key == ALONE or (key < this_key and this_key in types.get(key, {})):
+            continue
+        other = types.get(key, {}).get(ALONE)
+        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, rates))):
+            raise MalformedRowError(f"{name}/{key}", "expected the throughputs of both job types")
+        alone = (row.samples_per_second or 0.0) / row.local_batch, other
+        second, second_batch = model_and_batch(_parsed(key)[0])
+        fits = all(rates) and all(alone)
+        yield {
+            "gpu_type": place.gpu_type,
+            "gpus": place.gpus,
+            "placement": place.placement,
+            "jobs": [
+                {"model": row.model, "local_batch": row.local_batch},
+                {"model": second, "local_batch": second_batch},
+            ],
+            "speeds": [rate / one for rate, one in zip(rates, alone, strict=True)] if fits else None,
+        }

@@ -1,0 +1,124 @@
+"""Alibaba's PAI trace of 2020: ``pai_job_table`` and ``pai_task_table``, each beside its header file.
+
+A job is one row of the job table (its start_time is the submission) joined with the rows of the task table
+that hold GPUs; plan_gpu is per instance, in percent of a GPU. The GPU tasks wait in memory for their jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.job import Job
+from pliant.tools.replay.importers.fields import moment, number, optional_number, text, word
+from pliant.tools.replay.importers.format import (
+    NO_GPU,
+    NO_SUBMISSION,
+    TraceFormat,
+    assume_no_models,
+    executed_job,
+    executed_seconds,
+)
+from pliant.tools.replay.importers.intake import DroppedRowError, Intake, Record
+from pliant.tools.replay.importers.sheets import open_text, sheet
+
+JOBS: Final = "pai_job_table"
+TASKS: Final = "pai_task_table"
+JOB_COLUMNS: Final = ("job_name", "user", "status", "start_time")
+TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu", "gpu_type")
+_SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
+
+
+@dataclass(slots=True)
+class Demand:
+    """What the GPU tasks of a job held; times are None where no task, or not every one, states them."""
+
+    gpus: float
+    start_s: float | None
+    end_s: float | None
+    gpu_type: str
+
+
+def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+    """Jobs of the job table; the paths name both tables or the folder that holds them."""
+    assume_no_models(intake)
+    intake.report.assume("a job runs from the start of its first GPU task to the end of its last")
+    jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
+    demands: dict[str, Demand] = {}
+    for name, demand in intake.convert(_rows(tasks, intake, TASK_COLUMNS), _task):
+        _join(demands, name, demand)
+    rows = _rows(jobs, intake, JOB_COLUMNS)
+    yield from intake.convert(rows, lambda row: _job(row, demands, intake))
+
+
+def _table(paths: Sequence[str], name: str) -> Path:
+    """The file of a table.
+
+    :raises UsageError: it is not among the paths.
+    """
+    folders = [Path(path) for path in paths if Path(path).is_dir()]
+    found = [Path(path) for path in paths if Path(path).name.startswith(name) and Path(path).is_file()]
+    found += [folder / f"{name}.csv" for folder in folders if (folder / f"{name}.csv").is_file()]
+    if len(found) != 1:
+        raise UsageError(
+            f"{len(found)} files {name}.csv are given, expected one: name the trace's folder or both tables"
+        )
+    return found[0]
+
+
+def _rows(path: Path, intake: Intake, needed: Sequence[str]) -> Iterator[Record]:
+    header = path.with_suffix(".header")
+    with open_text(header) as stream:
+        names = [name.strip() for name in stream.readline().split(",")]
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise BadInputError.one(str(header), f"names no column {', '.join(missing)}", line=1)
+    return sheet(path, intake, needed, names=names)
+
+
+def _task(row: Record) -> tuple[str, Demand]:
+    gpus = (optional_number(row, "plan_gpu") or 0.0) / 100 * number(row, "inst_num")
+    if not gpus:
+        raise DroppedRowError("are tasks without GPUs")
+    times = moment(row, "start_time"), moment(row, "end_time")
+    return text(row, "job_name"), Demand(gpus, *times, text(row, "gpu_type"))
+
+
+def _join(demands: dict[str, Demand], name: str, more: Demand) -> None:
+    known = demands.setdefault(name, more)
+    if known is more:
+        return
+    known.gpus += more.gpus
+    starts = [start for start in (known.start_s, more.start_s) if start is not None]
+    known.start_s = min(starts, default=None)
+    both = known.end_s is not None and more.end_s is not None
+    known.end_s = max(known.end_s or 0.0, more.end_s or 0.0) if both else None
+
+
+def _job(row: Record, demands: dict[str, Demand], intake: Intake) -> Job:
+    submit_time_s = moment(row, "start_time")
+    if submit_time_s is None:
+        raise DroppedRowError(NO_SUBMISSION)
+    demand = demands.pop(text(row, "job_name"), None)
+    if demand is None:
+        raise DroppedRowError(NO_GPU)
+    seconds = executed_seconds(demand.start_s, demand.end_s)
+    gpus = math.ceil(round(demand.gpus, 6))
+    shared = demand.gpus < gpus
+    if shared:
+        intake.report.assume_here(_SHARED)
+    labels = {
+        "trace": "pai",
+        "status": text(row, "status"),
+        "gpu_type": demand.gpu_type,
+        "gpu_share": f"{demand.gpus:g}" if shared else None,
+    }
+    job_id = intake.new_id(word(row, "job_name"))
+    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, user=text(row, "user"), labels=labels)
+
+
+FORMAT: Final = TraceFormat("pai", "Alibaba PAI 2020: pai_job_table and pai_task_table with headers", read)

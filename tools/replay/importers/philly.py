@@ -1,0 +1,124 @@
+"""Microsoft's Philly trace: ``cluster_job_log``, one JSON list; also its reduction to a CSV.
+
+The CSV has the columns timestamp, duration (s), num_gpus, gpu_time (s), cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pliant.schemas.job import Job
+from pliant.tools.replay.importers.fields import count, moment, number, parse_moment, submitted, text
+from pliant.tools.replay.importers.format import (
+    NEVER_STARTED,
+    NO_DURATION,
+    NO_GPU,
+    NO_SUBMISSION,
+    NOT_FINISHED,
+    TraceFormat,
+    assume_no_models,
+    assume_utc,
+    executed_job,
+)
+from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.jsonlist import json_list
+from pliant.tools.replay.importers.sheets import open_text, sheet
+
+REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
+_RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
+_UNENDED: Final = "an attempt without an end was left out of its job's work"
+
+
+def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+    """Jobs of each file; attempts are summed."""
+    assume_no_models(intake)
+    assume_utc(intake)
+    for path in paths:
+        if _is_reduced(path):
+            yield from intake.convert(sheet(path, intake, REDUCED), lambda row: _reduced_job(row, intake))
+        else:
+            intake.report.assume("work is summed over a job's attempts, failed ones included")
+            yield from intake.convert(json_list(path), lambda row: _job(row, intake))
+
+
+def _is_reduced(path: str) -> bool:
+    if path == "-":
+        return False
+    with open_text(path) as stream:
+        return stream.read(len(REDUCED[0])) == REDUCED[0]
+
+
+def _job(row: Record, intake: Intake) -> Job:
+    for name in ("jobid", "submitted_time", "attempts"):
+        if name not in row.values:
+            raise MalformedRowError(name, "is missing")
+    submit_time_s = moment(row, "submitted_time")
+    if submit_time_s is None:
+        raise DroppedRowError(NO_SUBMISSION)
+    gpus, gpu_seconds = _executed(row.values["attempts"], intake)
+    return executed_job(
+        intake.new_id(str(row.values["jobid"])),
+        submit_time_s,
+        gpus,
+        gpu_seconds,
+        user=str(row.values.get("user") or ""),
+        labels={
+            "trace": "philly",
+            "status": row.values.get("status"),
+            "vc": row.values.get("vc"),
+            "attempts": len(row.values["attempts"]),
+        },
+    )
+
+
+def _executed(attempts: Any, intake: Intake) -> tuple[int, float]:
+    """GPUs of the largest attempt and GPU-seconds of all."""
+    if not isinstance(attempts, list):
+        raise MalformedRowError("attempts", "is not a list")
+    found = [_attempt(attempt, index) for index, attempt in enumerate(attempts)]
+    started = [attempt for attempt in found if attempt[1] is not None]
+    if not started:
+        raise DroppedRowError(NEVER_STARTED)
+    sizes = {gpus for gpus, _, _ in started if gpus}
+    if not sizes:
+        raise DroppedRowError(NO_GPU)
+    ended = [(gpus, start, end) for gpus, start, end in started if start is not None and end is not None]
+    if not ended:
+        raise DroppedRowError(NOT_FINISHED)
+    gpu_seconds = sum(gpus * max(0.0, end - start) for gpus, start, end in ended)
+    if not gpu_seconds:
+        raise DroppedRowError(NO_DURATION)
+    if len(sizes) > 1:
+        intake.report.assume_here(_RESIZED)
+    if len(ended) < len(started):
+        intake.report.assume_here(_UNENDED)
+    return max(sizes), gpu_seconds
+
+
+def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]:
+    """GPUs, start and end."""
+    field = f"attempts/{index}"
+    try:
+        gpus = sum(len(machine["gpus"]) for machine in attempt["detail"] or ())
+        start, end = attempt["start_time"], attempt["end_time"]
+    except (KeyError, TypeError):
+        raise MalformedRowError(field, "expected start_time, end_time and detail with gpus") from None
+    return gpus, parse_moment(start, f"{field}/start_time"), parse_moment(end, f"{field}/end_time")
+
+
+def _reduced_job(row: Record, intake: Intake) -> Job:
+    submit_time_s, gpus = submitted(row, "timestamp"), count(row, "num_gpus")
+    gpu_seconds = number(row, "duration") * gpus
+    if not gpus:
+        raise DroppedRowError(NO_GPU)
+    if not gpu_seconds:
+        raise DroppedRowError(NO_DURATION)
+    job_id = intake.new_id(f"philly-{row.number}")
+    labels = {"trace": "philly", "cluster": text(row, "cluster")}
+    return executed_job(job_id, submit_time_s, gpus, gpu_seconds, labels=labels)
+
+
+FORMAT: Final = TraceFormat(
+    "philly", "Microsoft Philly 2017: cluster_job_log (JSON) or its reduced CSV", read
+)

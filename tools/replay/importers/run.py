@@ -1,0 +1,141 @@
+"""Import a trace: read, drop or refuse rows, order, and write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas import io
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.files import PIPE, atomic_write, write_chunks
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.interpolated import with_triangulations
+from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
+from pliant.tools.replay.importers.intake import Intake, Progress
+from pliant.tools.replay.importers.registry import format_named
+from pliant.tools.replay.importers.report import ImportReport
+from pliant.tools.replay.importers.spool import JobSpool
+
+JOBS: Final = "jobs.jsonl"
+PROFILE: Final = "profile.parquet"
+CONVERGENCE: Final = "convergence.parquet"
+INTERFERENCE: Final = "interference.json"
+
+
+def import_trace(
+    name: str,
+    paths: Sequence[str],
+    out: str = PIPE,
+    *,
+    lenient: bool = False,
+    workload: str | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Import the inputs at ``paths`` and write jobs to ``out``, or a folder where there are measurements.
+
+    :param lenient: drop malformed rows and count them, instead of failing with all of them.
+    :param workload: the trace to import from beside the measurements of a data folder.
+    :param progress: told the number of rows read, from time to time.
+    :returns: what was read, dropped, assumed and written.
+    :raises BadInputError: malformed rows, a missing file, or nothing to import.
+    :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
+    """
+    found = format_named(name)
+    report = ImportReport(name)
+    intake = Intake(report, lenient=lenient, progress=progress)
+    if isinstance(found, TraceFormat):
+        _refuse_workload(found, workload)
+        _import_jobs(found.jobs(paths, intake), found.absolute, out, intake)
+        return report
+    if len(paths) != 1:
+        raise UsageError(f"{name}: {len(paths)} paths, expected the data folder alone")
+    path = Path(paths[0])
+    if path.is_dir():
+        _import_folder(found, path, _workload_path(path, workload), out, intake)
+    elif found.workload is not None and workload is None:
+        _import_jobs(found.workload(path, intake), False, out, intake)
+    else:
+        raise UsageError(f"{path}: is no folder; {name} takes its data folder and --workload FILE")
+    return report
+
+
+def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
+    if workload is not None:
+        raise UsageError(f"--workload: {found.name} brings no measurements, its traces are named as paths")
+
+
+def _workload_path(folder: Path, workload: str | None) -> Path | None:
+    """The workload as it is named, else in the data folder or in its usual place there."""
+    if workload is None:
+        return None
+    places = [Path(workload), *(folder / inner / workload for inner in ("", "workloads", "traces"))]
+    return next((place for place in places if place.is_file()), Path(workload))
+
+
+def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, intake: Intake) -> None:
+    with JobSpool() as spool:
+        _collect(jobs, spool, intake)
+        if not len(spool):
+            raise BadInputError(_nothing(intake.report))
+        _write_jobs(spool, absolute, out, intake.report)
+
+
+def _collect(jobs: Iterable[Job], spool: JobSpool, intake: Intake) -> None:
+    spool.add(jobs)
+    intake.finish()
+
+
+def _write_jobs(spool: JobSpool, absolute: bool, out: str, report: ImportReport) -> None:
+    origin = "the submission of its first job that was kept" if absolute else "the start that the trace has"
+    report.assume(f"times are seconds since {origin}")
+    write_chunks(out, spool.chunks(from_zero=absolute))
+    report.jobs = len(spool)
+    report.files.append(out)
+
+
+def _nothing(report: ImportReport) -> str:
+    dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
+    return f"{report.format}: no job in {report.rows} rows" + (f" ({dropped})" if dropped else "")
+
+
+def _import_folder(
+    found: FolderFormat, folder: Path, workload: Path | None, out: str, intake: Intake
+) -> None:
+    if out == PIPE:
+        raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
+    imported = found.read(folder, workload, intake)
+    with JobSpool() as spool:
+        _collect(imported.jobs, spool, intake)
+        if workload is not None and not len(spool):
+            raise BadInputError(_nothing(intake.report))
+        _write_folder(imported, Path(out), intake.report)
+        if workload is None:
+            intake.report.assume("no --workload was given: there are no jobs")
+        else:
+            _write_jobs(spool, False, str(Path(out) / JOBS), intake.report)
+
+
+def _write_folder(imported: Imported, out: Path, report: ImportReport) -> None:
+    """The measurements; kinds of which there is nothing give no file."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{out}: cannot be made a folder: {reason}") from error
+    if imported.profile:
+        metadata = (("tool", f"pliant {version('pliant')}"), ("imported_from", report.format))
+        io.write_profile(with_triangulations(Profile(tuple(imported.profile), metadata)), out / PROFILE)
+        report.profile_rows = len(imported.profile)
+        report.files.append(str(out / PROFILE))
+    if imported.convergence:
+        io.write_convergence(imported.convergence, out / CONVERGENCE)
+        report.convergence_rows = len(imported.convergence)
+        report.files.append(str(out / CONVERGENCE))
+    if imported.interference is not None:
+        text = json.dumps(imported.interference, ensure_ascii=False, allow_nan=False, indent=1)
+        atomic_write(out / INTERFERENCE, text.encode() + b"\n")
+        report.files.append(str(out / INTERFERENCE))

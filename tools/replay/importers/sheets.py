@@ -1,0 +1,77 @@
+"""CSV and its kin as a stream of records; no more than a row in memory."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TextIO
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.files import PIPE, source_name
+from pliant.tools.replay.importers.intake import Intake, Record
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    """A text file, or stdin for ``-``.
+
+    :raises BadInputError: it is missing, unreadable, a folder, or no UTF-8 text.
+    """
+    source = source_name(path)
+    try:
+        if str(path) == PIPE:
+            yield sys.stdin
+        else:
+            with Path(path).open(encoding="utf-8-sig", newline="") as stream:
+                yield stream
+    except FileNotFoundError:
+        raise BadInputError.one(source, "no such file") from None
+    except IsADirectoryError:
+        raise BadInputError.one(source, "is a folder, expected a file") from None
+    except PermissionError:
+        raise BadInputError.one(source, "cannot be read: permission denied") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
+
+
+def sheet(
+    path: str | Path,
+    intake: Intake,
+    needed: Collection[str],
+    *,
+    names: Sequence[str] | None = None,
+    delimiter: str = ",",
+    quoted: bool = True,
+) -> Iterator[Record]:
+    """The rows of a CSV file by column name.
+
+    :param names: columns of a file without a header line; else the first line names them.
+    :param quoted: whether ``"`` encloses fields.
+    :raises BadInputError: a needed column is missing, or the file is no CSV at all.
+    """
+    source = source_name(path)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    with open_text(path) as stream:
+        reader = csv.reader(stream, delimiter=delimiter, quoting=quoting)
+        try:
+            header = next(reader, []) if names is None else list(names)
+            _check_header(header, needed, source)
+            for fields in reader:
+                if len(fields) == len(header):
+                    yield Record(source, reader.line_num, dict(zip(header, fields, strict=True)))
+                elif fields:
+                    message = f"has {len(fields)} fields, expected {len(header)}"
+                    intake.refuse_row(source, reader.line_num, message)
+        except csv.Error as error:
+            raise BadInputError.one(source, f"is not CSV: {error}", line=reader.line_num) from None
+
+
+def _check_header(header: Sequence[str], needed: Collection[str], source: str) -> None:
+    missing = [name for name in needed if name not in header]
+    if missing:
+        found = ", ".join(header) or "nothing"
+        text = f"has no column {', '.join(missing)}; it has: {found[:200]}"
+        raise BadInputError.one(source, text, line=1)

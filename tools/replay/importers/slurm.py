@@ -1,0 +1,131 @@
+"""Slurm accounting: what ``sacct -P`` prints, its columns named in the first line.
+
+Needed: JobID, Submit, Start, one of ElapsedRaw, Elapsed or End, and one of AllocTRES, ReqTRES, AllocGRES or
+ReqGRES. User, State, Partition, JobName and NNodes are used where they are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.files import source_name
+from pliant.schemas.job import Job
+from pliant.tools.replay.importers.fields import moment, parse_number, submitted, text, word
+from pliant.tools.replay.importers.format import (
+    NEVER_STARTED,
+    NO_DURATION,
+    NO_GPU,
+    NOT_FINISHED,
+    TraceFormat,
+    assume_no_models,
+    assume_utc,
+    executed_job,
+    executed_seconds,
+)
+from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.sheets import sheet
+
+COLUMNS: Final = ("JobID", "Submit", "Start")
+TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
+SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
+_GOING_ON: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
+_TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
+_GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d+)")
+_ELAPSED: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+
+
+def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+    """Jobs of each file; job steps are left out."""
+    assume_no_models(intake)
+    assume_utc(intake)
+    for path in paths:
+        rows = sheet(path, intake, COLUMNS, delimiter="|", quoted=False)
+        yield from intake.convert(_checked(rows), lambda row: _job(row, intake))
+
+
+def _checked(rows: Iterator[Record]) -> Iterator[Record]:
+    """The rows, after a look at the columns of the first.
+
+    :raises BadInputError: no column says how long jobs ran, or on how many GPUs.
+    """
+    for number, row in enumerate(rows):
+        if number == 0:
+            for names in (TIMES, SIZES):
+                if not any(name in row.values for name in names):
+                    text_ = f"has none of the columns {', '.join(names)}: add one to sacct --format"
+                    raise BadInputError.one(source_name(row.source), text_, line=1)
+        yield row
+
+
+def _job(row: Record, intake: Intake) -> Job:
+    job_id = word(row, "JobID")
+    if "." in job_id:
+        raise DroppedRowError("are steps of jobs")
+    submit_time_s = submitted(row, "Submit")
+    state = _optional(row, "State").partition(" ")[0]
+    gpus, gpu_type = _gpus(row)
+    if not gpus:
+        raise DroppedRowError(NO_GPU)
+    if moment(row, "Start") is None:
+        raise DroppedRowError(NEVER_STARTED)
+    if state in _GOING_ON:
+        raise DroppedRowError(NOT_FINISHED)
+    seconds = _elapsed_seconds(row)
+    if not seconds:
+        raise DroppedRowError(NO_DURATION)
+    labels = {
+        "trace": "slurm",
+        "status": state,
+        "partition": _optional(row, "Partition"),
+        "name": _optional(row, "JobName"),
+        "nodes": _optional(row, "NNodes"),
+        "gpu_type": gpu_type,
+    }
+    user = _optional(row, "User")
+    return executed_job(intake.new_id(job_id), submit_time_s, gpus, gpus * seconds, user=user, labels=labels)
+
+
+def _optional(row: Record, name: str) -> str:
+    return text(row, name) if name in row.values else ""
+
+
+def _gpus(row: Record) -> tuple[int, str]:
+    """GPUs of the whole job and their type, of the first column that names some."""
+    for name in SIZES:
+        found = _optional(row, name)
+        if name.endswith("TRES"):
+            gpus, gpu_type = _counted(_TRES.findall(found))
+        else:
+            gpus, gpu_type = _counted(_GRES.findall(found))
+            gpus *= int(parse_number(_optional(row, "NNodes") or "1", "NNodes"))
+        if gpus:
+            return gpus, gpu_type
+    return 0, ""
+
+
+def _counted(found: Sequence[tuple[str, str]]) -> tuple[int, str]:
+    """The total; Slurm may state the sum and, beside it, the count of each type."""
+    untyped = [int(gpus) for gpu_type, gpus in found if not gpu_type]
+    typed = [int(gpus) for gpu_type, gpus in found if gpu_type]
+    types = sorted({gpu_type for gpu_type, _ in found if gpu_type})
+    return sum(untyped) or sum(typed), ",".join(types)
+
+
+def _elapsed_seconds(row: Record) -> float:
+    raw, spelled = _optional(row, "ElapsedRaw"), _optional(row, "Elapsed")
+    if raw:
+        return parse_number(raw, "ElapsedRaw")
+    if not spelled:
+        end_s = moment(row, "End") if "End" in row.values else None
+        return executed_seconds(moment(row, "Start"), end_s)
+    match = _ELAPSED.fullmatch(spelled)
+    if match is None:
+        raise MalformedRowError("Elapsed", f"{spelled!r}, expected a time like 1-02:03:04")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+FORMAT: Final = TraceFormat("slurm", "Slurm accounting: the output of sacct -P", read)

@@ -1,0 +1,83 @@
+"""Workloads over measured applications: name, time, application, num_replicas, batch_size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.job import Batch, EpochWork, Gpus, Job
+from pliant.tools.replay.importers.applications import read_measurements
+from pliant.tools.replay.importers.fields import number, some, text, word
+from pliant.tools.replay.importers.format import Imported
+from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.sheets import sheet
+
+COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What validation runs say of an application's jobs."""
+
+    smallest_batch: int
+    largest_batch: int
+    epochs: int
+    """Epochs that every validation run has."""
+    dataset_size: int
+    """Samples an epoch at the smallest batch."""
+
+
+def read_folder(name: str, gpu_type: str, folder: Path, workload: Path | None, intake: Intake) -> Imported:
+    """Measurements of a folder and, if one is wanted, the jobs of a workload."""
+    measured = read_measurements(folder, gpu_type, intake)
+    known = applications(measured.convergence)
+    jobs = () if workload is None else tuple(_jobs(name, workload, known, intake))
+    return Imported(jobs, measured.profile, measured.convergence)
+
+
+def applications(rows: Iterable[ConvergenceRow]) -> dict[str, Application]:
+    """Applications by name."""
+    runs: dict[str, dict[int, list[ConvergenceRow]]] = {}
+    for row in rows:
+        runs.setdefault(row.model, {}).setdefault(row.batch, []).append(row)
+    return {model: _application(by_batch) for model, by_batch in runs.items()}
+
+
+def _application(runs: Mapping[int, list[ConvergenceRow]]) -> Application:
+    smallest = min(runs)
+    last = max(runs[smallest], key=lambda row: row.epoch)
+    dataset_size = round(last.iterations * smallest / (last.epoch + 1))
+    epochs = min(max(row.epoch for row in run) + 1 for run in runs.values())
+    return Application(smallest, max(runs), epochs, max(1, dataset_size))
+
+
+def _jobs(name: str, workload: Path, known: Mapping[str, Application], intake: Intake) -> Iterator[Job]:
+    intake.report.assume(
+        "jobs run the epochs that every validation run of their application has (label max_epochs); an epoch "
+        "is as many samples as the run of the smallest batch took"
+    )
+    intake.report.assume("batches may move between the smallest and the largest validated one")
+    rows = sheet(workload, intake, COLUMNS)
+    return intake.convert(rows, lambda row: _job(name, row, known, intake))
+
+
+def _job(trace: str, row: Record, known: Mapping[str, Application], intake: Intake) -> Job:
+    model = text(row, "application")
+    found = known.get(model)
+    if found is None:
+        names = ", ".join(sorted(known)) or "none"
+        raise MalformedRowError("application", f"{model!r} has no validation runs (there are: {names})")
+    return Job(
+        id=intake.new_id(word(row, "name")),
+        submit_time=number(row, "time"),
+        model=model,
+        gpus=Gpus(requested=some(row, "num_replicas"), min=1),
+        batch=Batch(size=some(row, "batch_size"), min=found.smallest_batch, max=found.largest_batch),
+        elastic="size+batch",
+        work=EpochWork(epochs=float(found.epochs), dataset_size=found.dataset_size),
+        convergence=model,
+        labels={"trace": trace, "row": str(row.number), "max_epochs": str(found.epochs)},
+    )

@@ -1,0 +1,112 @@
+"""What a replay needs, read and checked once for all its policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pliant.schemas.bulk import garbage_collection_paused
+from pliant.schemas.checks import check_profiled
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.files import source_name
+from pliant.schemas.io import profile_to_columns, read_cluster, read_convergence, read_jobs, read_profile
+from pliant.schemas.job import GpuTimeWork, Job
+from pliant.schemas.profile import Profile
+from pliant.schemas.trace_hash import trace_hash
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.replay.progress_tables import Validation, validations
+from pliant.tools.schedule.decide import throughput_for
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.snapshot import node_states
+from pliant.tools.schedule.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the inputs are; ``-`` is stdin."""
+
+    jobs: str
+    cluster: str
+    profile: str | None = None
+    """None: speed grows in proportion to the GPUs."""
+    jobs_limit: int | None = None
+    """Only so many jobs, the first to arrive."""
+    convergence: str | None = None
+    """None: no job has a table of epochs."""
+
+    @garbage_collection_paused()
+    def read(self) -> Inputs:
+        """Read and check everything.
+
+        :raises BadInputError: with every problem.
+        """
+        profile = None if self.profile is None else read_profile(self.profile)
+        jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
+        found = inputs(jobs[: self.jobs_limit], read_cluster(self.cluster), profile, source_name(self.jobs))
+        if self.convergence is None:
+            return found
+        return replace(found, tables=validations(read_convergence(self.convergence)))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A trace on a cluster with a profile, checked."""
+
+    jobs: tuple[Job, ...]
+    """In order of (submit_time, id)."""
+    cluster: Cluster
+    profile: Profile | None
+    throughput: Throughput
+    tables: Mapping[str, Validation] = field(default_factory=dict)
+    """Validation runs by the key that jobs name in ``convergence``."""
+
+    @cached_property
+    def trace_hash(self) -> str:
+        """The trace's hash."""
+        return trace_hash(self.jobs)
+
+    @cached_property
+    def profile_columns(self) -> dict[str, list[object]] | None:
+        """The profile as event files embed it."""
+        return None if self.profile is None else profile_to_columns(self.profile.rows)
+
+
+def inputs(
+    jobs: Sequence[Job], cluster: Cluster, profile: Profile | None = None, source: str = "jobs"
+) -> Inputs:
+    """Check a trace against cluster and profile; ``source`` is what messages call it.
+
+    A job that is too large for the cluster is no error: the replay says what becomes of it.
+
+    :raises BadInputError: a job's work is unknown or cannot be told in samples, or its model is not profiled.
+    """
+    throughput = throughput_for(profile, cluster)
+    if throughput.models():
+        check_profiled(jobs, throughput.models(), source)
+    unknown = [Problem(source, None, "", text) for text in _unknown_work(jobs, cluster, throughput)]
+    if unknown:
+        raise BadInputError(unknown)
+    ordered = tuple(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
+    return Inputs(ordered, cluster, profile, throughput)
+
+
+def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput) -> Iterator[str]:
+    """What is wrong with the work of each job that has no number of samples."""
+    speeds = Speeds(throughput, node_states(cluster))
+    good: set[tuple[object, ...]] = set()
+    for job in jobs:
+        if job.work is None:
+            needed = "samples, epochs, iterations or gpu_seconds"
+            yield f'job "{job.id}": its work is null, a replay needs {needed}'
+        elif isinstance(job.work, GpuTimeWork):
+            kind = (job.model, job.batch.size, job.batch.per_gpu_max, job.gpus.requested)
+            if kind in good:
+                continue
+            try:
+                job_state(job, speeds)
+            except BadInputError as error:
+                yield str(error)
+            else:
+                good.add(kind)

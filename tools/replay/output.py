@@ -1,0 +1,75 @@
+"""Where replays go: one event file and one summary for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.files import PIPE, write_bytes, write_error
+from pliant.tools.replay.log import EventLog
+from pliant.tools.replay.parquet import parquet_bytes
+from pliant.tools.replay.replay import Summary
+
+_PARQUET: Final = ".parquet"
+_FILES: Final = (_PARQUET, ".jsonl")
+
+
+def output_paths(output: str, policies: Sequence[str]) -> list[str]:
+    """The event file of each policy: ``output`` itself if it is a pipe or a file, else one in that folder.
+
+    :raises UsageError: several policies and one file, a policy named twice, or neither
+        a file of events nor a folder.
+    """
+    twice = sorted({name for name in policies if policies.count(name) > 1})
+    if twice:
+        raise UsageError(f'policy "{twice[0]}" is named twice: replay it twice, into different folders')
+    if output == PIPE or output.endswith(_FILES):
+        if len(policies) > 1:
+            what = "stdout" if output == PIPE else output
+            raise UsageError(f"{len(policies)} policies do not fit into {what}: name a folder with -o")
+        return [output]
+    _refuse_no_folder(output)
+    return [str(Path(output) / f"{name}{_PARQUET}") for name in policies]
+
+
+def _refuse_no_folder(output: str) -> None:
+    """Refuse what is there and no folder, and what looks like a file of a form that is not written."""
+    folder = Path(output)
+    if folder.exists():
+        if not folder.is_dir():
+            raise UsageError(f"-o {output}: is no folder, expected one, NAME.parquet, NAME.jsonl or -")
+    elif folder.suffix[1:].isalpha() and not output.endswith("/"):
+        raise UsageError(
+            f"-o {output}: events go into .parquet or .jsonl; a folder of that name is written {output}/"
+        )
+
+
+def write(log: EventLog, summary: Summary, path: str) -> None:
+    """Write the event file, Parquet by its name, else JSON Lines, and unless to stdout a summary beside it.
+
+    :raises UsageError: the place cannot be written.
+    """
+    if path == PIPE:
+        write_bytes(path, log.json_lines())
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(error, str(Path(path).parent)) from error
+    write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
+    write_bytes(summary_path(path), summary_bytes(summary))
+
+
+def summary_path(path: str) -> str:
+    """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
+    return str(Path(path).with_suffix(".summary.json"))
+
+
+def summary_bytes(summary: Summary) -> bytes:
+    """The summary as JSON, one field a line; what is null is left out."""
+    fields = {name: value for name, value in asdict(summary).items() if value is not None}
+    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()

@@ -1,0 +1,50 @@
+"""How a job's work advances while it holds GPUs: the progress models of a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pliant.tools.schedule.snapshot import Course, JobState
+
+
+class WholeCourse(Course, Protocol):
+    """A course of which the engine also asks when its end is noticed."""
+
+    def is_late(self, since_s: float, end_s: float) -> bool:
+        """Whether a decision at the very moment of the end still sees the job."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A piece of a job's life in which it advances at one rate, or along a course to the end of its work."""
+
+    samples_per_second: float
+    until_samples: float | None = None
+    """Progress at which the rate changes next, above the present one; None: not before the work is done."""
+    course: WholeCourse | None = None
+    """All that comes, if nothing happens to the job; the rate above is that of its beginning."""
+
+
+class ProgressModel(Protocol):
+    """Answers how fast a job advances. Work is in samples as ``JobState.total_samples`` counts them.
+
+    A model may look at the state and may keep what it needs about each job, but it changes nothing about it.
+    """
+
+    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+        """The stretch that begins at ``samples_done`` on the GPUs and the batch that the job has now.
+
+        Asked when its allocation or batch has changed and where the last stretch ended;
+        ``job.samples_per_second`` is the speed that the throughput model gives.
+        """
+        ...
+
+
+class Samples:
+    """Work is a number of samples: the batch size changes the speed and nothing else."""
+
+    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+        """One stretch to the end, at the speed of the throughput model."""
+        return Stretch(job.samples_per_second)

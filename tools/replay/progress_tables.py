@@ -1,0 +1,105 @@
+"""Validation runs of one model: what each epoch took and led to, by global batch, linear in between."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.errors import BadInputError
+
+Column = Callable[[ConvergenceRow], float | None]
+_ITERATIONS: Column = attrgetter("iterations")
+_METRIC: Column = attrgetter("metric")
+_GRAD_SQR: Column = attrgetter("grad_sqr")
+_GRAD_VAR: Column = attrgetter("grad_var")
+
+
+class Validation:
+    """The runs of one model. Epochs count from 0; below and above the batches the nearest run answers."""
+
+    def __init__(self, rows: Iterable[ConvergenceRow]) -> None:
+        """:raises BadInputError: an epoch of a run is missing."""
+        runs: dict[int, list[ConvergenceRow]] = {}
+        for row in sorted(rows, key=lambda row: (row.batch, row.epoch)):
+            run = runs.setdefault(row.batch, [])
+            if row.epoch != len(run):
+                raise BadInputError(
+                    f'convergence of "{row.model}" at batch {row.batch}: epoch {len(run)} is missing'
+                )
+            run.append(row)
+        self._runs = list(runs.values())
+        self.model = self._runs[0][0].model
+        self.batches = tuple(runs)
+        self.epochs = min(map(len, self._runs))
+        """Epochs that every run has."""
+        self.least_progress = tuple(
+            min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs)
+        )
+        """Progress at the end of each epoch, the least of all runs."""
+        self._gains: dict[float, Sequence[float]] = {}
+
+    def iterations(self, batch: float, epoch: int) -> float:
+        """Optimizer steps from the start to the end of an epoch."""
+        return self._between(_ITERATIONS, batch, epoch)
+
+    def metric(self, batch: float, epoch: int) -> float:
+        """Validation metric at the end of an epoch."""
+        return self._between(_METRIC, batch, epoch)
+
+    def grows(self) -> bool:
+        """Whether the metric is one that training makes larger."""
+        first, last = self._runs[0][0].metric, self._runs[0][-1].metric
+        return first is None or last is None or last >= first
+
+    def gain(self, batch: float, epoch: int) -> float:
+        """Progress of one step of ``batch`` samples: how many steps of the smallest batch it is worth."""
+        sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
+        scale = batch / self.batches[0]
+        return (var + sqr) / (var / scale + sqr)
+
+    def gains(self, batch: float) -> Sequence[float]:
+        """:meth:`gain` of every epoch, kept."""
+        found = self._gains.get(batch)
+        if found is None:
+            found = self._gains[batch] = [self.gain(batch, epoch) for epoch in range(self.epochs)]
+        return found
+
+    def noise_scale(self, batch: float, epoch: int) -> float:
+        """Gradient noise scale φ in samples: variance over squared norm, for the smallest batch."""
+        sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
+        return self.batches[0] * var / sqr if sqr else float("inf")
+
+    def _between(self, column: Column, batch: float, epoch: int) -> float:
+        """Linear between the runs around ``batch``; after the last epoch of all runs as in the last."""
+        epoch = min(epoch, self.epochs - 1)
+        after = bisect_left(self.batches, batch)
+        if after == len(self.batches):
+            return self._value(column, after - 1, epoch)
+        high = self._value(column, after, epoch)
+        if after == 0 or self.batches[after] == batch:
+            return high
+        low = self._value(column, after - 1, epoch)
+        part = (batch - self.batches[after - 1]) / (self.batches[after] - self.batches[after - 1])
+        return (1 - part) * low + part * high
+
+    def _value(self, column: Column, run: int, epoch: int) -> float:
+        value = column(self._runs[run][epoch])
+        if value is None:
+            raise BadInputError(
+                f'convergence of "{self.model}" at batch {self.batches[run]}, epoch {epoch}: a value that '
+                "this replay needs is null"
+            )
+        return value
+
+
+def validations(rows: Iterable[ConvergenceRow]) -> Mapping[str, Validation]:
+    """The runs of each model.
+
+    :raises BadInputError: an epoch of a run is missing.
+    """
+    by_model: dict[str, list[ConvergenceRow]] = {}
+    for row in rows:
+        by_model.setdefault(row.model, []).append(row)
+    return {model: Validation(found) for model, found in by_model.items()}

@@ -1,0 +1,184 @@
+"""The tasks of a sweep: each is one replay of files into files, named by what it varies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.files import read_bytes, write_bytes
+from pliant.schemas.io import write_jobs
+from pliant.schemas.jsonlines import encode, header, read_lines
+from pliant.schemas.record import Identifier, NonNegativeInt, PositiveInt
+from pliant.tools.replay.costs import Cost, parse_cost
+from pliant.tools.replay.failures import Mtbf, read_failures
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.progress_choice import Training
+from pliant.tools.replay.recipe import read_recipe
+from pliant.tools.replay.replay import Run
+from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World, is_event_file
+from pliant.tools.replay.synth import synthesize
+from pliant.tools.schedule.registry import make_policy
+
+TABLE: Final = "tasks.jsonl"
+_KIND: Final = "task"
+_LONGEST: Final = 100
+
+
+class SweepTask(World):
+    """One replay of a sweep: one line of the task table. Paths are absolute."""
+
+    name: Identifier
+    """Stem of its files."""
+    key: str
+    """Hash of all that its outcome depends on: the bytes of its inputs, its parameters, the version."""
+    jobs: str
+    jobs_limit: PositiveInt | None = None
+    cluster: str
+    profile: str | None = None
+    convergence: str | None = None
+    policy: str
+    parameters: dict[str, Value] = Field(default_factory=dict)
+    seed: NonNegativeInt = 0
+
+    def sources(self) -> Sources:
+        """Its inputs."""
+        return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
+
+    def run(self) -> Run:
+        """What is replayed.
+
+        :raises BadInputError: a file of costs or failures is wrong.
+        """
+        physics = Physics(
+            _cost(self.start_cost, "start_cost", first=True),
+            _cost(self.rescale_cost, "rescale_cost", first=False),
+            node_events=() if self.failures is None else read_failures(self.failures),
+            mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
+        )
+        training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
+        return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)
+
+
+def _cost(text: str | None, name: str, *, first: bool) -> Cost | None:
+    return None if text is None else parse_cost(text, name, first=first)
+
+
+def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
+    """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``.
+
+    :raises UsageError: a policy or a parameter is unknown.
+    :raises BadInputError: an input cannot be read, or two tasks would have the same name.
+    """
+    world = {name: getattr(recipe, name) for name in World.model_fields}
+    tasks: dict[str, SweepTask] = {}
+    for trace, machines in product(recipe.traces, recipe.clusters):
+        for stem, jobs in _job_files(trace, folder):
+            parts = [stem, machines.name] if len(recipe.clusters) > 1 else [stem]
+            for policy, parameters, seed in _runs(recipe):
+                task = SweepTask.model_validate(
+                    {
+                        "name": _name(parts, policy, parameters, seed if len(recipe.seeds) > 1 else None),
+                        "key": "",
+                        "jobs": jobs,
+                        "jobs_limit": trace.jobs_limit,
+                        "cluster": machines.path,
+                        "profile": trace.profile,
+                        "convergence": trace.convergence,
+                        "policy": policy,
+                        "parameters": parameters,
+                        "seed": seed,
+                        **world,
+                    }
+                )
+                if task.name in tasks:
+                    raise BadInputError(f'two replays of this sweep would be called "{task.name}"')
+                tasks[task.name] = task
+    digest = cache(_digest)
+    return [task.model_copy(update={"key": _key(task, digest)}) for task in tasks.values()]
+
+
+def write_table(tasks: list[SweepTask], folder: Path) -> Path:
+    """Write the task table: line n + 2 is task n, the first line names the kind."""
+    path = folder / TABLE
+    lines = (encode(task.model_dump(mode="json", exclude_defaults=True)) for task in tasks)
+    write_bytes(path, header(_KIND) + b"".join(lines))
+    return path
+
+
+def read_table(folder: Path) -> list[SweepTask]:
+    """The task table of a folder.
+
+    :raises BadInputError: with every problem.
+    """
+    path = folder / TABLE
+    lines, problems = read_lines(read_bytes(path), str(path), _KIND, SweepTask.model_validate_json)
+    if problems:
+        raise BadInputError(problems)
+    return [task for _, task in lines]
+
+
+def task_of(folder: Path, number: int) -> SweepTask:
+    """One task of a folder's table, counted from 0.
+
+    :raises UsageError: there are not so many.
+    """
+    tasks = read_table(folder)
+    if number >= len(tasks):
+        raise UsageError(f"--task {number}: {folder / TABLE} has {len(tasks)} tasks, counted from 0")
+    return tasks[number]
+
+
+def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
+    """(part of the name, job file) of each trace; those of a recipe are made now."""
+    if trace.jobs is not None:
+        yield trace.name, trace.jobs
+        return
+    for seed in trace.seeds:
+        stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
+        path = folder / "traces" / f"{stem}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_jobs(synthesize(read_recipe(str(trace.synth), {"seed": seed})), path)
+        yield stem, str(path.resolve())
+
+
+def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
+    """(policy, its parameters, seed)."""
+    for policy in recipe.policies:
+        grid = recipe.parameters.get(policy, {})
+        for values in product(*grid.values()):
+            parameters = dict(zip(grid, values, strict=True))
+            make_policy(policy, parameters)
+            for seed in recipe.seeds:
+                yield policy, parameters, seed
+
+
+def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
+    """File name stem: what a task varies, in characters that every file system takes."""
+    varied = [f"{key}{value}" for key, value in parameters.items()]
+    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST]
+
+
+def _key(task: SweepTask, digest: Callable[[str], str]) -> str:
+    """The task's content: file names do not matter, their bytes do."""
+    fields = task.model_dump(mode="json", exclude={"name", "key"})
+    costs = [name for name in ("start_cost", "rescale_cost") if is_event_file(fields[name] or "")]
+    for name in ("jobs", "cluster", "profile", "convergence", "failures", *costs):
+        fields[name] = fields[name] and digest(fields[name])
+    fields["pliant"] = version("pliant")
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
