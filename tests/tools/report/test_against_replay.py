@@ -1,0 +1,46 @@
+"""The report's references against policies that are proved about them."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.replay import Run, replay
+from pliant.tools.report.fold import fold
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.report import make_report
+from tests.builders import cluster, job
+
+traces = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(1, 800), st.sampled_from([1, 2, 4, 8])),
+    min_size=1,
+    max_size=12,
+).map(
+    lambda rows: [
+        job(f"j{n:02}", at=float(at), gpus=gpus, low=1, high=8, gpu_seconds=float(work))
+        for n, (at, work, gpus) in enumerate(sorted(rows))
+    ]
+)
+
+
+def replayed(jobs, policy):
+    return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy)).log.events(), policy)
+
+
+@settings(max_examples=25)
+@given(traces)
+def test_with_linear_scaling_nobody_ends_later_under_ares_than_in_gps(jobs):
+    found = run_metrics(replayed(jobs, "ares"))
+    assert found.jobs_finished == len(jobs)
+    assert found.unfair_fraction_gps == 0.0
+    assert found.worst_gps_delay_s <= 1e-6
+
+
+@settings(max_examples=10)
+@given(traces)
+def test_policies_on_one_trace_share_their_references(jobs):
+    fifo, ares = make_report([replayed(jobs, "fifo"), replayed(jobs, "ares")]).runs
+    for name in ("fair-share", "gps"):
+        assert fifo.fair[name].finish_s == ares.fair[name].finish_s
+    assert fifo.metrics.trace_hash == ares.metrics.trace_hash

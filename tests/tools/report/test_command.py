@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from pliant.cli.report import Format, Reference, report
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.io import write_events
+from tests.tools.report.runs import first_come, shared
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_events(first_come(), tmp_path / "fifo.parquet")
+    write_events(shared(), tmp_path / "ares.parquet")
+    return str(tmp_path / "fifo.parquet"), str(tmp_path / "ares.parquet")
+
+
+def expect(tmp_path, value):
+    path = tmp_path / "expect.json"
+    figure = {"policy": "fifo", "metric": "mean_jct_s", "value": value, "tolerance": 0.01}
+    path.write_text(json.dumps({"figures": [figure]}))
+    return str(path)
+
+
+def pipe_in(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: False))
+
+
+def test_a_table_of_two_runs(runs, capsys):
+    report(list(runs), baseline="fifo", reference=Reference.gps)
+    out, err = capsys.readouterr()
+    assert "FTF (linear GPS), worst" in out
+    assert "fair share" not in out
+    assert err == ""
+
+
+def test_events_from_a_pipe(runs, capsys, monkeypatch):
+    with open(runs[1], "rb") as file:
+        pipe_in(monkeypatch, file.read())
+    report(format=Format.json)
+    assert json.loads(capsys.readouterr().out)["runs"][0]["policy"] == "ares"
+
+
+def test_a_broken_pipe_content(monkeypatch):
+    pipe_in(monkeypatch, b"no events")
+    with pytest.raises(BadInputError, match="<stdin>"):
+        report(["-"])
+
+
+def test_nothing_named_at_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(UsageError, match="no events"):
+        report()
+
+
+def test_the_report_goes_to_a_file(runs, tmp_path, capsys):
+    report([runs[0]], format=Format.html, output=str(tmp_path / "report.html"))
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out == ""
+
+
+def test_figures_that_hold(runs, tmp_path, capsys):
+    report(list(runs), expect=expect(tmp_path, 175.0))
+    assert "holds" in capsys.readouterr().out
+
+
+def test_figures_that_are_missed_are_shown_first(runs, tmp_path, capsys):
+    with pytest.raises(JobsFailedError, match="out of range") as caught:
+        report(list(runs), expect=expect(tmp_path, 100.0))
+    assert caught.value.exit_code == 5
+    assert "OUT OF RANGE" in capsys.readouterr().out
+
+
+def test_the_product_alone_is_on_stdout(runs, tmp_path, capsys):
+    report([runs[0]], format=Format.json, expect=expect(tmp_path, 175.0), figures=str(tmp_path / "figures"))
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"]
+    assert "holds" in err
+    assert "8 figures in" in err
+
+
+def test_warnings_reach_a_reader_of_documents(runs, tmp_path, capsys):
+    write_events(first_come(trace_hash="cd" * 32, policy="las"), tmp_path / "las.parquet")
+    report([runs[0], str(tmp_path / "las.parquet")], format=Format.csv)
+    assert "different traces" in capsys.readouterr().err
+
+
+def test_a_simulated_run_goes_with_one_measured_run(runs):
+    with pytest.raises(UsageError, match="one measured run"):
+        report(list(runs), simulated=runs[0])
+
+
+def test_simulated_beside_measured(runs, capsys):
+    report([runs[1]], simulated=runs[0], plot=True)
+    out = capsys.readouterr().out
+    assert "Simulated beside measured" in out
+    assert "share of finished jobs by JCT" in out

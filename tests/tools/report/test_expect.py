@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.tools.report.expect import (
+    Expectations,
+    check_expectations,
+    expectations_section,
+    read_expectations,
+    refuse_missed,
+)
+from pliant.tools.report.fold import fold
+from pliant.tools.report.report import make_report
+from tests.tools.report.runs import first_come, shared
+
+
+@pytest.fixture(scope="module")
+def report():
+    return make_report([fold(first_come()), fold(shared())])
+
+
+def checked(report, **figure):
+    figures = {"policy": "fifo", "metric": "mean_jct_s", "value": 175.0, **figure}
+    return check_expectations(report, Expectations.model_validate_json(json.dumps({"figures": [figures]})))
+
+
+# fifo: a takes 120, b 230; the mean is 175.
+@pytest.mark.parametrize(
+    "figure",
+    [
+        {"tolerance": 0},
+        {"value": 180.0, "tolerance": 0.05},
+        {"low": 175},
+        {"high": 175},
+        {"low": 100, "high": 200},
+        {"metric": "jobs_finished", "value": 2, "tolerance": 0},
+    ],
+)
+def test_a_figure_in_its_range_holds(report, figure):
+    found = checked(report, **figure)
+    assert found[0].holds
+    refuse_missed(found)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        {"value": 200.0, "tolerance": 0.05},
+        {"low": 175.1},
+        {"high": 174.9},
+        {"metric": "mean_ftf_isolated", "low": 0},
+    ],
+)
+def test_a_figure_out_of_its_range_fails(report, figure):
+    found = checked(report, **figure)
+    assert not found[0].holds
+    with pytest.raises(JobsFailedError, match="1 of 1 figures are out of range: fifo mean_"):
+        refuse_missed(found)
+
+
+def test_a_figure_may_be_the_ratio_of_two_runs(report):
+    # ares: a 214, b 186, c 62; the mean is 154.
+    found = checked(report, policy="ares", over="fifo", value=0.9, tolerance=0.03)[0]
+    assert (found.found, found.holds) == (pytest.approx(154 / 175), True)
+    assert found.deviation == pytest.approx((154 / 175 - 0.9) / 0.9)
+
+
+def test_both_figures_are_shown_with_the_deviation(report):
+    row = expectations_section(checked(report, value=200.0, tolerance=0.05, source="table 2")).rows[0]
+    expected = ("fifo", "mean_jct_s", "table 2", "OUT OF RANGE", "200", "175", "-12.5", "190 to 210")
+    assert row == expected
+
+
+def test_an_expected_run_that_is_not_there(report):
+    with pytest.raises(UsageError, match='"las" is no run'):
+        checked(report, policy="las", tolerance=0.1)
+
+
+@pytest.mark.parametrize(
+    ("figure", "problem"),
+    [
+        ({"metric": "speed"}, '/figures/0/metric: "speed" is no figure of a report'),
+        ({"metric": "policy"}, '/figures/0/metric: "policy" is no figure of a report'),
+        ({}, "/figures/0/tolerance: expected either tolerance, or low and high (one of them is enough)"),
+        ({"tolerance": 0.1, "low": 1}, "/figures/0/tolerance: expected either tolerance, or low and high"),
+        ({"low": 2, "high": 1}, "/figures/0/high: 1 is below low 2"),
+        ({"tolerance": -0.1}, "/figures/0/tolerance: -0.1 is below 0, expected 0 or more"),
+        ({"tolerance": 0.1, "colour": 1}, "/figures/0/colour: is not a field that this version knows"),
+    ],
+)
+def test_expectations_that_make_no_sense(tmp_path, figure, problem):
+    path = tmp_path / "expect.json"
+    if "metric" in figure:
+        figure = {**figure, "tolerance": 0.1}
+    path.write_text(json.dumps({"figures": [{"policy": "a", "metric": "mean_jct_s", "value": 1, **figure}]}))
+    with pytest.raises(BadInputError) as caught:
+        read_expectations(path)
+    assert str(caught.value).startswith(f"{path}: {problem}")
+    assert len(caught.value.problems) == 1
+
+
+def test_no_figure_at_all(tmp_path):
+    path = tmp_path / "expect.json"
+    path.write_text('{"figures": []}')
+    with pytest.raises(BadInputError, match=r"/figures: .* at least 1 item"):
+        read_expectations(path)
+
+
+def test_a_file_that_is_no_json(tmp_path):
+    path = tmp_path / "expect.json"
+    path.write_text("{")
+    with pytest.raises(BadInputError, match=r"expect\.json"):
+        read_expectations(path)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.tools.report.figures import draw, write_figures
+from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of
+from pliant.tools.report.figures.cdf import cumulated
+from pliant.tools.report.figures.style import MUTED, area_colour, ink
+from pliant.tools.report.figures.usage import thinned
+from pliant.tools.report.fold import fold
+from pliant.tools.report.report import make_report
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, first_come, shared, submit
+
+
+@pytest.fixture(scope="module")
+def report():
+    return make_report([fold(first_come()), fold(shared())])
+
+
+def many_jobs(models):
+    events = [begin(cluster(64))]
+    for index, model in enumerate(models):
+        name = f"j{index:03}"
+        events += [
+            submit(job(name, model=model), 4.0),
+            Event(0, "start", name, 1),
+            Event(4, "finish", name, 0),
+        ]
+    return make_report([fold(events)]).runs[0]
+
+
+def test_every_figure_is_written_in_both_forms(report, tmp_path):
+    names = {path.name for path in write_figures(report, tmp_path / "new" / "figures")}
+    stems = ("jct-cdf", "ftf-cdf", "gpu-use", "allocation-fifo", "allocation-ares")
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+
+
+def test_equal_runs_give_equal_files(tmp_path):
+    for folder in ("one", "two"):
+        write_figures(make_report([fold(shared())]), tmp_path / folder)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_axes_name_their_units(report):
+    drawn = draw(report)
+    labels = {
+        name: (plot.get_xlabel(), plot.get_ylabel()) for name, fig in drawn.items() for plot in fig.axes
+    }
+    assert labels["jct-cdf"] == ("JCT, s", "share of finished jobs")
+    assert labels["allocation-ares"] == ("time since the first submission, s", "GPUs")
+
+
+def test_the_legend_says_what_is_simulated_and_what_is_missing(report):
+    legend = draw(report)["jct-cdf"].legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "fifo (simulated, 1 jobs missing)",
+        "ares (simulated)",
+    ]
+
+
+def test_a_run_in_which_nothing_happened_has_no_figures(tmp_path):
+    assert draw(make_report([fold([begin(), submit(job("a"), 4.0)])])) == {}
+
+
+def test_a_run_in_which_nothing_finished_has_its_allocation():
+    run = fold([begin(), submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a")])
+    assert set(draw(make_report([run]))) == {"gpu-use", "allocation-fifo"}
+
+
+def test_a_band_shows_what_a_job_held(report):
+    band = next(band for band in bands_of(report.runs[1]) if band.name == "b")
+    held = dict(zip(band.times_s, band.gpus, strict=True))
+    assert {time: held[time] for time in (0, 10, 20, 82, 196)} == {0: 0, 10: 2, 20: 0, 82: 2, 196: 0}
+
+
+def test_many_jobs_share_the_band_of_their_model():
+    bands = bands_of(many_jobs(["bert", "vgg"] * MOST_JOBS))
+    assert [(band.name, max(band.gpus)) for band in bands] == [("bert", MOST_JOBS), ("vgg", MOST_JOBS)]
+
+
+def test_rare_models_are_together():
+    models = [f"m{index:02}" for index in range(12) for _ in range(3)]
+    bands = bands_of(many_jobs(models))
+    assert [band.name for band in bands] == [*(f"m{index:02}" for index in range(8)), "other"]
+    assert max(bands[-1].gpus) == 4 * 3
+
+
+def test_long_runs_are_drawn_by_exact_means():
+    times = [float(time) for time in range(101)]
+    held = [float(time % 2) for time in range(100)] + [0.0]
+    assert thinned(times, held) == (times, held)
+    grid, means = thinned(times, held, points=10)
+    assert grid == pytest.approx([10.0 * index for index in range(11)])
+    assert means[:10] == pytest.approx([0.5] * 10)
+
+
+def test_the_distribution_ends_at_one():
+    assert cumulated([1.0, 3.0]) == ([1.0, 1.0, 3.0], [0.0, 0.5, 1.0])
+
+
+def test_areas_beyond_the_palette_differ_from_those_in_it():
+    colours = [area_colour(index) for index in range(MOST_JOBS)]
+    assert tuple(colours[: len(MUTED)]) == MUTED
+    assert len(set(colours)) == MOST_JOBS
+
+
+def test_names_are_readable_on_their_area():
+    assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")
+
+
+def test_a_folder_that_cannot_be_made(report, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be made"):
+        write_figures(report, tmp_path / "file" / "figures")

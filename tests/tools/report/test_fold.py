@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.io import EventWriter, write_events
+from pliant.tools.report.fold import fold, read_run
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
+
+
+def only_job(*events, **info):
+    return fold([begin(**info), *events]).jobs[0]
+
+
+def problems(*events):
+    with pytest.raises(BadInputError) as caught:
+        fold(events, "log")
+    return str(caught.value).splitlines()
+
+
+def test_a_job_from_submission_to_completion():
+    told = only_job(
+        submit(job("a", at=2, gpus=2, low=1)),
+        Event(5, "start", "a", 2, overhead_seconds=1.0),
+        Event(8, "grow", "a", 4),
+        Event(9, "preempt", "a", 0),
+        Event(11, "resume", "a", 1),
+        Event(15, "finish", "a", 0, samples_done=20.0),
+    )
+    assert (told.submit_s, told.first_start_s, told.end_s, told.outcome) == (0.0, 3.0, 13.0, "finished")
+    assert (told.jct_s, told.queueing_delay_s) == (13.0, 3.0)
+    assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
+        (3, 6, 2),
+        (6, 7, 4),
+        (9, 13, 1),
+    ]
+    assert told.gpu_seconds(99) == 3 * 2 + 1 * 4 + 4 * 1
+    assert (told.preemptions, told.rescales, told.samples_done) == (1, 1, 20.0)
+    assert told.steps[0].overhead_s == 1.0
+
+
+def test_live_times_count_from_the_first_submission():
+    start = 1_800_000_000.0
+    run = fold(
+        [
+            begin(at=start, simulated=False),
+            submit(job("b"), at=start + 30),
+            submit(job("a"), at=start + 10),
+            Event(start + 12.5, "start", "a", 1),
+        ]
+    )
+    assert run.origin_s == start + 10
+    assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
+    assert run.jobs[0].first_start_s == 2.5
+    assert run.last_event_s == 20.0
+
+
+def test_what_a_change_cost_is_known_once_training_goes_on():
+    told = only_job(
+        submit(job("a", low=1)),
+        Event(0, "start", "a", 1),
+        Event(4, "progress", "a", overhead_seconds=3.0, loss=2.5, samples_done=1.0),
+        Event(5, "checkpoint", "a", overhead_seconds=0.5),
+        Event(6, "grow", "a", 2),
+        Event(8, "progress", "a", overhead_seconds=1.0, loss=0.5, samples_done=9.0),
+    )
+    assert [(step.event, step.overhead_s, step.checkpoint_s) for step in told.steps] == [
+        ("start", 3.0, 0.5),
+        ("grow", 1.0, 0.0),
+    ]
+    assert (told.first_loss, told.last_loss, told.samples_done) == (2.5, 0.5, 9.0)
+
+
+def test_a_job_that_fails_waits_again_if_the_log_says_so():
+    told = only_job(
+        submit(job("a")),
+        Event(0, "start", "a", 1),
+        Event(2, "fail", "a", 0),
+        Event(2, "requeue", "a", 0),
+        Event(3, "resume", "a", 1),
+        Event(5, "finish", "a", 0),
+    )
+    assert (told.outcome, told.restarts, told.jct_s) == ("finished", 1, 5.0)
+    assert told.gpu_seconds(99) == 4.0
+
+
+def test_a_job_lost_with_its_node_waits_again():
+    told = only_job(
+        submit(job("a")),
+        Event(0, "start", "a", 1),
+        Event(2, "node_down", detail={"node": "n0"}),
+        Event(2, "requeue", "a", 0),
+    )
+    assert (told.outcome, told.gpu_seconds(10)) == ("unfinished", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"), [("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")]
+)
+def test_other_ends_have_no_jct(event, outcome):
+    told = only_job(submit(job("a")), Event(3, event, "a", 0))
+    assert (told.outcome, told.end_s, told.jct_s, told.queueing_delay_s) == (outcome, 3.0, None, None)
+
+
+def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
+    run = fold([begin(), submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a")])
+    assert run.jobs[0].gpu_seconds(run.last_event_s) == 6.0
+    assert run.jobs[0].jct_s is None
+
+
+def test_clocks_that_disagree_never_turn_a_story_round():
+    told = only_job(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0))
+    assert (told.queueing_delay_s, told.jct_s) == (0.0, 0.0)
+
+
+def test_lost_nodes_lower_the_capacity():
+    run = fold(
+        [
+            begin(cluster(4, 2)),
+            submit(job("a")),
+            Event(3, "node_down", detail={"node": "n0"}),
+            Event(5, "node_up", detail={"node": "n0"}),
+        ]
+    )
+    assert run.capacity == ((0.0, 6), (3.0, 2), (5.0, 6))
+
+
+def test_timed_decisions_are_counted():
+    run = fold(
+        [
+            begin(),
+            Event(1, "decision", detail={"policy": "fifo", "decision_seconds": 0.25}),
+            Event(2, "decision", detail={"policy": "srtf", "decision_seconds": 0.5}),
+        ]
+    )
+    assert (run.decisions, run.decision_seconds, run.policies) == (2, 0.75, ("fifo", "srtf"))
+
+
+def test_both_forms_of_file_tell_the_same(tmp_path):
+    events = [begin(), submit(job("a"), 3.0), Event(1, "start", "a", 1), Event(4, "finish", "a", 0)]
+    write_events(events, tmp_path / "run.parquet")
+    with EventWriter(tmp_path / "events.jsonl") as log:
+        log.append(events)
+    finished, live = read_run(tmp_path / "run.parquet"), read_run(tmp_path / "events.jsonl")
+    assert finished.jobs == live.jobs == fold(events).jobs
+    assert finished.info == live.info
+
+
+def test_a_torn_last_line_is_left_out(tmp_path, caplog):
+    log = tmp_path / "events.jsonl"
+    write_events([begin(), submit(job("a")), Event(1, "start", "a", 1)], log)
+    with log.open("ab") as file:
+        file.write(b'{"time":9,"job":"a","eve')
+    with caplog.at_level(logging.WARNING, "pliant"):
+        run = read_run(log)
+    assert run.last_event_s == 1.0
+    assert "torn" in caplog.text
+
+
+def test_every_problem_is_named():
+    found = problems(
+        begin(),
+        submit(job("a")),
+        submit(job("a")),
+        Event(
+            1,
+            "submit",
+            "b",
+            detail={"job": {"id": "b", "submit_time": -1.0, "model": "m", "gpus": {"requested": 1}}},
+        ),
+        Event(1, "submit", "c", detail=submit(job("d")).detail),
+        Event(2, "start", "z", 1),
+        Event(3, "node_down", detail={"node": "n9"}),
+    )
+    assert found == [
+        'log: event 3: job "a" is submitted twice',
+        "log: event 4: /detail/job/submit_time: -1.0 is below 0, expected 0 or more",
+        'log: event 5: /detail/job/id: submit of "c" describes job "d"',
+        'log: event 6: start of job "z", which was never submitted',
+        "log: event 7: /detail/node: node_down of 'n9', which is not in the cluster",
+    ]
+
+
+def test_a_log_that_does_not_name_its_run():
+    assert problems(Event(0, "submit", "a"), Event(1, "start", "a", 1)) == [
+        "log: event 1: does not name the run, expected a decision that says policy and cluster"
+    ]
+
+
+def test_a_run_info_that_is_incomplete():
+    assert problems(Event(0, "decision", detail={"policy": "fifo"}))[0].startswith("log: event 1: /detail/")
+
+
+def test_a_log_without_events():
+    assert problems() == ["log: has no events, expected a run"]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Utility
+from pliant.tools.report.fold import fold
+from pliant.tools.report.metrics import percentile, run_metrics
+from pliant.tools.report.usage import gpu_usage
+from pliant.tools.report.utility import worth
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
+
+
+def one_by_one(work=(8.0, 8.0, 16.0), **info):
+    """Jobs a, b, c from time 0 on all four GPUs, one after another."""
+    events, now = [begin(**info)], 0.0
+    names = "abcdefgh"[: len(work)]
+    events += [submit(job(name, gpus=4, low=1), samples) for name, samples in zip(names, work, strict=True)]
+    for name, samples in zip(names, work, strict=True):
+        events += [Event(now, "start", name, 4), Event(now + samples / 4, "finish", name, 0)]
+        now += samples / 4
+    return fold(events)
+
+
+# Figure 1 of Ares: 2, 2 and 4 whole-cluster hours. One by one: 2, 4, 8; shared equally: 6, 6, 8.
+def test_one_by_one_beats_equal_sharing_and_nobody_is_later():
+    found = run_metrics(one_by_one())
+    assert found.mean_jct_s == pytest.approx((2 + 4 + 8) / 3)
+    assert (found.median_jct_s, found.makespan_s) == (4.0, 8.0)
+    assert found.mean_queueing_delay_s == pytest.approx((0 + 2 + 4) / 3)
+    assert found.mean_ftf == pytest.approx((2 / 6 + 4 / 6 + 1) / 3)
+    assert found.worst_ftf == pytest.approx(1.0)
+    assert found.unfair_fraction == found.unfair_fraction_gps == 0.0
+    assert (found.utilization, found.sjs_efficiency) == (1.0, pytest.approx(1.0))
+    assert found.worst_gps_delay_s == pytest.approx(0.0)
+
+
+def test_the_longest_job_first_is_unfair_to_the_others():
+    found = run_metrics(one_by_one(work=(16.0, 8.0, 8.0)))
+    # Ends at 4, 6, 8 where sharing ends at 8, 6, 6.
+    assert found.worst_ftf == pytest.approx(8 / 6)
+    assert found.unfair_fraction == pytest.approx(1 / 3)
+
+
+def test_percentiles_are_linear_between_jobs():
+    found = run_metrics(one_by_one(work=(4.0, 4.0, 4.0, 4.0, 4.0)))
+    assert found.median_jct_s == 3.0
+    assert found.p90_jct_s == pytest.approx(4.6)
+    assert found.p99_jct_s == pytest.approx(4.96)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1))
+def test_percentile_is_numpys(values, q):
+    assert percentile(values, q) == pytest.approx(float(np.percentile(values, 100 * q)), abs=1e-6)
+
+
+def test_jobs_that_do_not_finish_are_counted_beside_the_means():
+    run = fold(
+        [
+            begin(),
+            *(submit(job(name), 4.0) for name in "abcde"),
+            Event(0, "start", "a", 1),
+            Event(4, "finish", "a", 0),
+            Event(1, "start", "b", 1),
+            Event(2, "fail", "b", 0),
+            Event(2, "cancel", "c", 0),
+            Event(2, "reject", "d", 0),
+        ]
+    )
+    found = run_metrics(run)
+    counts = (
+        found.jobs_submitted,
+        found.jobs_finished,
+        found.jobs_failed,
+        found.jobs_cancelled,
+        found.jobs_rejected,
+    )
+    assert counts == (5, 1, 1, 1, 1)
+    assert found.mean_jct_s == 4.0
+    assert found.drop_ratio == 0.2
+    assert found.mean_queueing_delay_s == 0.5
+
+
+def test_a_run_in_which_nothing_finished():
+    found = run_metrics(fold([begin(), submit(job("a"), 4.0), Event(0, "start", "a", 1)]))
+    assert (found.jobs_submitted, found.jobs_finished) == (1, 0)
+    for name in (
+        "mean_jct_s",
+        "p99_jct_s",
+        "makespan_s",
+        "mean_ftf",
+        "worst_ftf_gps",
+        "unfair_fraction",
+        "utilization",
+    ):
+        assert getattr(found, name) is None, name
+
+
+def test_a_run_without_jobs():
+    found = run_metrics(fold([begin()]))
+    assert (found.jobs_submitted, found.drop_ratio, found.preemptions_per_job) == (0, None, None)
+
+
+def test_one_job_alone_is_treated_fairly():
+    run = fold(
+        [begin(), submit(job("a", gpus=2), 6.0), Event(0, "start", "a", 2), Event(3, "finish", "a", 0)]
+    )
+    found = run_metrics(run)
+    assert (found.mean_ftf, found.unfair_fraction) == (1.0, 0.0)
+    # Linear GPS would give it all four GPUs: 1.5 s.
+    assert (found.mean_ftf_gps, found.unfair_fraction_gps) == (2.0, 1.0)
+    assert found.utilization == 0.5
+
+
+def test_rounding_is_not_unfair_but_a_real_excess_is():
+    def unfair(end_s):
+        events = [begin(), submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(end_s, "finish", "a", 0)]
+        return run_metrics(fold(events)).unfair_fraction
+
+    assert (unfair(4 * (1 + 1e-12)), unfair(4 * (1 + 1e-6))) == (0.0, 1.0)
+
+
+def test_the_gps_bound_needs_alpha():
+    assert run_metrics(one_by_one()).gps_bound_s is None
+    # All four GPUs are held from 0 to 8: (1/0.8 - 1) · 8 = 2.
+    found = run_metrics(one_by_one(policy="ares", parameters={"alpha": 0.8}))
+    assert (found.gps_bound_s, found.jobs_past_gps_bound) == (pytest.approx(2.0), 0)
+
+
+def test_another_policys_alpha_promises_nothing():
+    assert run_metrics(one_by_one(policy="mine", parameters={"alpha": 0.8})).gps_bound_s is None
+
+
+def test_jobs_past_the_gps_bound_are_counted_not_denied():
+    # c ends at 8, in GPS at 6: two seconds late. The bound is (1/0.8 - 1) · 8 = 2, and 0.9 makes it stricter.
+    found = run_metrics(one_by_one(work=(16.0, 8.0, 8.0), policy="ares", parameters={"alpha": 0.8}))
+    assert found.worst_gps_delay_s == pytest.approx(2.0)
+    assert found.jobs_past_gps_bound == 0
+    strict = run_metrics(one_by_one(work=(16.0, 8.0, 8.0), policy="ares", parameters={"alpha": 0.9}))
+    assert strict.jobs_past_gps_bound == 1
+
+
+def test_utilization_counts_the_gpus_that_are_up():
+    # 4 GPUs for 2 s, then 2 for 2 s: 12 GPU-seconds, of which a held 2 · 4 = 8.
+    run = fold(
+        [
+            begin(cluster(2, 2)),
+            submit(job("a", gpus=2), 8.0),
+            Event(0, "start", "a", 2),
+            Event(2, "node_down", detail={"node": "n1"}),
+            Event(4, "finish", "a", 0),
+            Event(9, "node_up", detail={"node": "n1"}),
+        ]
+    )
+    assert run_metrics(run).utilization == pytest.approx(8 / 12)
+
+
+def test_the_cluster_is_full_until_one_gpu_is_free():
+    run = fold(
+        [
+            begin(),
+            submit(job("a", gpus=4, low=1)),
+            submit(job("b", gpus=1)),
+            Event(1, "start", "a", 4),
+            Event(3, "shrink", "a", 3),
+            Event(3, "start", "b", 1),
+            Event(6, "finish", "b", 0),
+            Event(7, "grow", "a", 4),
+            Event(8, "finish", "a", 0),
+        ]
+    )
+    assert gpu_usage(run).longest_full_s() == 5.0
+
+
+def test_sjs_efficiency_compares_with_one_gpu():
+    curve = ((1, 1.0), (2, 1.6))
+    run = fold(
+        [begin(), submit(job("a", gpus=2), 8.0, curve), Event(0, "start", "a", 2), Event(5, "finish", "a", 0)]
+    )
+    assert run_metrics(run).sjs_efficiency == pytest.approx(8 / 10)
+
+
+def test_preemptions_and_rescales_per_started_job():
+    run = fold(
+        [
+            begin(),
+            submit(job("a", low=1), 4.0),
+            submit(job("b"), 4.0),
+            submit(job("c"), 4.0),
+            Event(0, "start", "a", 1),
+            Event(0, "start", "b", 1),
+            Event(1, "grow", "a", 2),
+            Event(2, "preempt", "a", 0),
+            Event(3, "resume", "a", 2),
+            Event(4, "shrink", "a", 1),
+        ]
+    )
+    found = run_metrics(run)
+    assert (found.preemptions_per_job, found.rescales_per_job) == (0.5, 1.0)
+
+
+def test_decision_time_from_the_counters_or_from_the_log():
+    counted = fold([begin(counters={"decisions": 4.0, "decision_seconds": 0.002})])
+    assert run_metrics(counted).mean_decision_ms == pytest.approx(0.5)
+    logged = fold([begin(), *(Event(1, "decision", detail={"decision_seconds": s}) for s in (0.001, 0.003))])
+    assert run_metrics(logged).mean_decision_ms == pytest.approx(2.0)
+    assert run_metrics(fold([begin()])).mean_decision_ms is None
+
+
+def test_a_job_of_unknown_work_has_a_jct_and_fairness_by_what_it_did():
+    run = fold(
+        [begin(), submit(job("a")), Event(0, "start", "a", 1), Event(4, "finish", "a", 0, samples_done=2.0)]
+    )
+    assert (run_metrics(run).mean_jct_s, run_metrics(run).mean_ftf) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("utility", "jct", "expected"),
+    [
+        ({"shape": "constant", "value": 3.0}, 100, 3.0),
+        ({"shape": "step", "value": 3.0, "target": 10.0}, 10, 3.0),
+        ({"shape": "step", "value": 3.0, "target": 10.0}, 10.5, 0.0),
+        ({"shape": "sigmoid", "value": 3.0, "decay": 2.0, "target": 10.0}, 10, 1.5),
+        ({"shape": "sigmoid", "value": 3.0, "decay": 0.0, "target": 10.0}, 99, 1.5),
+        ({"shape": "sigmoid", "value": 3.0, "decay": 6.0, "target": 10.0}, 1e6, pytest.approx(0.0)),
+    ],
+)
+def test_what_finishing_in_time_is_worth(utility, jct, expected):
+    assert worth(Utility.model_validate(utility), jct) == expected
+
+
+def test_total_utility_is_of_the_finished_jobs_and_only_where_stated():
+    stated = job("a", utility={"shape": "step", "value": 5.0, "target": 9.0})
+    events = [begin(), submit(stated, 4.0), submit(job("b"), 4.0)]
+    run = fold([*events, Event(0, "start", "a", 1), Event(4, "finish", "a", 0)])
+    assert run_metrics(run).total_utility == 5.0
+    assert run_metrics(one_by_one()).total_utility is None

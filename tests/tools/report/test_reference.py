@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.event import Event
+from pliant.tools.report.fold import fold
+from pliant.tools.report.reference.fluid import fluid_finishes
+from pliant.tools.report.reference.gps import gps_finishes
+from pliant.tools.report.reference.jobs import ReferenceJob, rate_at, reference_jobs, usable_curve
+from tests.builders import job
+from tests.tools.report.runs import begin, submit
+
+FOUR = ((0.0, 4),)
+
+
+def entry(name, at, samples, curve=((16.0, 16.0),), demand=None):
+    return ReferenceJob(name, at, samples, tuple(curve), samples if demand is None else demand)
+
+
+def in_small_steps(jobs, gpus, step):
+    """Fluid sharing by brute force: every job holds an equal share for one small step after another."""
+    left = {each.id: each.samples for each in jobs}
+    ends, time = {}, 0.0
+    while len(ends) < len(jobs):
+        active = [each for each in jobs if each.arrival_s <= time + 1e-12 and each.id not in ends]
+        time += step
+        for each in active:
+            left[each.id] -= step * rate_at(each.curve, gpus / len(active))
+            if left[each.id] <= 1e-9:
+                ends[each.id] = time
+    return ends
+
+
+# Figure 1 of Ares: equal sharing of 2, 2 and 4 whole-cluster hours from time 0 ends at 6, 6 and 8.
+def test_three_jobs_at_time_zero_share_equally():
+    jobs = [entry("a", 0, 8.0), entry("b", 0, 8.0), entry("c", 0, 16.0)]
+    for system in (fluid_finishes, gps_finishes):
+        assert system(jobs, FOUR) == pytest.approx({"a": 6.0, "b": 6.0, "c": 8.0})
+
+
+def test_a_newcomer_takes_its_share_from_its_arrival_on():
+    # a alone does 4 by t=1, then 2 a second: its last 4 take until 3; b has done 4 of 8 by then, ends at 4.
+    jobs = [entry("a", 0, 8.0), entry("b", 1, 8.0)]
+    for system in (fluid_finishes, gps_finishes):
+        assert system(jobs, FOUR) == pytest.approx({"a": 3.0, "b": 4.0})
+
+
+def test_fluid_sharing_follows_the_curves_and_stops_at_the_best_size():
+    # Two GPUs each at first: a does 3 a second, b 2. At 2 a is done with its 6; b has 8 of 12 left and does
+    # 4 a second alone on four GPUs: two more seconds.
+    jobs = [entry("a", 0, 6.0, ((1, 2.0), (2, 3.0))), entry("b", 0, 12.0)]
+    assert fluid_finishes(jobs, FOUR) == pytest.approx({"a": 2.0, "b": 4.0})
+
+
+def test_below_one_gpu_speed_is_in_proportion():
+    # Eight jobs on four GPUs hold half of one each: 5 samples a second where one GPU does 10.
+    jobs = [entry(f"j{n}", 0, 10.0, ((1, 10.0), (4, 20.0))) for n in range(8)]
+    assert list(fluid_finishes(jobs, FOUR).values()) == pytest.approx([2.0] * 8)
+
+
+def test_linear_gps_knows_no_largest_size():
+    jobs = [entry("a", 0, 8.0, ((1, 1.0),))]
+    assert gps_finishes(jobs, FOUR) == {"a": 2.0}
+    assert fluid_finishes(jobs, FOUR) == {"a": 8.0}
+
+
+def test_lost_nodes_slow_everybody_down():
+    capacity = ((0.0, 4), (1.0, 0), (2.0, 2))
+    for system in (fluid_finishes, gps_finishes):
+        assert system([entry("a", 0, 8.0)], capacity) == pytest.approx({"a": 4.0})
+
+
+def test_without_gpus_nobody_ends():
+    for system in (fluid_finishes, gps_finishes):
+        assert system([entry("a", 0, 8.0)], ((0.0, 4), (1.0, 0))) == {}
+
+
+def test_no_jobs_no_finishes():
+    assert fluid_finishes([], FOUR) == gps_finishes([], FOUR) == {}
+
+
+def test_a_curve_ends_at_its_best_size_or_at_the_largest_allowed():
+    curve = ((1, 10.0), (2, 18.0), (4, 30.0), (8, 25.0))
+    assert usable_curve(curve, 8) == curve[:3]
+    assert usable_curve(curve, 3) == ((1, 10.0), (2, 18.0), (3, 24.0))
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [(0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)])
+def test_a_curve_is_linear_between_its_sizes(gpus, rate):
+    assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
+
+
+def test_a_job_that_was_cancelled_shared_only_with_the_work_it_did():
+    run = fold(
+        [
+            begin(),
+            submit(job("a"), 100.0),
+            submit(job("b"), 100.0),
+            submit(job("c")),
+            submit(job("d"), 5.0, ()),
+            Event(3, "cancel", "a", 0, samples_done=3.0),
+        ]
+    )
+    assert [(each.id, each.samples) for each in reference_jobs(run)] == [("a", 3.0), ("b", 100.0)]
+
+
+def test_demand_is_at_the_requested_size():
+    run = fold([begin(), submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0)))])
+    assert reference_jobs(run)[0].demand_gpu_s == 2 * 12.0 / 3.0
+
+
+@pytest.mark.parametrize("stated", [12.0, None])
+def test_a_demand_that_the_log_states_is_taken(stated):
+    detail = {"demand_gpu_s": stated} if stated else {}
+    arrival = submit(job("a", gpus=2), 8.0, ((1, 1.0),))
+    events = [begin(), replace(arrival, detail={**arrival.detail, **detail})]
+    assert reference_jobs(fold(events))[0].demand_gpu_s == (stated or 16.0)
+    events.append(Event(3, "cancel", "a", 0, samples_done=2.0))
+    assert reference_jobs(fold(events))[0].demand_gpu_s == (stated or 16.0) / 4
+
+
+@pytest.mark.parametrize("outcome", [[], [Event(0, "reject", "big")]])
+def test_a_job_that_no_policy_can_run_shares_with_nobody(outcome):
+    """Two types of two GPUs: a gang of three never runs, one of two that is rejected could have."""
+    nodes = Cluster(nodes=(Node(name="x", gpus=2, gpu_type="x"), Node(name="y", gpus=2, gpu_type="y")))
+    jobs = [submit(job("a", gpus=2), 4.0), submit(job("big", gpus=3), 9.0), submit(job("c", gpus=2), 6.0)]
+    run = fold([begin(nodes), *jobs, Event(0, "reject", "c"), *outcome])
+    assert [each.id for each in reference_jobs(run)] == ["a", "c"]
+
+
+quarters = st.integers(0, 40).map(lambda n: n / 4)
+works = st.integers(1, 40).map(float)
+linear_jobs = st.lists(st.tuples(quarters, works), min_size=1, max_size=12).map(
+    lambda rows: [entry(f"j{n:02}", at, work) for n, (at, work) in enumerate(sorted(rows))]
+)
+
+
+@given(linear_jobs, st.integers(1, 16))
+def test_with_linear_curves_both_references_agree(jobs, gpus):
+    fluid, gps = fluid_finishes(jobs, ((0.0, gpus),)), gps_finishes(jobs, ((0.0, gpus),))
+    assert fluid == pytest.approx(gps)
+    assert set(fluid) == {each.id for each in jobs}
+
+
+@given(linear_jobs, st.integers(1, 16))
+def test_gps_keeps_every_gpu_busy(jobs, gpus):
+    """The last finish is that of one server of speed M that serves the jobs in any order."""
+    free = 0.0
+    for each in jobs:
+        free = max(free, each.arrival_s) + each.samples / gpus
+    assert max(gps_finishes(jobs, ((0.0, gpus),)).values()) == pytest.approx(free)
+
+
+shapes = st.sampled_from(
+    [((1.0, 1.0), (2.0, 1.5)), ((1.0, 2.0), (4.0, 5.0)), ((2.0, 1.0),), ((1.0, 1.0), (8.0, 6.0))]
+)
+curved_jobs = st.lists(st.tuples(quarters, works, shapes), min_size=1, max_size=6).map(
+    lambda rows: [entry(f"j{n}", at, work, curve) for n, (at, work, curve) in enumerate(sorted(rows))]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(curved_jobs, st.integers(1, 6))
+def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
+    step = 1 / 128
+    found, stepped = fluid_finishes(jobs, ((0.0, gpus),)), in_small_steps(jobs, gpus, step)
+    # Each end that is found up to a step late delays the others by as much.
+    slack = step * 8 * (len(jobs) + 1)
+    assert found == pytest.approx(stepped, abs=slack)
+
+
+@given(curved_jobs, st.integers(1, 6), st.randoms())
+def test_the_curve_decides_not_the_order_of_equal_arrivals(jobs, gpus, random):
+    shuffled = sorted(jobs, key=lambda each: (each.arrival_s, random.random()))
+    assert fluid_finishes(shuffled, ((0.0, gpus),)) == pytest.approx(fluid_finishes(jobs, ((0.0, gpus),)))
+
+
+@given(curved_jobs, st.integers(1, 6))
+def test_one_more_gpu_lets_nobody_finish_later(jobs, gpus):
+    few, more = (fluid_finishes(jobs, ((0.0, count),)) for count in (gpus, gpus + 1))
+    assert all(more[name] <= few[name] + 1e-6 for name in few)
+    assert max(few.values()) < inf

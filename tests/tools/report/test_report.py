@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_events
+from pliant.tools.report.fold import fold
+from pliant.tools.report.labels import labels
+from pliant.tools.report.report import make_report, read_report
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, first_come, shared, submit
+
+
+def run(source="events", **info):
+    return fold([begin(**info), submit(job("a"), 4.0)], source)
+
+
+def notes(*events, **info):
+    return make_report([fold([begin(**info), *events])]).runs[0].caveats
+
+
+def test_runs_are_called_by_their_policy():
+    assert labels([run(policy="fifo"), run(policy="ares")]) == ["fifo", "ares"]
+
+
+def test_runs_of_one_policy_are_called_by_what_differs():
+    found = labels(
+        [
+            run(policy="ares", parameters={"alpha": 0.5, "pool": 2}),
+            run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1),
+            run(policy="fifo"),
+        ]
+    )
+    assert found == ["ares alpha=0.5 seed=0", "ares alpha=0.75 seed=1", "fifo"]
+    assert labels([run(), run(simulated=False)]) == ["fifo simulated", "fifo measured"]
+
+
+def test_runs_that_differ_in_nothing_are_called_by_their_file():
+    assert labels([run("x/one.parquet"), run("x/two.parquet")]) == ["fifo [one]", "fifo [two]"]
+    assert labels([run("x/a.parquet"), run("y/a.parquet")]) == ["fifo [a] #1", "fifo [a] #2"]
+
+
+def test_provenance_names_what_makes_a_run():
+    told = (
+        make_report([run(policy="srtf", oracle=True, seed=7, parameters={"alpha": 0.8})]).runs[0].provenance
+    )
+    assert told == (
+        "simulated · oracle (told what no scheduler can know) · 4 GPUs · trace abababababab · seed 7"
+        " · alpha=0.8 · pliant 0.1.0"
+    )
+
+
+def test_cpu_slots_are_not_called_gpus():
+    assert "2 CPU slots" in make_report([run(nodes=cluster(2, slots="cpu"))]).runs[0].provenance
+
+
+def test_what_the_figures_leave_out_is_said():
+    told = notes(
+        submit(job("a"), 4.0),
+        submit(job("b"), 4.0),
+        submit(job("c")),
+        Event(1, "reject", "b", 0),
+        Event(1, "start", "c", 1),
+        Event(5, "finish", "c", 0),
+    )
+    assert told == [
+        "1 unfinished, 1 rejected of 3 jobs: in no JCT and no FTF",
+        "1 finished jobs have no FTF: their work or their speed is unknown",
+    ]
+
+
+def test_a_log_that_contradicts_itself_is_told_on():
+    told = notes(submit(job("a")), Event(0, "start", "a", 5), Event(1, "finish", "a", 0, samples_done=1.0))
+    assert told == ["at times jobs hold more GPUs than there are: the log contradicts itself"]
+
+
+def test_a_change_of_policy_is_told():
+    assert notes(Event(1, "decision", detail={"policy": "ares"})) == [
+        "the policy changed during the run: fifo, ares"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "warning"),
+    [
+        ({"trace_hash": "cd" * 32}, "the runs are of different traces: their figures do not compare"),
+        ({"nodes": cluster(2, 2)}, "the runs are on different clusters"),
+        ({"simulated": False}, "some runs are simulated and some are measured"),
+        (
+            {"oracle": True},
+            "some policies were told what no scheduler can know (oracle), the others were not",
+        ),
+    ],
+)
+def test_runs_that_do_not_compare_are_warned_about(other, warning):
+    assert make_report([run(), run(**other)]).warnings == (warning,)
+    assert make_report([run(), run()]).warnings == ()
+
+
+def test_the_baseline_is_a_label_or_a_policy():
+    runs = [run(policy="ares", seed=1), run(policy="ares", seed=2), run(policy="fifo")]
+    assert make_report(runs, baseline="fifo").baseline.label == "fifo"
+    assert make_report(runs, baseline="ares seed=2").baseline.run is runs[1]
+    with pytest.raises(UsageError, match='"ares" is the policy of several runs; the runs are "ares seed=1"'):
+        make_report(runs, baseline="ares")
+    with pytest.raises(UsageError, match='"las" is no run'):
+        make_report(runs, baseline="las")
+
+
+def test_folders_stand_for_their_runs(tmp_path):
+    out, state = tmp_path / "out", tmp_path / "state"
+    out.mkdir(), state.mkdir()
+    write_events(first_come(), out / "fifo.parquet")
+    write_events(shared(), out / "ares.parquet")
+    write_events(shared(simulated=False), state / "events.jsonl")
+    found = read_report([out, state])
+    assert [each.label for each in found.runs] == ["ares simulated", "fifo", "ares measured"]
+
+
+def test_a_folder_without_runs(tmp_path):
+    with pytest.raises(UsageError, match=r"no events\.jsonl and no \.parquet"):
+        read_report([tmp_path])
+
+
+def test_stdin_is_one_run():
+    with pytest.raises(UsageError, match="cannot be named twice"):
+        read_report(["-", "-"])

@@ -1,0 +1,1 @@
+"""Turn event files into metrics, tables and figures."""

@@ -1,0 +1,167 @@
+"""Figures compared with published or golden ones.
+
+The file that ``--expect`` reads::
+
+    {"figures": [
+        {"policy": "ares", "metric": "mean_jct_s", "value": 5400.0, "tolerance": 0.05, "source": "table 2"},
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "high": 0.8}
+    ]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.errors import BadInputError, JobsFailedError
+from pliant.schemas.files import read_bytes, source_name
+from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.problems import problems_of
+from pliant.schemas.record import NonNegativeFloat, Record
+from pliant.tools.report.report import Report, find_run
+from pliant.tools.report.sections import Section, value_of
+from pliant.tools.report.units import NOTHING, percent
+
+_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle")
+
+
+class Expected(Record):
+    """One figure of one run, and how far it may be off."""
+
+    policy: str
+    """Policy or label of the run."""
+    metric: str
+    """Field of the metrics schema."""
+    over: str | None = None
+    """Policy or label of a second run: the figure is then the ratio of the first to the second."""
+    value: float
+    """The published or golden figure."""
+    tolerance: NonNegativeFloat | None = None
+    """Largest relative deviation from value. Without it, low and high say what is accepted."""
+    low: float | None = None
+    high: float | None = None
+    source: str = ""
+    """Where the figure is published."""
+
+    @model_validator(mode="after")
+    def _is_checkable(self) -> Self:
+        if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
+            raise _wrong("metric", f'"{self.metric}" is no figure of a report')
+        if (self.tolerance is None) == (self.low is None and self.high is None):
+            raise _wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
+        if self.low is not None and self.high is not None and self.high < self.low:
+            raise _wrong("high", f"{self.high:g} is below low {self.low:g}")
+        return self
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """Smallest and largest accepted figure."""
+        if self.tolerance is None:
+            return self.low, self.high
+        slack = abs(self.value) * self.tolerance
+        return self.value - slack, self.value + slack
+
+
+class Expectations(Record):
+    """The file that ``--expect`` reads."""
+
+    figures: tuple[Expected, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """An expected figure and what was found; ``found`` is None where the figure does not apply."""
+
+    expected: Expected
+    found: float | None
+
+    @property
+    def name(self) -> str:
+        """The figure in words."""
+        over = f" / {self.expected.over}" if self.expected.over else ""
+        return f"{self.expected.policy}{over}"
+
+    @property
+    def deviation(self) -> float | None:
+        """(found − expected) / expected."""
+        if self.found is None or not self.expected.value:
+            return None
+        return (self.found - self.expected.value) / abs(self.expected.value)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the figure is in its range."""
+        low, high = self.expected.limits
+        return (
+            self.found is not None
+            and (low is None or self.found >= low)
+            and (high is None or self.found <= high)
+        )
+
+
+def read_expectations(path: str | Path) -> Expectations:
+    """The expectations in a JSON file.
+
+    :raises BadInputError: with every problem of the file.
+    """
+    try:
+        return Expectations.model_validate_json(read_bytes(path))
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, source_name(path))) from None
+
+
+def check_expectations(report: Report, expectations: Expectations) -> tuple[Checked, ...]:
+    """Look every expected figure up; a run that is not there is a ``UsageError``."""
+    return tuple(Checked(each, _found(report, each)) for each in expectations.figures)
+
+
+def refuse_missed(checked: tuple[Checked, ...]) -> None:
+    """Fail when a figure is out of its range.
+
+    :raises JobsFailedError: naming the figures.
+    """
+    missed = [each for each in checked if not each.holds]
+    if missed:
+        names = ", ".join(f"{each.name} {each.expected.metric}" for each in missed[:5])
+        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
+        raise JobsFailedError(f"{len(missed)} of {len(checked)} figures are out of range: {names}{more}")
+
+
+def expectations_section(checked: tuple[Checked, ...]) -> Section:
+    """Expected and found figures as a table."""
+    headers = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
+    rows = tuple(
+        (
+            each.name,
+            each.expected.metric,
+            each.expected.source,
+            "holds" if each.holds else "OUT OF RANGE",
+            _text(each.expected.value),
+            _text(each.found),
+            percent(each.deviation),
+            f"{_text(each.expected.limits[0])} to {_text(each.expected.limits[1])}",
+        )
+        for each in checked
+    )
+    return Section("Expected figures", headers, rows, 4)
+
+
+def _found(report: Report, expected: Expected) -> float | None:
+    value = value_of(find_run(report.runs, expected.policy).metrics, expected.metric)
+    if expected.over is None:
+        return value
+    base = value_of(find_run(report.runs, expected.over).metrics, expected.metric)
+    return value / base if value is not None and base else None
+
+
+def _text(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.6g}"
+
+
+def _wrong(field: str, text: str) -> PydanticCustomError:
+    context: dict[str, Any] = {"problem": text, "pointer": f"/{field}"}
+    return PydanticCustomError("expectation", "{problem}", context)

@@ -1,0 +1,88 @@
+"""Finish-time fairness: a job's JCT over its JCT under fair sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from pliant.tools.report.records import JobRecord, RunRecord
+from pliant.tools.report.reference.fluid import fluid_finishes
+from pliant.tools.report.reference.gps import gps_finishes
+from pliant.tools.report.reference.jobs import ReferenceJob, reference_jobs
+
+Reference = Literal["fair-share", "gps"]
+REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps")
+TOLERANCE: Final = 1e-9
+"""A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
+
+_SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
+    "fair-share": fluid_finishes,
+    "gps": gps_finishes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """One run against one reference. Times are seconds since the first submission."""
+
+    finish_s: Mapping[str, float]
+    """Finish time in the reference, by job."""
+    ftf: Mapping[str, float]
+    """FTF of the jobs that finished and that the reference knows."""
+    delays_s: Sequence[float] = field(default=())
+    """Completion minus completion in the reference, of the same jobs."""
+
+    @property
+    def mean(self) -> float | None:
+        """Mean FTF."""
+        return sum(self.ftf.values()) / len(self.ftf) if self.ftf else None
+
+    @property
+    def worst(self) -> float | None:
+        """Largest FTF."""
+        return max(self.ftf.values(), default=None)
+
+    @property
+    def unfair_fraction(self) -> float | None:
+        """Share of jobs with an FTF above 1."""
+        return sum(ftf > 1 + TOLERANCE for ftf in self.ftf.values()) / len(self.ftf) if self.ftf else None
+
+
+class References:
+    """The reference systems, each computed once for equal jobs on equal GPUs: policies share a trace."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], dict[str, float]] = {}
+
+    def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
+        """The run against every reference."""
+        jobs = tuple(reference_jobs(run))
+        return {name: _against(run, self._finishes(name, jobs, run.capacity)) for name in REFERENCES}
+
+    def _finishes(
+        self, name: Reference, jobs: tuple[ReferenceJob, ...], capacity: tuple[tuple[float, int], ...]
+    ) -> dict[str, float]:
+        key = (name, jobs, capacity)
+        if key not in self._known:
+            self._known[key] = _SYSTEMS[name](jobs, capacity)
+        return self._known[key]
+
+
+def fairness(run: RunRecord) -> dict[Reference, Fairness]:
+    """One run against every reference."""
+    return References().fairness(run)
+
+
+def _against(run: RunRecord, finishes: Mapping[str, float]) -> Fairness:
+    finished = ((job, finishes.get(job.id, 0.0)) for job in run.with_outcome("finished"))
+    ended = [(job, finish) for job, finish in finished if finish > job.submit_s]
+    return Fairness(
+        finishes,
+        {job.id: _ratio(job, finish) for job, finish in ended},
+        tuple((job.end_s or 0.0) - finish for job, finish in ended),
+    )
+
+
+def _ratio(job: JobRecord, fair_finish_s: float) -> float:
+    return (job.jct_s or 0.0) / (fair_finish_s - job.submit_s)

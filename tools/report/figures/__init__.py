@@ -1,0 +1,55 @@
+"""The figures of a report: what a run did, drawn for print and screen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.files import atomic_write
+from pliant.tools.report.figures.allocation import allocation
+from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
+from pliant.tools.report.figures.style import image
+from pliant.tools.report.figures.usage import gpu_use
+from pliant.tools.report.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(report: Report) -> dict[str, Figure]:
+    """All figures by file name (without its ending); those that would be empty are left out."""
+    drawn = {"jct-cdf": jct_cdf(report), "ftf-cdf": ftf_cdf(report), "gpu-use": gpu_use(report)}
+    for each in report.runs:
+        drawn[f"allocation-{_file_name(each.label)}"] = allocation(each)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def write_figures(report: Report, folder: str | Path) -> list[Path]:
+    """Write every figure as PNG and SVG; returns the files. Equal runs give equal bytes.
+
+    :raises UsageError: the folder cannot be made.
+    """
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from error
+    written = []
+    for name, figure in draw(report).items():
+        for kind in ("png", "svg"):
+            path = target / f"{name}.{kind}"
+            atomic_write(path, image(figure, name, kind))
+            written.append(path)
+    return written
+
+
+def svg_texts(report: Report) -> dict[str, str]:
+    """Every figure as an ``<svg>`` element that can stand in an HTML page."""
+    texts = {name: image(figure, name, "svg").decode() for name, figure in draw(report).items()}
+    return {name: text[text.index("<svg") :] for name, text in texts.items()}
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", label).strip("-")

@@ -1,0 +1,170 @@
+"""Who held how many GPUs when: one band a job, or a model where there are many jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from pliant.tools.report.figures.style import GREY, PALE, area_colour, axes, ink, legend, whole_numbers
+from pliant.tools.report.figures.usage import thinned
+from pliant.tools.report.labels import kind
+from pliant.tools.report.report import RunReport
+from pliant.tools.report.units import TimeUnit, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_JOBS: Final = 30
+"""With more jobs than this, those of one model share a band."""
+_MOST_MODELS: Final = 8
+_ACROSS: Final = 0.0125
+_UPRIGHT: Final = 0.045
+"""Width of a character as a part of the plot's width, height of a line as a part of its height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """GPUs held by one job, or by the jobs of one model: a step function of time."""
+
+    name: str
+    colour: str
+    times_s: Sequence[float]
+    gpus: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A rectangle of a band: from ``start_s`` to ``end_s``, ``gpus`` high on top of ``low``."""
+
+    start_s: float
+    end_s: float
+    low: float
+    gpus: float
+
+
+def allocation(each: RunReport) -> Figure | None:
+    """Bands of held GPUs over time, stacked; None if no job ever started."""
+    bands = bands_of(each)
+    end_s = each.run.last_event_s
+    if not bands or end_s <= 0:
+        return None
+    unit = time_unit([end_s])
+    slots = "GPUs" if each.run.info.cluster.slots == "gpu" else "CPU slots"
+    by_model = len(each.run.jobs) > MOST_JOBS
+    title = f"Allocation by {'model' if by_model else 'job'}: {each.label} ({kind(each.run)})"
+    figure, plot = axes(title, f"time since the first submission, {unit.name}", slots, height=3.8)
+    _stack(plot, bands, unit, edges=not by_model)
+    times, up = thinned(each.usage.times_s, each.usage.available)
+    plot.plot([time / unit.seconds for time in times], up, drawstyle="steps-post", color=GREY, lw=0.9)
+    plot.set_xlim(0, end_s / unit.seconds)
+    plot.set_ylim(0, 1.05 * max(*up, 1, *each.usage.held))
+    whole_numbers(plot)
+    if by_model:
+        legend(figure, plot, columns=4)
+    else:
+        _name_bands(plot, bands, unit, end_s)
+    return figure
+
+
+def bands_of(each: RunReport) -> list[Band]:
+    """One band a job, in order of submission; beyond :data:`MOST_JOBS` one a model, rare ones as "other"."""
+    started = [job for job in each.run.jobs if job.first_start_s is not None]
+    names = {job.id: job.id for job in started}
+    if len(each.run.jobs) > MOST_JOBS:
+        common = Counter(job.job.model for job in started)
+        kept = sorted(common, key=lambda model: (-common[model], model))[:_MOST_MODELS]
+        names = {job.id: job.job.model if job.job.model in kept else "other" for job in started}
+    changes: dict[str, dict[float, int]] = {name: {} for name in dict.fromkeys(names.values())}
+    for job in started:
+        own = changes[names[job.id]]
+        for start, end, step in job.held(each.run.last_event_s):
+            own[start] = own.get(start, 0) + step.gpus
+            own[end] = own.get(end, 0) - step.gpus
+    times = each.usage.times_s
+    return [
+        Band(name, _colour(name, index), *thinned(times, _running_total(times, own)))
+        for index, (name, own) in enumerate(changes.items())
+    ]
+
+
+def _colour(name: str, index: int) -> str:
+    return PALE if name == "other" else area_colour(index)
+
+
+def _running_total(times: Sequence[float], changes: Mapping[float, int]) -> list[float]:
+    held, totals = 0, []
+    for time in times:
+        held += changes.get(time, 0)
+        totals.append(float(held))
+    return totals
+
+
+def _stack(plot: Axes, bands: Sequence[Band], unit: TimeUnit, *, edges: bool) -> None:
+    line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8} if edges else {"linewidth": 0.0}
+    x = [time / unit.seconds for time in bands[0].times_s]
+    low = [0.0] * len(x)
+    for band in bands:
+        high = [below + gpus for below, gpus in zip(low, band.gpus, strict=True)]
+        name: str | None = band.name
+        for first, last in _runs(band.gpus):
+            times = _doubled(x[first : last + 1])[1:-1]
+            below, above = _doubled(low[first:last]), _doubled(high[first:last])
+            plot.fill_between(times, below, above, facecolor=band.colour, label=name, **line)
+            name = None
+        low = high
+
+
+def _doubled(values: Sequence[float]) -> list[float]:
+    """Each value twice: the two ends of its step."""
+    return [value for value in values for _ in range(2)]
+
+
+def _runs(gpus: Sequence[float]) -> list[tuple[int, int]]:
+    """[first, last) of every run of steps in which something is held."""
+    edges = [i for i in range(1, len(gpus)) if bool(gpus[i]) != bool(gpus[i - 1])]
+    bounds = [0, *edges, len(gpus) - 1]
+    return [(first, last) for first, last in pairwise(bounds) if gpus[first] and last > first]
+
+
+def _name_bands(plot: Axes, bands: Sequence[Band], unit: TimeUnit, end_s: float) -> None:
+    """Each job's name in its longest stretch, upright where that is narrow, if it fits there."""
+    top = plot.get_ylim()[1]
+    low = [0.0] * len(bands[0].times_s)
+    for band in bands:
+        stretch = _longest_stretch(band, low)
+        if stretch is not None:
+            wide = (stretch.end_s - stretch.start_s) / end_s
+            rotation = _rotation(len(band.name), wide, stretch.gpus / top)
+            if rotation is not None:
+                x = (stretch.start_s + stretch.end_s) / 2 / unit.seconds
+                text = plot.text(
+                    x, stretch.low + stretch.gpus / 2, band.name, rotation=rotation, fontsize=7.5
+                )
+                text.set(ha="center", va="center", color=ink(band.colour))
+        low = [below + gpus for below, gpus in zip(low, band.gpus, strict=True)]
+
+
+def _rotation(characters: int, wide: float, high: float) -> float | None:
+    """The angle at which a name fits a part of the plot's width and height; None: it does not."""
+    if wide > _ACROSS * (characters + 1) and high > _UPRIGHT:
+        return 0.0
+    return 90.0 if high > _UPRIGHT * (characters + 1) / 2 and wide > 1.8 * _ACROSS else None
+
+
+def _longest_stretch(band: Band, low: Sequence[float]) -> Stretch | None:
+    """The longest time in which the band neither moves nor resizes."""
+    best: Stretch | None = None
+    start = 0
+    for index in range(1, len(band.times_s)):
+        same = band.gpus[index] == band.gpus[start] and low[index] == low[start]
+        if same and index + 1 < len(band.times_s):
+            continue
+        found = Stretch(band.times_s[start], band.times_s[index], low[start], band.gpus[start])
+        if found.gpus and (best is None or found.end_s - found.start_s > best.end_s - best.start_s):
+            best = found
+        start = index
+    return best

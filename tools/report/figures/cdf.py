@@ -1,0 +1,82 @@
+"""Cumulative distributions of JCT and FTF, all runs in one plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from pliant.tools.report.figures.style import GREY, axes, legend, line_style, plain_log
+from pliant.tools.report.labels import kind
+from pliant.tools.report.report import Report, RunReport
+from pliant.tools.report.units import time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDE_JCT: Final = 30
+_WIDE_FTF: Final = 3
+"""A logarithmic axis where the largest value is more than so many times the median."""
+_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS"}
+
+
+def jcts(each: RunReport) -> list[float]:
+    """JCTs of the finished jobs, ascending, seconds."""
+    return sorted(job.jct_s for job in each.run.jobs if job.jct_s is not None)
+
+
+def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The steps of the empirical distribution of ascending values: x, and the share at or below x."""
+    return [*values[:1], *values], [index / len(values) for index in range(len(values) + 1)]
+
+
+def jct_cdf(report: Report) -> Figure | None:
+    """Share of finished jobs by JCT; None if nothing finished."""
+    found = [jcts(each) for each in report.runs]
+    if not any(found):
+        return None
+    unit = time_unit(value for values in found for value in values)
+    figure, plot = axes("Job completion time", f"JCT, {unit.name}", "share of finished jobs")
+    scaled = [[value / unit.seconds for value in values] for values in found]
+    _draw(plot, report, scaled)
+    _finish(figure, plot, scaled, wide=_WIDE_JCT)
+    return figure
+
+
+def ftf_cdf(report: Report) -> Figure | None:
+    """Share of finished jobs by FTF; None if it is known of none."""
+    found = [sorted(each.fair[report.reference].ftf.values()) for each in report.runs]
+    if not any(found):
+        return None
+    title = f"Finish-time fairness against {_NAMES[report.reference]}"
+    figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
+    _draw(plot, report, found)
+    plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
+    plot.annotate(
+        "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8, va="bottom"
+    )
+    _finish(figure, plot, found, wide=_WIDE_FTF)
+    return figure
+
+
+def _draw(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
+    for index, (each, values) in enumerate(zip(report.runs, found, strict=True)):
+        if values:
+            x, y = cumulated(values)
+            plot.plot(x, y, drawstyle="steps-post", label=_name(each, len(values)), **line_style(index))
+
+
+def _name(each: RunReport, shown: int) -> str:
+    missing = len(each.run.jobs) - shown
+    told = [kind(each.run), *(["oracle"] if each.run.info.oracle else [])]
+    return f"{each.label} ({', '.join([*told, *([f'{missing} jobs missing'] if missing else [])])})"
+
+
+def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:
+    values = sorted(value for each in found for value in each)
+    if values[-1] > wide * values[len(values) // 2] and values[0] > 0:
+        plain_log(plot, values[0], values[-1])
+    else:
+        plot.set_xlim(left=0)
+    plot.set_ylim(0, 1.02)
+    legend(figure, plot, columns=2)

@@ -1,0 +1,137 @@
+"""One look for all figures: colours for colour-blind readers too, thin axes, the same bytes every time."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's palette, the strong colours first; its yellow is too faint for a line."""
+DASHES: Final = ("-", "--", "-.", ":")
+MUTED: Final = (
+    *("#332288", "#88CCEE", "#44AA99", "#117733", "#DDCC77"),
+    *("#CC6677", "#882255", "#AA4499", "#999933"),
+)
+"""Paul Tol's muted palette, for areas that touch."""
+_LAPS: Final = ((0, 0.0), (255, 0.45), (0, 0.35), (255, 0.7))
+"""Towards white (255) or black (0), and how far."""
+GREY: Final = "#555555"
+PALE: Final = "#DDDDDD"
+_WIDTH: Final = 6.4
+"""Inches: a text column, or half a slide."""
+_RC: Final[Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GREY,
+    "axes.linewidth": 0.8,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "svg.fonttype": "path",
+}
+
+
+def axes(title: str, x: str, y: str, *, height: float = 3.4) -> tuple[Figure, Axes]:
+    """An empty figure of one plot, 6.4 inches wide."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        plot = figure.add_subplot()
+        plot.set_title(title, pad=8)
+        plot.set_xlabel(x)
+        plot.set_ylabel(y)
+        _furnish(plot)
+    return figure, plot
+
+
+def axes_below(title: str, x: str, y: str, rows: int) -> tuple[Figure, list[Axes]]:
+    """An empty figure of plots below each other that share the x axis."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_RC):
+        figure = Figure(figsize=(_WIDTH, 1.3 + 1.1 * rows), layout="constrained")
+        plots = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        figure.supxlabel(x, fontsize=9)
+        figure.supylabel(y, fontsize=9)
+        for plot in plots:
+            _furnish(plot)
+    return figure, plots
+
+
+def _furnish(plot: Axes) -> None:
+    plot.grid(visible=True, color=PALE, linewidth=0.6)
+    plot.set_axisbelow(True)
+    plot.spines[["top", "right"]].set_visible(False)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dashes of the ``index``-th run; lines differ in both, for print in grey."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "linewidth": 1.7,
+    }
+
+
+def legend(figure: Figure, plot: Axes, *, columns: int = 3) -> None:
+    """A legend below the plot, where it covers no data."""
+    handles, names = plot.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False
+        )
+
+
+def area_colour(index: int) -> str:
+    """Colour of the ``index``-th area; beyond the palette its colours come again lighter, then darker."""
+    lap, place = divmod(index, len(MUTED))
+    towards, part = _LAPS[lap % len(_LAPS)]
+    parts = (int(MUTED[place][i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(value + (towards - value) * part):02X}" for value in parts)
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever reads better on the colour ``#RRGGBB``."""
+    red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 140 else "black"
+
+
+def plain_log(plot: Axes, lowest: float, highest: float) -> None:
+    """A logarithmic x axis with plain numbers: 1, 2, 5, 10 instead of powers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    plot.set_xscale("log")
+    plot.set_xlim(lowest / 1.15, highest * 1.15)
+    near = highest / lowest < 500
+    plot.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if near else (1.0,)))
+    plot.xaxis.set_minor_locator(NullLocator())
+    plot.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def whole_numbers(plot: Axes, most: int = 8) -> None:
+    """Ticks of the y axis at ``most`` + 1 whole numbers: nobody holds half a GPU."""
+    from matplotlib.ticker import MaxNLocator
+
+    plot.yaxis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 4, 8, 10]))
+
+
+def image(figure: Figure, name: str, kind: str) -> bytes:
+    """The figure as ``png`` or ``svg``. ``name`` keeps the element ids of several SVGs apart."""
+    import matplotlib as mpl
+
+    out = BytesIO()
+    metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    with mpl.rc_context({**_RC, "svg.hashsalt": f"pliant-{name}"}):
+        figure.savefig(out, format=kind, dpi=200, metadata=metadata)
+    return out.getvalue()

@@ -1,0 +1,226 @@
+"""From an event file to a :class:`~pliant.tools.report.records.RunRecord`, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.event import Event
+from pliant.schemas.files import source_name
+from pliant.schemas.io import read_events
+from pliant.schemas.problems import problems_of
+from pliant.schemas.record import Record
+from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.tools.report.records import JobRecord, Outcome, RunRecord, Step
+
+R = TypeVar("R", bound=Record)
+
+_STEPS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
+_RESCALES: Final = frozenset({"grow", "shrink", "move"})
+_ENDS: Final[dict[str, Outcome]] = {
+    "finish": "finished",
+    "cancel": "cancelled",
+    "reject": "rejected",
+    "fail": "failed",
+}
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Read and fold one event file; ``-`` is stdin.
+
+    :raises BadInputError: it is no event file, or its events do not fit together.
+    """
+    return fold(read_events(path), source_name(path))
+
+
+def fold(events: Iterable[Event], source: str = "events") -> RunRecord:
+    """Fold the events of one run, live or simulated, complete or torn off.
+
+    :raises BadInputError: with every problem; events are counted from 1.
+    """
+    state = _Fold(source)
+    for number, event in enumerate(events, 1):
+        state.take(event, number)
+    return state.record()
+
+
+class _Fold:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+        self.info: RunInfo | None = None
+        self.jobs: dict[str, JobRecord] = {}
+        self.node_gpus: dict[str, int] = {}
+        self.down: set[str] = set()
+        self.capacity: list[tuple[float, int]] = []
+        self.last_s = 0.0
+        self.decisions = 0
+        self.decision_seconds = 0.0
+        self.policies: dict[str, None] = {}
+        self.cluster_events: dict[str, Callable[[Event, int], None]] = {
+            "submit": self._submit,
+            "decision": self._decision,
+            "node_down": self._node,
+            "node_up": self._node,
+        }
+
+    def take(self, event: Event, number: int) -> None:
+        """Take up one event."""
+        if self.info is None and not self._run_info(event, number):
+            return
+        self.last_s = max(self.last_s, event.time)
+        handler = self.cluster_events.get(event.event)
+        if handler is not None:
+            handler(event, number)
+            return
+        job = self.jobs.get(event.job or "")
+        if job is None:
+            self._problem(number, f'{event.event} of job "{event.job}", which was never submitted')
+        else:
+            _apply(job, event)
+
+    def record(self) -> RunRecord:
+        """Everything taken up, on a clock that starts with the first submission."""
+        if self.info is None and not self.problems:
+            self.problems.append(Problem(self.source, None, "", "has no events, expected a run"))
+        if self.problems or self.info is None:
+            raise BadInputError(self.problems)
+        origin = min((job.submit_s for job in self.jobs.values()), default=self.capacity[0][0])
+        for job in self.jobs.values():
+            _shift(job, origin)
+        return RunRecord(
+            self.source,
+            self.info,
+            tuple(sorted(self.jobs.values(), key=lambda job: (job.submit_s, job.id))),
+            tuple((time - origin, gpus) for time, gpus in self.capacity),
+            origin,
+            self.last_s - origin,
+            self.decisions,
+            self.decision_seconds,
+            tuple(self.policies),
+        )
+
+    def _run_info(self, event: Event, number: int) -> bool:
+        """Take up what the first event says about the run; False ends the reading."""
+        if number > 1:
+            return False
+        if event.event != "decision" or event.detail is None or "policy" not in event.detail:
+            self._problem(number, "does not name the run, expected a decision that says policy and cluster")
+            return False
+        self.info = self._parse(RunInfo, event.detail, number)
+        if self.info is None:
+            return False
+        self.node_gpus = {node.name: node.gpus for node in self.info.cluster.expanded()}
+        self.capacity = [(event.time, self.info.cluster.total_gpus)]
+        return True
+
+    def _submit(self, event: Event, number: int) -> None:
+        detail = self._parse(SubmitDetail, event.detail or {}, number)
+        if detail is None:
+            return
+        job_id = event.job or ""
+        if detail.job.id != job_id:
+            self._problem(number, f'submit of "{job_id}" describes job "{detail.job.id}"', "/detail/job/id")
+        elif job_id in self.jobs:
+            self._problem(number, f'job "{job_id}" is submitted twice')
+        else:
+            self.jobs[job_id] = JobRecord(
+                detail.job, event.time, detail.curve, detail.samples, detail.demand_gpu_s
+            )
+
+    def _decision(self, event: Event, number: int) -> None:
+        detail = event.detail or {}
+        if isinstance(detail.get("policy"), str):
+            self.policies[detail["policy"]] = None
+        seconds = detail.get("decision_seconds")
+        if isinstance(seconds, int | float) and number > 1:
+            self.decisions += 1
+            self.decision_seconds += seconds
+
+    def _node(self, event: Event, number: int) -> None:
+        name = (event.detail or {}).get("node")
+        if name not in self.node_gpus:
+            self._problem(number, f"{event.event} of {name!r}, which is not in the cluster", "/detail/node")
+            return
+        (self.down.add if event.event == "node_down" else self.down.discard)(name)
+        gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
+        self.capacity.append((event.time, gpus))
+
+    def _parse(self, record: type[R], detail: Mapping[str, Any], number: int) -> R | None:
+        try:
+            return record.model_validate(detail, strict=False)
+        except ValidationError as error:
+            self.problems += problems_of(error, self.source, where=f"event {number}: /detail")
+            return None
+
+    def _problem(self, number: int, text: str, pointer: str = "") -> None:
+        where = f"event {number}: {pointer}" if pointer else f"event {number}"
+        self.problems.append(Problem(self.source, None, where, text))
+
+
+def _apply(job: JobRecord, event: Event) -> None:
+    name = event.event
+    if event.samples_done is not None:
+        job.samples_done = event.samples_done
+    if event.loss is not None:
+        job.first_loss = event.loss if job.first_loss is None else job.first_loss
+        job.last_loss = event.loss
+    if name in _STEPS:
+        _step(job, event)
+    elif name in _ENDS:
+        _end(job, event)
+    elif name == "requeue":
+        job.outcome, job.end_s = "unfinished", None
+        job.restarts += 1
+        _hold(job, event.time, event.gpus or 0, name)
+    if event.overhead_seconds:
+        _add_overhead(job, name, event.overhead_seconds)
+
+
+def _step(job: JobRecord, event: Event) -> None:
+    if job.outcome == "failed":  # started once more without a word in between
+        job.outcome, job.end_s = "unfinished", None
+    job.preemptions += event.event == "preempt"
+    job.rescales += event.event in _RESCALES
+    unchanged = job.steps[-1].gpus if job.steps and event.event != "preempt" else 0
+    _hold(job, event.time, unchanged if event.gpus is None else event.gpus, event.event)
+
+
+def _end(job: JobRecord, event: Event) -> None:
+    job.outcome = _ENDS[event.event]
+    job.end_s = _not_before(job, event.time)
+    if job.steps and job.steps[-1].gpus:
+        _hold(job, event.time, 0, event.event)
+
+
+def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
+    """Live, the overhead of a change is known only once training goes on, some events later."""
+    holding = next((step for step in reversed(job.steps) if step.gpus), None)
+    if holding is None:
+        return
+    if name == "checkpoint":
+        holding.checkpoint_s += seconds
+    else:
+        holding.overhead_s += seconds
+
+
+def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
+    if job.steps or gpus:
+        job.steps.append(Step(_not_before(job, time_s), gpus, name))
+
+
+def _not_before(job: JobRecord, time_s: float) -> float:
+    """The clocks of several machines may disagree by a little; a job's own story never runs backwards."""
+    return max(time_s, job.steps[-1].time_s if job.steps else job.submit_s)
+
+
+def _shift(job: JobRecord, origin_s: float) -> None:
+    job.submit_s -= origin_s
+    if job.end_s is not None:
+        job.end_s -= origin_s
+    for step in job.steps:
+        step.time_s -= origin_s

@@ -1,0 +1,147 @@
+"""The figures of a run: :class:`~pliant.schemas.metrics.RunMetrics` from a folded event file.
+
+JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
+interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor
+
+from pliant.schemas.metrics import RunMetrics
+from pliant.tools.report.fairness import TOLERANCE, Fairness, Reference, fairness
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.reference.jobs import rate_at
+from pliant.tools.report.usage import Usage, gpu_usage
+from pliant.tools.report.utility import total_utility
+
+
+def run_metrics(
+    run: RunRecord, fair: Mapping[Reference, Fairness] | None = None, usage: Usage | None = None
+) -> RunMetrics:
+    """Every figure that applies; what the caller has computed already is taken over."""
+    fair = fairness(run) if fair is None else fair
+    usage = gpu_usage(run) if usage is None else usage
+    figures: dict[str, float | int | None] = {
+        **_counts(run),
+        **_times(run),
+        **_fairness(fair["fair-share"], ""),
+        **_fairness(fair["gps"], "_gps"),
+        **_gps_bound(run, fair["gps"], usage),
+        **_service(run, usage),
+        "total_utility": total_utility(run),
+        "mean_decision_ms": _mean_decision_ms(run),
+    }
+    return RunMetrics.model_validate(
+        {
+            "policy": run.info.policy,
+            "trace_hash": run.info.trace_hash,
+            "seed": run.info.seed,
+            "parameters": run.info.parameters,
+            "simulated": run.info.simulated,
+            "oracle": run.info.oracle,
+            **figures,
+        }
+    )
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """The q-quantile (0 to 1), linear between order statistics; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = q * (len(ordered) - 1)
+    low = floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean; None of nothing."""
+    known = list(values)
+    return sum(known) / len(known) if known else None
+
+
+def _counts(run: RunRecord) -> dict[str, int]:
+    return {
+        "jobs_submitted": len(run.jobs),
+        "jobs_finished": len(run.with_outcome("finished")),
+        "jobs_rejected": len(run.with_outcome("rejected")),
+        "jobs_failed": len(run.with_outcome("failed")),
+        "jobs_cancelled": len(run.with_outcome("cancelled")),
+    }
+
+
+def _times(run: RunRecord) -> dict[str, float | None]:
+    jcts = [job.jct_s for job in run.jobs if job.jct_s is not None]
+    delays = (job.queueing_delay_s for job in run.jobs)
+    return {
+        "mean_jct_s": mean(jcts),
+        "median_jct_s": percentile(jcts, 0.5),
+        "p90_jct_s": percentile(jcts, 0.9),
+        "p99_jct_s": percentile(jcts, 0.99),
+        "makespan_s": _last_completion_s(run),
+        "mean_queueing_delay_s": mean(delay for delay in delays if delay is not None),
+    }
+
+
+def _last_completion_s(run: RunRecord) -> float | None:
+    ends = (job.end_s for job in run.with_outcome("finished"))
+    return max((end for end in ends if end is not None), default=None)
+
+
+def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
+    return {
+        f"mean_ftf{suffix}": fair.mean,
+        f"worst_ftf{suffix}": fair.worst,
+        f"unfair_fraction{suffix}": fair.unfair_fraction,
+    }
+
+
+def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
+    """Ares, section 3.4: no job ends later than in GPS by more than (1/α − 1)·𝓛.
+
+    𝓛 is the longest time in which all GPUs are held. The premise (a job can use what the jobs before it
+    leave) often fails on real traces, so the jobs past the bound are counted instead of denied. Another
+    policy's parameter of that name is another thing.
+    """
+    worst = max(fair.delays_s, default=None)
+    alpha = run.info.parameters.get("alpha") if run.info.policy == "ares" else None
+    if not isinstance(alpha, int | float) or alpha <= 0:
+        return {"worst_gps_delay_s": worst}
+    bound = (1 / alpha - 1) * usage.longest_full_s()
+    rounding = TOLERANCE * max(1.0, run.last_event_s)
+    past = sum(delay > bound + rounding for delay in fair.delays_s)
+    return {"gps_bound_s": bound, "worst_gps_delay_s": worst, "jobs_past_gps_bound": past}
+
+
+def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
+    last = _last_completion_s(run)
+    started = [job for job in run.jobs if job.first_start_s is not None]
+    return {
+        "utilization": None if last is None else usage.share(0.0, last),
+        "preemptions_per_job": mean(job.preemptions for job in started),
+        "rescales_per_job": mean(job.rescales for job in started),
+        "sjs_efficiency": _sjs_efficiency(run),
+        "drop_ratio": len(run.with_outcome("rejected")) / len(run.jobs) if run.jobs else None,
+    }
+
+
+def _sjs_efficiency(run: RunRecord) -> float | None:
+    """Single-GPU time of the finished jobs / GPU-time that they held."""
+    alone = used = 0.0
+    for job in run.with_outcome("finished"):
+        samples = job.samples or job.samples_done
+        if samples and job.curve:
+            alone += samples / rate_at(job.curve, 1)
+            used += job.gpu_seconds(run.last_event_s)
+    return alone / used if used else None
+
+
+def _mean_decision_ms(run: RunRecord) -> float | None:
+    counters = run.info.counters
+    seconds = counters.get("decision_seconds", run.decision_seconds)
+    decisions = counters.get("decisions", run.decisions)
+    timed = run.decisions or "decision_seconds" in counters
+    return 1000 * seconds / decisions if timed and decisions else None

@@ -1,0 +1,59 @@
+"""What a reader must know beside the figures: where they come from, and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pliant.tools.report.fairness import Fairness
+from pliant.tools.report.labels import kind, parameters_text
+from pliant.tools.report.records import Outcome, RunRecord
+from pliant.tools.report.usage import Usage
+
+_OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
+
+
+def provenance(run: RunRecord) -> str:
+    """One line: simulated or measured, the trace, the seed, the versions."""
+    info = run.info
+    parts = [
+        kind(run),
+        f"{run.total_gpus} {'GPUs' if info.cluster.slots == 'gpu' else 'CPU slots'}",
+        f"trace {info.trace_hash[:12]}",
+        f"seed {info.seed}",
+        *parameters_text(run),
+        f"pliant {info.pliant_version}",
+    ]
+    if info.oracle:
+        parts.insert(1, "oracle (told what no scheduler can know)")
+    return " · ".join(parts)
+
+
+def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
+    """Sentences about one run that its figures do not say."""
+    found = []
+    open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
+    told = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
+    if told:
+        found.append(f"{told} of {len(run.jobs)} jobs: in no JCT and no FTF")
+    unknown = len(run.with_outcome("finished")) - len(fair.ftf)
+    if unknown:
+        found.append(f"{unknown} finished jobs have no FTF: their work or their speed is unknown")
+    if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
+        found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    if len(run.policies) > 1:
+        found.append(f"the policy changed during the run: {', '.join(run.policies)}")
+    return found
+
+
+def differences(runs: Sequence[RunRecord]) -> list[str]:
+    """Warnings about runs that should not be compared without a thought."""
+    found = []
+    if len({run.info.trace_hash for run in runs}) > 1:
+        found.append("the runs are of different traces: their figures do not compare")
+    if any(run.info.cluster != runs[0].info.cluster for run in runs):
+        found.append("the runs are on different clusters")
+    if len({run.info.simulated for run in runs}) > 1:
+        found.append("some runs are simulated and some are measured")
+    if len({run.info.oracle for run in runs}) > 1:
+        found.append("some policies were told what no scheduler can know (oracle), the others were not")
+    return found

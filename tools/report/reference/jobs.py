@@ -1,0 +1,81 @@
+"""What the references know about a job: arrival, work, and its scaling curve made usable at any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pliant.tools.report.records import JobRecord, RunRecord
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceJob:
+    """One job of the reference systems. ``curve`` ends at its best size; it is flat from there on."""
+
+    id: str
+    arrival_s: float
+    samples: float
+    curve: tuple[Point, ...]
+    demand_gpu_s: float
+    """GPU-seconds at the requested size."""
+
+
+def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
+    """The jobs that can take part, in order of arrival.
+
+    A job takes part with the work it stated; with the samples it did, if it stated none, failed or was
+    cancelled. An unfinished job counts: the others would have shared with it. So does one that the policy
+    rejected, with the work it stated: all policies are held against one reference. Left out are jobs whose
+    work or speed is unknown, and jobs that no policy can run on this cluster.
+    """
+    largest = run.largest_gang
+    able = (job for job in run.jobs if job.job.min_gpus <= largest)
+    found = (_reference_job(job, run.total_gpus) for job in able)
+    return [job for job in found if job is not None]
+
+
+def _reference_job(record: JobRecord, cluster_gpus: int) -> ReferenceJob | None:
+    samples = _work(record)
+    if not samples or not record.curve:
+        return None
+    curve = usable_curve(record.curve, record.job.max_gpus(cluster_gpus))
+    return ReferenceJob(record.id, record.submit_s, samples, curve, _demand_gpu_s(record, samples))
+
+
+def _demand_gpu_s(record: JobRecord, samples: float) -> float:
+    """What the log states, for the part of the work that counts; else taken from the curve."""
+    if record.demand_gpu_s is not None and record.samples:
+        return record.demand_gpu_s * samples / record.samples
+    requested = record.job.gpus.requested
+    return requested * samples / rate_at(record.curve, requested)
+
+
+def _work(record: JobRecord) -> float | None:
+    if record.outcome in ("failed", "cancelled"):
+        return record.samples_done
+    if record.samples is None:
+        return record.samples_done if record.outcome == "finished" else None
+    return record.samples
+
+
+def usable_curve(curve: tuple[tuple[int, float], ...], max_gpus: int) -> tuple[Point, ...]:
+    """The curve cut at the job's largest size and at its best size, whichever is smaller."""
+    points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
+    if not points or points[-1][0] < max_gpus:
+        points.append((max_gpus, rate_at(curve, max_gpus)))
+    best = max(range(len(points)), key=lambda index: (points[index][1], -index))
+    return tuple(points[: best + 1])
+
+
+def rate_at(curve: tuple[Point, ...] | tuple[tuple[int, float], ...], gpus: float) -> float:
+    """Samples per second on ``gpus`` GPUs, fractions allowed.
+
+    Linear between the sizes of the curve, below the smallest in proportion, above the largest flat.
+    """
+    left, left_rate = 0.0, 0.0
+    for size, rate in curve:
+        if gpus <= size:
+            return left_rate + (rate - left_rate) * (gpus - left) / (size - left)
+        left, left_rate = size, rate
+    return left_rate

@@ -1,0 +1,107 @@
+"""Sections as text for a terminal, Markdown and CSV; a report as JSON. Pure: data in, text out."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from textwrap import fill
+from typing import Any, Final
+
+from pliant.schemas.documents import document_bytes
+from pliant.tools.report.labels import parameters_text
+from pliant.tools.report.report import Report
+from pliant.tools.report.sections import FIGURES, Section, ratio_to
+
+_UNBOUNDED: Final = 10_000
+"""Columns of a console that breaks no line."""
+
+
+def as_json(report: Report) -> str:
+    """The metrics document."""
+    return document_bytes(report.metrics, "metrics", with_defaults=True).decode()
+
+
+def as_table(sections: Sequence[Section], width: int | None = None) -> str:
+    """Tables for a terminal of ``width`` columns; None: as wide as they need to be."""
+    return "\n".join(_terminal_text(section, width) for section in sections)
+
+
+def _terminal_text(section: Section, width: int | None) -> str:
+    """One table; where it does not fit, its headers are broken between words, its cells never."""
+    from rich.console import Console
+
+    text = StringIO()
+    console = Console(file=text, width=_UNBOUNDED, highlight=False, color_system=None)
+    table = _rich_table(section, section.headers)
+    if width is not None and console.measure(table).maximum > width:
+        table = _rich_table(section, _narrow_headers(section))
+    console.print(table)
+    notes = Console(file=text, width=width or _UNBOUNDED, highlight=False, color_system=None)
+    for note in section.notes:
+        notes.print(f"  {note}", markup=False)
+    lines = text.getvalue().rstrip().splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _narrow_headers(section: Section) -> list[str]:
+    columns = zip(*section.rows, strict=True) if section.rows else ((),) * len(section.headers)
+    return [
+        fill(header, max(len(word) for word in (*cells, *header.split(), " ")), break_long_words=False)
+        for header, cells in zip(section.headers, columns, strict=True)
+    ]
+
+
+def _rich_table(section: Section, headers: Sequence[str]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, header in enumerate(headers):
+        is_text = index < section.text_columns
+        table.add_column(header.replace("[", r"\["), justify="left" if is_text else "right")
+    for row in section.rows:
+        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+    return table
+
+
+def as_markdown(sections: Sequence[Section]) -> str:
+    """The tables in Markdown."""
+    return "\n".join(_markdown(section) for section in sections)
+
+
+def _markdown(section: Section) -> str:
+    words = section.text_columns
+    rule = ["---" if index < words else "---:" for index in range(len(section.headers))]
+    lines = [f"## {section.title}", ""]
+    lines += [_markdown_row(row) for row in (section.headers, rule, *section.rows)]
+    if section.notes:
+        lines += ["", *(f"- {note}" for note in section.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def metrics_rows(report: Report) -> list[dict[str, Any]]:
+    """One row a run: its label, every figure, and the ratios to the baseline if there is one."""
+    rows = []
+    for each in report.runs:
+        row = {"run": each.label, **each.metrics.model_dump(mode="json")}
+        row["parameters"] = " ".join(parameters_text(each.run))
+        if report.baseline is not None:
+            base = report.baseline.metrics
+            row |= {f"{f.name}_ratio": ratio_to(each.metrics, base, f.name) for f in FIGURES}
+        rows.append(row)
+    return rows
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal keys as CSV with a header; null is empty, numbers keep all their digits."""
+    text = StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
