@@ -1,0 +1,98 @@
+"""What every command shares: --debug and --quiet, errors turned into exit codes, pipes that close early."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from pliant.cli.console import abandon, say, settings
+from pliant.schemas.errors import PliantError, ServiceMissingError
+
+DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
+BROKEN_PIPE = 128 + signal.SIGPIPE
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the common options and the common way to fail."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, debug: bool = False, quiet: bool = False, **kwargs: Any) -> None:
+        settings.debug, settings.quiet = debug, quiet
+        _log_to_stderr(quiet)
+        signal.signal(signal.SIGTERM, _terminate)
+        code = run_command(lambda: function(*args, **kwargs))
+        if code:
+            raise typer.Exit(code)
+
+    signature = inspect.signature(function, eval_str=True)
+    common = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in (("debug", DEBUG), ("quiet", QUIET))
+    ]
+    wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *common]
+    )
+    return wrapped
+
+
+def run_command(body: Callable[[], None]) -> int:
+    """Run the body of a command; returns its exit code, every expected error told in one line."""
+    try:
+        body()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, less) has enough
+        abandon(sys.stdout)
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 128 + signal.SIGINT
+    except (typer.Exit, typer.TyperException):
+        raise
+    except PliantError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            return _bug(error)
+        where = error.filename or "stdout"
+        return _fail(f"{where}: the disk is full; nothing was half-written", ServiceMissingError.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last line of defence before a traceback
+        return _bug(error)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    if settings.debug:
+        raise  # noqa: PLE0704 - called from an except clause only
+    for line in message.splitlines():
+        say(line)
+    return code
+
+
+def _bug(error: Exception) -> int:
+    what = f"{type(error).__name__}: {error}"
+    return _fail(f"this is a bug in pliant: {what}\nrun it again with --debug and report what it prints", 1)
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _log_to_stderr(quiet: bool) -> None:
+    logger = logging.getLogger("pliant")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("pliant: %(levelname)s: %(message)s"))
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.ERROR if quiet else logging.INFO)

@@ -1,0 +1,138 @@
+"""Talking to people on stderr and to the next program on stdout. Data and words never mix."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from pliant.schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Advance = Callable[[int, int | None], None]
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the common options say; set once by ``cli.common``."""
+
+    debug: bool = False
+    quiet: bool = False
+
+
+settings = Settings()
+
+
+def stderr() -> Console:
+    """A rich console on stderr; says nothing with --quiet, nor when nobody reads it any more."""
+    from rich.console import Console
+
+    class Words(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            abandon(sys.stderr)
+
+    return Words(stderr=True, quiet=settings.quiet, highlight=False)
+
+
+def note(text: str) -> None:
+    """One line for the person at the terminal."""
+    if not settings.quiet:
+        say(text)
+
+
+def say(line: str) -> None:
+    """One line on stderr, also with --quiet. A reader that is gone is no reason to fail."""
+    try:
+        print(f"pliant: {line}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        abandon(sys.stderr)
+
+
+def abandon(stream: TextIO) -> None:
+    """Point a stream at nothing: what it still buffers would fail once more at exit."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
+    return stream is not None and stream.isatty()
+
+
+def nothing_comes_in() -> bool:
+    """Whether stdin is a terminal or closed, so that no input was piped in."""
+    return sys.stdin is None or is_terminal(sys.stdin)
+
+
+def out_text(text: str) -> None:
+    """Write the product to stdout as text."""
+    _stdout().write(text)
+    sys.stdout.flush()
+
+
+def out_bytes(data: bytes) -> None:
+    """Write the product to stdout as bytes."""
+    _stdout().buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _stdout() -> TextIO:
+    if sys.stdout is None:
+        raise UsageError("stdout is closed: leave it open, or name a file with -o")
+    return sys.stdout
+
+
+@contextmanager
+def progress(label: str, unit: str) -> Iterator[Advance]:
+    """Progress of long work: a bar on a terminal, a line every 10 s elsewhere, nothing with --quiet.
+
+    Yields ``advance(done, total)``; total None while it is unknown.
+    """
+    if settings.quiet:
+        yield lambda _done, _total: None
+    elif is_terminal(sys.stderr):
+        with _bar(label, unit) as advance:
+            yield advance
+    else:
+        yield _lines(label, unit)
+
+
+@contextmanager
+def _bar(label: str, unit: str) -> Iterator[Advance]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(label: str, unit: str, every_s: float = 10.0) -> Advance:
+    started = last = time.monotonic()
+
+    def advance(done: int, total: int | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < every_s:
+            return
+        last = now
+        rate = done / (now - started)
+        of = "" if total is None else f" of {total}"
+        left = "" if total is None or not rate else f", {(total - done) / rate:.0f} s left"
+        note(f"{label}: {done}{of} {unit}, {rate:.1f}/s{left}")
+
+    return advance

@@ -1,0 +1,157 @@
+"""``pliant profile``: measure training jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
+from pliant.schemas.errors import JobsFailedError, UsageError
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import Profile
+    from pliant.tools.profile.studies import Options
+    from pliant.tools.profile.sweep import Measured
+
+AUTO = "auto"
+
+
+def profile(
+    jobs: Annotated[
+        str | None, typer.Argument(help="Jobs to measure (JSON Lines); - is stdin.", show_default=False)
+    ] = None,
+    *,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", "-c", help="The cluster they run on.", show_default="this machine alone"),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Only this model; may be repeated.")
+    ] = None,
+    gpus: Annotated[
+        str, typer.Option(help="Numbers of workers, like 1,2,4. auto: powers of two and what jobs state.")
+    ] = AUTO,
+    batches: Annotated[
+        str, typer.Option(help="Samples per worker, like 8,16. auto: powers of two within the jobs' limits.")
+    ] = AUTO,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Steps per point; short ones are repeated more often.")
+    ] = 10,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps dropped before each point.")] = 3,
+    allreduce: Annotated[
+        bool, typer.Option("--allreduce", help="Also time all-reduces by workers and weights.")
+    ] = False,
+    append: Annotated[
+        str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")
+    ] = None,
+    imported: Annotated[
+        str | None,
+        typer.Option("--import", help="Take the rows of a CSV or Parquet file, measure nothing."),
+    ] = None,
+    out: Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")] = "-",
+) -> None:
+    """Measure real training steps of the jobs' scripts and write a profile.
+
+    Every model is started with torchrun on one worker to sweep the local batch, then on more. Batches that do
+    not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
+    A script that fails costs its own model only: the others are written, then the exit code is 5.
+
+    Example: pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet
+    """
+    from dataclasses import replace
+
+    from pliant.schemas.io import read_profile, write_profile
+    from pliant.tools.profile.rows import merged
+    from pliant.tools.profile.studies import Options
+
+    wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
+    options = Options(tuple(model or ()), *wanted, iterations, warmup, allreduce)
+    refuse_terminal(out)
+    old = read_profile(append) if append else None
+    new = _imported(imported, jobs) if imported else _measured(_source(jobs), cluster, options)
+    rows = merged(old.rows if old else (), new.profile.rows)
+    write_profile(replace(new.profile, rows=rows), out)
+    if new.failures:
+        raise JobsFailedError("\n".join(new.failures))
+
+
+def numbers(text: str, option: str) -> tuple[int, ...] | None:
+    """A list like ``1,2,4`` in ascending order; None for ``auto``."""
+    if text == AUTO:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"{option}: {text!r}, expected numbers above 0 separated by commas, or auto")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def refuse_terminal(out: str) -> None:
+    """Refuse before measuring what could not be written after."""
+    import sys
+
+    if out == "-" and is_terminal(sys.stdout):
+        raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
+
+
+def _source(jobs: str | None) -> str:
+    if jobs is None and nothing_comes_in():
+        raise UsageError("no jobs to measure: name a file, pipe one in, or give --import ROWS")
+    return jobs or "-"
+
+
+def _imported(path: str, jobs: str | None) -> Measured:
+    from importlib.metadata import version
+
+    from pliant.schemas.profile import Profile
+    from pliant.tools.profile.imports import import_rows
+    from pliant.tools.profile.sweep import Measured
+
+    if jobs is not None:
+        raise UsageError("--import takes rows instead of measuring jobs: give one of the two")
+    origin = (("tool", f"pliant {version('pliant')}"), ("imported_from", path))
+    return Measured(Profile(import_rows(path), origin))
+
+
+def _measured(jobs: str, cluster: str | None, options: Options) -> Measured:
+    import shlex
+    import sys
+    import time
+
+    from pliant.schemas.io import read_cluster, read_jobs
+    from pliant.tools.profile.sweep import measure
+
+    nodes = read_cluster(cluster) if cluster else None
+    with progress("profile", "points") as advance:
+        measured = measure(
+            read_jobs(jobs),
+            nodes,
+            options,
+            clock=time.time,
+            command_line=shlex.join(["pliant", *sys.argv[1:]]),
+            progress=advance,
+            note=note,
+        )
+    _show_errors(measured.profile)
+    return measured
+
+
+def _show_errors(measured: Profile) -> None:
+    """The model's error on rows that it has not seen."""
+    from rich.table import Table
+
+    from pliant.tools.profile.measured import holdout_errors
+
+    errors = holdout_errors(measured)
+    if not errors:
+        note("no measured row could be held out to check the throughput model on")
+        return
+    table = Table(title="Throughput model on measured rows held out", title_justify="left")
+    for title in ("model", "GPUs", "local batch", "accum", "measured ms", "predicted ms", "error"):
+        table.add_column(title, justify="left" if title == "model" else "right")
+    for found in errors:
+        row = found.row
+        times = (f"{1e3 * (row.step_seconds or 0):.2f}", f"{1e3 * found.predicted_s:.2f}")
+        cells = (str(row.gpus), str(row.local_batch), str(row.accum_steps), *times, f"{found.error:+.1%}")
+        table.add_row(row.model, *cells)
+    stderr().print(table)

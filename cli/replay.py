@@ -1,0 +1,268 @@
+"""``pliant replay``: what would have happened under these policies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pliant.cli.console import note, progress
+from pliant.cli.replay_sweep import Executor, refuse_beside_a_sweep, replay_sweep
+from pliant.schemas.bulk import garbage_collection_paused
+from pliant.schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.batch import Task
+    from pliant.tools.replay.replay import Summary
+
+COST = "SECONDS, MODEL=SECONDS,…, or a run's event file to take the measured ones from."
+
+
+class ProgressChoice(StrEnum):
+    """Progress models."""
+
+    samples = "samples"
+    goodput = "goodput"
+    epochs = "epochs"
+
+
+class SpeedsChoice(StrEnum):
+    """Throughput models."""
+
+    additive = "additive"
+    placement = "placement"
+
+
+def replay(
+    *,
+    jobs: Annotated[
+        str | None, typer.Option("--jobs", help="The trace (JSON Lines); - is stdin.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster (JSON).", show_default=False)
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME[,NAME…]", help="See `pliant policies`.", show_default=False),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", help="Measured speeds (Parquet).", show_default="linear scaling"),
+    ] = None,
+    convergence: Annotated[
+        str | None,
+        typer.Option(
+            "--convergence",
+            help="Validation runs (Parquet); jobs that name one of its models train by its epochs.",
+            show_default=False,
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param",
+            metavar="[POLICY.]KEY=VALUE",
+            help="A parameter of a policy; with one policy its name may be left out.",
+            show_default=False,
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            min=0,
+            help="Seconds between decisions; 0: at every change.",
+            show_default="what each policy prefers",
+        ),
+    ] = None,
+    rescale_cost: Annotated[
+        str | None,
+        typer.Option(
+            "--rescale-cost",
+            help=f"Time without training when a job's GPUs change: {COST}",
+            show_default="0",
+        ),
+    ] = None,
+    start_cost: Annotated[
+        str | None,
+        typer.Option("--start-cost", help=f"The same for a first start: {COST}", show_default="0"),
+    ] = None,
+    progress_model: Annotated[
+        ProgressChoice | None,
+        typer.Option(
+            "--progress",
+            help="How work advances: by samples; by samples less the gradient noise of large batches; or by "
+            "the epochs of --convergence.",
+            show_default="epochs where there is a table, else samples",
+        ),
+    ] = None,
+    noise_scale: Annotated[
+        str | None,
+        typer.Option(
+            "--noise-scale",
+            metavar="SAMPLES",
+            help="Gradient noise scale for --progress goodput where there is no table: SAMPLES or "
+            "MODEL=SAMPLES,…",
+            show_default=False,
+        ),
+    ] = None,
+    speeds: Annotated[
+        SpeedsChoice,
+        typer.Option(
+            "--speeds",
+            help="Between what the profile measured: a model of computing and sync by size, or step times "
+            "interpolated over placements.",
+        ),
+    ] = SpeedsChoice.additive,
+    compat: Annotated[
+        str | None,
+        typer.Option(
+            "--compat",
+            metavar="NAME",
+            help="Replay with the quirks of a published simulator: pollux. See docs/replay-compat.md.",
+            show_default=False,
+        ),
+    ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(
+            "--failures",
+            help='Nodes that go down and up: JSON Lines, {"time": 60, "node": "n0", "event": "down"}.',
+            show_default=False,
+        ),
+    ] = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            "--mtbf",
+            min=0.001,
+            metavar="HOURS",
+            help="Mean time between failures of a node; they are drawn with --seed.",
+            show_default="no failures",
+        ),
+    ] = None,
+    repair: Annotated[
+        float,
+        typer.Option("--repair", min=0.001, metavar="HOURS", help="Mean time until a failed node is back."),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
+    jobs_limit: Annotated[
+        int | None, typer.Option("--jobs-limit", min=1, help="Replay the first so many jobs only.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Replays at a time.")] = 1,
+    timing: Annotated[
+        bool | None,
+        typer.Option(
+            "--timing/--no-timing",
+            help="Write how long decisions took into the event file, too; or nowhere.",
+            show_default="into the summary",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            help="Carry out a sweep (TOML or JSON) into the folder -o; what is finished there is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    executor: Annotated[
+        Executor,
+        typer.Option("--executor", help="Where a sweep runs: here, or as a Slurm job array."),
+    ] = Executor.local,
+    task: Annotated[
+        int | None,
+        typer.Option(
+            "--task", min=0, help="Carry out one task of the sweep in the folder -o.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Event file of one policy (.parquet or .jsonl; - is stdout, JSON Lines), or a folder. "
+            "NAME.summary.json is written beside NAME.parquet.",
+        ),
+    ] = "-",
+) -> None:
+    """Replay a trace under one or more policies, by discrete events; equal inputs give equal files.
+
+    Example: pliant replay --jobs trace.jsonl --cluster cluster.json --profile profile.parquet
+    --policy fifo,ares --rescale-cost 30 -o replays && pliant report replays/*.parquet
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
+    with garbage_collection_paused():  # imports leave none
+        from pliant.tools.replay.batch import Task, replay_all
+        from pliant.tools.replay.costs import parse_cost
+        from pliant.tools.replay.failures import Mtbf, read_failures
+        from pliant.tools.replay.inputs import Sources
+        from pliant.tools.replay.output import output_paths
+        from pliant.tools.replay.physics import Physics
+        from pliant.tools.replay.progress_choice import Training, parse_noise_scales
+        from pliant.tools.replay.replay import Run, parameters_by_policy
+
+    if recipe is not None or task is not None:
+        refuse_beside_a_sweep(
+            {
+                "--jobs": jobs,
+                "--cluster": cluster,
+                "--policy": policy,
+                "--profile": profile,
+                "--convergence": convergence,
+                "--compat": compat,
+            }
+        )
+        replay_sweep(recipe, task, output, workers, executor)
+        return
+    if jobs is None or cluster is None or policy is None:
+        raise UsageError("--jobs, --cluster and --policy are needed, or --recipe")
+    if [jobs, cluster, profile, convergence].count("-") > 1:
+        raise UsageError("only one input can come from stdin")
+    _check_interval(interval)
+    names = policy.split(",")
+    parameters = parameters_by_policy(names, param or [])
+    physics = Physics(
+        None if start_cost is None else parse_cost(start_cost, "--start-cost", first=True),
+        None if rescale_cost is None else parse_cost(rescale_cost, "--rescale-cost", first=False),
+        node_events=() if failures is None else read_failures(failures),
+        mtbf=None if mtbf is None else Mtbf(mtbf, repair),
+    )
+    training = Training(
+        None if progress_model is None else progress_model.value,
+        parse_noise_scales(noise_scale),
+        speeds is SpeedsChoice.placement,
+        compat,
+    )
+    tasks = [
+        Task(Run(name, parameters[name], seed, interval, physics, training), path, timing)
+        for name, path in zip(names, output_paths(output, names), strict=False)
+    ]
+    with progress("replay", "jobs") as advance:
+        summaries = replay_all(
+            Sources(jobs, cluster, profile, jobs_limit, convergence), tasks, workers=workers, advance=advance
+        )
+    if profile is None:
+        note("no profile: speed is assumed to grow in proportion to the GPUs")
+    _tell(tasks, summaries)
+
+
+def _check_interval(seconds: float | None) -> None:
+    """Refuse a clock that would stand still or never tick."""
+    from pliant.tools.replay.clock import SHORTEST_INTERVAL_S
+
+    if seconds is not None and seconds != 0 and not SHORTEST_INTERVAL_S <= seconds < inf:
+        raise UsageError(f"--interval {seconds:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more")
+
+
+def _tell(tasks: Sequence[Task], summaries: Sequence[Summary]) -> None:
+    for task, found in zip(tasks, summaries, strict=True):
+        for line in found.lines():
+            note(line)
+        if task.path != "-":
+            note(f"{found.policy}: events in {task.path}")

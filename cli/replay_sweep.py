@@ -1,0 +1,83 @@
+"""``pliant replay --recipe``: many replays from one file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pliant.cli.console import note, progress
+from pliant.schemas.errors import JobsFailedError, UsageError
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.sweep_tasks import SweepTask
+
+
+class Executor(StrEnum):
+    """Where the tasks of a sweep run."""
+
+    local = "local"
+    slurm_array = "slurm-array"
+
+
+def refuse_beside_a_sweep(options: Mapping[str, str | None]) -> None:
+    """Options that say what a sweep's recipe says.
+
+    :raises UsageError: one of them is given.
+    """
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(f"{given[0]} does not go with --recipe or --task: the recipe says it")
+
+
+def replay_sweep(recipe: str | None, task: int | None, output: str, workers: int, executor: Executor) -> None:
+    """Carry out a sweep, or one task of it, into the folder ``output``.
+
+    :raises JobsFailedError: some replays failed; the others are done.
+    :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
+    """
+    from pliant.tools.replay.sweep import carry_out, strangers
+    from pliant.tools.replay.sweep_recipe import read_sweep
+    from pliant.tools.replay.sweep_tasks import sweep_tasks, task_of, write_table
+
+    if output == "-":
+        raise UsageError("a sweep writes many files: name a folder with -o")
+    folder = Path(output).resolve()
+    if task is not None:
+        carry_out(task_of(folder, task), folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = sweep_tasks(read_sweep(str(recipe)), folder)
+    write_table(tasks, folder)
+    for name in strangers(tasks, folder):
+        note(f"{output}/{name} is of no replay of this sweep, but a report of the folder would show it")
+    if executor is Executor.slurm_array:
+        _submit(tasks, folder, workers)
+    else:
+        _carry_out(tasks, folder, workers)
+
+
+def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
+    from pliant.tools.replay.sweep import sweep
+
+    with progress("sweep", "replays") as advance:
+        failures = sweep(tasks, folder, workers=workers, advance=advance)
+    note(f"{len(tasks) - len(failures)} of {len(tasks)} replays are in {folder}")
+    if failures:
+        lines = [f"{failure.name}: {failure.message}" for failure in failures]
+        raise JobsFailedError("\n".join([*lines, "the same command does what is missing"]))
+
+
+def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
+    from pliant.tools.replay.array_job import array_script, submit, write_script
+    from pliant.tools.replay.sweep import is_finished
+
+    numbers = [number for number, task in enumerate(tasks) if not is_finished(task, folder)]
+    if not numbers:
+        note(f"all {len(tasks)} replays are in {folder}")
+        return
+    command = [sys.executable, "-m", "pliant.cli"]
+    text = array_script(str(folder), numbers, command, workers if workers > 1 else None)
+    note(f"{len(numbers)} of {len(tasks)} replays are left: {submit(write_script(text, folder))}")

@@ -1,0 +1,127 @@
+"""``pliant report``: event files to metrics, tables and figures."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from pliant.cli.console import is_terminal, note, nothing_comes_in, out_text, stderr
+
+
+class Format(StrEnum):
+    """How the report is written."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    md = "md"
+    html = "html"
+
+
+class Reference(StrEnum):
+    """Which fair sharing FTF is relative to."""
+
+    fair_share = "fair-share"
+    gps = "gps"
+
+
+def report(
+    events: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Event files, or folders of them; - is stdin. Default: stdin if something is piped in.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Form of the report.")] = Format.table,
+    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
+    figures: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Draw figures into this folder, PNG and SVG.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Run (label or policy) to divide the others by.")
+    ] = None,
+    reference: Annotated[
+        Reference, typer.Option(help="Fair sharing that the table's FTF is relative to.")
+    ] = Reference.fair_share,
+    expect: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Compare with expected figures; exit 5 where one is out of range."),
+    ] = None,
+    simulated: Annotated[
+        str | None,
+        typer.Option(metavar="EVENTS", help="Put this simulated run beside the measured one, job by job."),
+    ] = None,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Add a table of the jobs.")] = False,
+    plot: Annotated[
+        bool | None, typer.Option(help="Plot JCTs as characters. Default: where stdout is a terminal.")
+    ] = None,
+) -> None:
+    r"""Metrics, tables and figures from event files, one policy beside another.
+
+    \b
+    Examples:
+      pliant report out/fifo.parquet out/ares.parquet --baseline fifo --figures figures/
+      pliant replay --jobs jobs.jsonl --cluster cluster.json --policy ares | pliant report
+      pliant report state/events.jsonl --simulated out/ares.parquet --jobs
+      pliant report out/ --format json --expect published.json
+    """
+    from pliant.schemas.errors import UsageError
+    from pliant.schemas.files import write_bytes
+    from pliant.tools.report.compare import compare_runs
+    from pliant.tools.report.expect import (
+        check_expectations,
+        expectations_section,
+        read_expectations,
+        refuse_missed,
+    )
+    from pliant.tools.report.fold import read_run
+    from pliant.tools.report.output import Extras, render, shows_expectations
+    from pliant.tools.report.output import Format as FormatName
+    from pliant.tools.report.render import as_table
+    from pliant.tools.report.report import read_report
+
+    if not events and nothing_comes_in():
+        raise UsageError("no events: name event files, or pipe one in")
+    expectations = None if expect is None else read_expectations(expect)
+    made = read_report(events or ["-"], reference=reference.value, baseline=baseline)
+    twin = None if simulated is None else read_run(simulated)
+    if twin is not None and len(made.runs) > 1:
+        raise UsageError("--simulated goes with one measured run")
+    extras = Extras(
+        jobs,
+        () if twin is None else compare_runs(made.runs[0].run, twin),
+        twin,
+        () if expectations is None else check_expectations(made, expectations),
+    )
+    kind: FormatName = format.value
+    on_terminal = output == "-" and is_terminal(sys.stdout)
+    text = render(made, kind, extras, width=_width() if on_terminal else None)
+    if kind == "table" and (on_terminal if plot is None else plot):
+        from pliant.tools.report.terminal_plot import jct_plot
+
+        text += "\n" + jct_plot(made, min(_width(), 100)) + "\n"
+    if output == "-":
+        out_text(text)
+    else:
+        write_bytes(output, text.encode())
+    if figures is not None:
+        from pliant.tools.report.figures import write_figures
+
+        note(f"{len(write_figures(made, figures))} figures in {figures}")
+    if not shows_expectations(kind):
+        for warning in made.warnings:
+            note(f"warning: {warning}")
+        if extras.checked:
+            stderr().print(as_table([expectations_section(extras.checked)]), end="", soft_wrap=True)
+    refuse_missed(extras.checked)
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns

@@ -1,0 +1,166 @@
+"""``pliant schedule``: who gets which GPUs now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from pliant.cli.console import note, stderr
+from pliant.schemas.errors import BadInputError, UsageError
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import Profile
+    from pliant.schemas.schedule import Schedule
+    from pliant.tools.schedule.decide import Question
+
+PATIENCE_S: Final = 2.0
+"""How long a pipe may be silent before we say that we wait for it."""
+
+
+def schedule(
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            help="Measured speeds (Parquet); - is stdin. Default: stdin if one is piped in, else none.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    policy: Annotated[str, typer.Option("--policy", help="Who decides; see `pliant policies`.")],
+    jobs: Annotated[str | None, typer.Option("--jobs", help="Jobs to schedule (JSON Lines).")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Take all inputs from this state directory instead.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
+    ] = None,
+    now: Annotated[
+        float | None,
+        typer.Option(
+            "--now", help="Decide at this time, s.", show_default="first arrival; the clock with --state"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why, and when waiting jobs will start; a table on stderr.")
+    ] = False,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Write how long the decision took.")
+    ] = True,
+    output: Annotated[str, typer.Option("-o", "--output", help="The schedule (JSON); - is stdout.")] = "-",
+) -> None:
+    """Decide who gets which GPUs now, and with which batch size.
+
+    Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
+    """
+    from pliant.schemas.io import write_schedule
+    from pliant.tools.schedule.decide import Question
+    from pliant.tools.schedule.registry import parse_pairs
+
+    if now is not None and not 0 <= now < float("inf"):
+        raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
+    question = Question(policy, parse_pairs(param or []), seed, explain, timing)
+    if state is not None:
+        if profile is not None or jobs is not None or cluster is not None:
+            raise UsageError("--state brings its own jobs, cluster and profile: leave yours out")
+        found = _from_state(state, question, now)
+    elif jobs is None or cluster is None:
+        raise UsageError("name --jobs and --cluster, or a --state directory")
+    else:
+        found = _from_files(profile, jobs, cluster, question, now)
+    if explain:
+        from pliant.tools.schedule.explain import table
+
+        stderr().print(table(found))
+    write_schedule(found, output)
+
+
+def _from_files(
+    profile: str | None, jobs: str, cluster: str, question: Question, now: float | None
+) -> Schedule:
+    from pliant.schemas.io import read_cluster, read_jobs
+    from pliant.tools.schedule.decide import decide
+
+    if [profile, jobs, cluster].count("-") > 1:
+        raise UsageError("only one input can come from stdin")
+    found = decide(
+        read_jobs(jobs),
+        read_cluster(cluster),
+        _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
+        question,
+        now_s=now,
+        source="<stdin>" if jobs == "-" else jobs,
+    )
+    if found.profile is None:
+        note("no profile: speed is assumed to grow in proportion to the GPUs")
+    return found
+
+
+def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
+    import time
+    from pathlib import Path
+
+    from pliant.schemas.io import read_cluster, read_events, read_profile, read_schedule
+    from pliant.tools.run.layout import StateDir
+    from pliant.tools.schedule.decide import decide_from_events
+
+    at = StateDir(Path(folder))
+    events = read_events(at.events)
+    if not events:
+        raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
+    return decide_from_events(
+        events,
+        question,
+        now_s=max(time.time(), *(event.time for event in events)) if now is None else now,
+        cluster=read_cluster(at.cluster) if at.cluster.exists() else None,
+        profile=read_profile(at.profile) if at.profile.exists() else None,
+        previous=read_schedule(at.schedule) if at.schedule.exists() else None,
+        source=str(at.events),
+    )
+
+
+def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:
+    """The profile that was named; else what is piped in, unless stdin is taken or has nothing."""
+    from pliant.schemas.io import read_profile
+
+    if path is not None:
+        return read_profile(path)
+    return None if stdin_is_taken or not _something_is_piped_in() else read_profile("-")
+
+
+def _something_is_piped_in() -> bool:
+    """Whether a profile may be on stdin: a pipe with something in it, or a file that is Parquet.
+
+    Waits for a pipe's first byte or its end. Another file is somebody else's input, like the list of a loop
+    in a shell; not a byte of it is consumed.
+    """
+    import os
+    import stat
+    import sys
+
+    from pliant.schemas.files import PARQUET_MAGIC
+
+    try:
+        descriptor = sys.stdin.fileno()
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            at = os.lseek(descriptor, 0, os.SEEK_CUR)
+            return os.pread(descriptor, len(PARQUET_MAGIC), at) == PARQUET_MAGIC
+    except (OSError, ValueError, AttributeError):
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return False
+    _say_what_is_awaited(descriptor)
+    stdin: Any = sys.stdin.buffer
+    return bool(stdin.peek(1))
+
+
+def _say_what_is_awaited(descriptor: int) -> None:
+    """Explain the silence where nothing comes out of a pipe for a while."""
+    import select
+
+    if not select.select([descriptor], [], [], PATIENCE_S)[0]:
+        note("waiting for a profile on stdin; give < /dev/null for none")

@@ -1,0 +1,118 @@
+"""``pliant trace``: make job traces."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from pliant.cli.console import note
+from pliant.cli.trace_import import trace_import
+from pliant.schemas.errors import UsageError
+
+
+def synth(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="poisson, bursty, diurnal, or a recipe file (TOML or JSON); - is stdin.", show_default=False
+        ),
+    ],
+    *,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="How many jobs.", show_default="160")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--hours",
+            help="Arrivals keep to so many hours; without --jobs, as many come as the rate brings.",
+            show_default="no limit",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Mean arrivals an hour; of bursts the high rate.", show_default="20"),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="NAME[:BATCH][=WEIGHT],…",
+            help="Models, their global batch, how often each occurs.",
+            show_default="model:256",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="GPUS[=WEIGHT],…",
+            help="Requested sizes.",
+            show_default="1=0.5,2=0.2,4=0.2,8=0.1",
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes",
+            metavar="CLASS=WEIGHT,…",
+            help="GPU time: S up to an hour, M to 10, L to 100, XL to 1000.",
+            show_default="S=0.6,M=0.3,L=0.1",
+        ),
+    ] = None,
+    elastic: Annotated[
+        str | None, typer.Option("--elastic", help="none, size or size+batch.", show_default="none")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed.", show_default="the recipe's, or 0")
+    ] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="The trace (JSON Lines); - is stdout.")] = "-",
+) -> None:
+    """Make a trace with random arrivals; a recipe and a seed give the same bytes.
+
+    Options replace what the recipe says. Recipes of published workloads are in experiments/recipes.
+
+    Example: pliant trace synth poisson --jobs 160 --rate 20 --models resnet18:256=3,bert:32 -o trace.jsonl
+    """
+    from pliant.schemas.io import write_jobs
+    from pliant.tools.replay.recipe import read_recipe
+    from pliant.tools.replay.synth import synthesize
+
+    given: dict[str, Any] = {
+        "jobs": jobs,
+        "hours": hours,
+        "rate_per_hour": rate,
+        "seed": seed,
+        "elastic": elastic,
+        "models": models and [_model(name, weight) for name, weight in _weights("--models", models).items()],
+        "gpus": gpus and _weights("--gpus", gpus),
+        "classes": classes and _weights("--classes", classes),
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
+    if classes:
+        overrides["gpu_time"] = None
+    made = synthesize(read_recipe(recipe, overrides))
+    write_jobs(made, output)
+    note(f"{len(made)} jobs over {made[-1].submit_time / 3600:.1f} h")
+
+
+def _model(name: str, weight: float) -> dict[str, Any]:
+    """``NAME[:BATCH]`` as a model of a recipe."""
+    model, _, batch = name.partition(":")
+    if batch and not batch.isdecimal():
+        raise UsageError(f'--models "{name}": expected NAME or NAME:BATCH')
+    return {"name": model, "weight": weight, "batch": int(batch) if batch else None}
+
+
+def _weights(option: str, text: str) -> dict[str, float]:
+    """``NAME[=WEIGHT],…`` as a mapping; the default weight is 1."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.partition("=")
+        try:
+            found[name] = float(weight or 1)
+        except ValueError:
+            raise UsageError(f'{option} "{part}": expected NAME or NAME=WEIGHT') from None
+    return found
+
+
+SUBCOMMANDS = (trace_import, synth)

@@ -1,0 +1,45 @@
+"""``pliant validate``: check files against their schemas."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pliant.cli.console import nothing_comes_in, out_text
+from pliant.schemas.errors import BadInputError, UsageError
+
+
+def validate(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files of any kind; - is stdin, also the default in a pipe.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="What the files are.", show_default="told from content, then name"),
+    ] = None,
+) -> None:
+    """Check files against their schemas: a line for each good file, every problem of the bad ones.
+
+    Exits with 3 if a file is bad, after all files were looked at.
+
+    Example: pliant validate jobs.jsonl cluster.json profile.parquet
+    """
+    from pliant.schemas.kinds import check_kind, validate_file
+
+    check_kind(kind)
+    bad: list[BadInputError] = []
+    for name in files or _piped():
+        try:
+            out_text(validate_file(name, kind) + "\n")
+        except BadInputError as error:
+            bad.append(error)
+    if bad:
+        raise BadInputError("\n".join(str(error) for error in bad))
+
+
+def _piped() -> list[str]:
+    if nothing_comes_in():
+        raise UsageError("no file to validate: name some, or pipe one in")
+    return ["-"]

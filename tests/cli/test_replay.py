@@ -1,0 +1,202 @@
+"""``pliant replay`` and ``pliant trace synth`` as people call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli import trace
+from pliant.cli.common import command
+from pliant.cli.replay import replay
+from pliant.schemas.event import Event
+from pliant.schemas.events_io import parse_events
+from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
+from pliant.schemas.jobs_io import parse_jobs
+from tests.builders import cluster, job
+
+app = typer.Typer()
+app.command("replay")(command(replay))
+for each in trace.SUBCOMMANDS:
+    app.command(each.__name__)(command(each))
+
+FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)], "jobs.jsonl")
+    write_cluster(cluster(2), "cluster.json")
+    return tmp_path
+
+
+def call(*args: str, stdin: bytes | None = None):
+    return CliRunner().invoke(app, [*args], input=stdin)
+
+
+def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -> None:
+    done = call("replay", *FILES, "--policy", "fifo")
+    assert done.exit_code == 0
+    events = parse_events(done.stdout_bytes, "stdout")
+    assert [(event.time, event.job) for event in events if event.event == "finish"] == [(10, "a"), (25, "b")]
+    assert "no profile: speed is assumed to grow in proportion" in done.stderr
+    assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
+    assert call("replay", *FILES, "--policy", "fifo").stdout_bytes == done.stdout_bytes
+
+
+def test_a_file_of_either_form_and_its_summary(here: Path) -> None:
+    for name in ("x.parquet", "y.jsonl"):
+        assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
+    assert read_events("x.parquet") == read_events("y.jsonl")
+    assert json.loads((here / "x.summary.json").read_text())["finished"] == 2
+
+
+def test_several_policies_fill_a_folder_that_is_the_same_every_time(here: Path) -> None:
+    options = ["--policy", "fifo,las", "--param", "fifo.backfill=easy", "--no-timing", "--quiet"]
+    for folder in ("one", "two"):
+        done = call("replay", *FILES, *options, "-o", folder)
+        assert (done.exit_code, done.output) == (0, "")
+    found = sorted(path.name for path in (here / "one").iterdir())
+    assert found == ["fifo.parquet", "fifo.summary.json", "las.parquet", "las.summary.json"]
+    assert all((here / "one" / name).read_bytes() == (here / "two" / name).read_bytes() for name in found)
+    first = read_events("one/fifo.parquet")[0].detail
+    assert first is not None
+    assert first["parameters"] == {"backfill": "easy"}
+
+
+def test_costs_come_from_options_or_from_what_a_run_measured(here: Path) -> None:
+    submitted = Event(0.0, "submit", "a", detail={"job": {"id": "a", "model": "linear"}})
+    started = Event(3.0, "progress", "a", overhead_seconds=3.0, detail={"after": "start"})
+    write_events([submitted, started], "live.jsonl")
+    for cost in ("3", "linear=3", "live.jsonl"):
+        done = call("replay", *FILES, "--policy", "fifo", "--start-cost", cost)
+        events = parse_events(done.stdout_bytes, "stdout")
+        assert [event.time for event in events if event.event == "finish"] == [13, 31]
+
+
+def test_the_trace_may_come_from_a_pipe(here: Path) -> None:
+    done = call(
+        "replay",
+        "--jobs",
+        "-",
+        "--cluster",
+        "cluster.json",
+        "--policy",
+        "fifo",
+        stdin=(here / "jobs.jsonl").read_bytes(),
+    )
+    assert done.stdout_bytes == call("replay", *FILES, "--policy", "fifo").stdout_bytes
+
+
+def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
+    done = call(
+        "replay",
+        *FILES,
+        "--policy",
+        "fifo",
+        "--jobs-limit",
+        "1",
+        "--interval",
+        "60",
+        "--seed",
+        "5",
+        "--timing",
+    )
+    info = parse_events(done.stdout_bytes, "stdout")[0].detail
+    assert info is not None
+    assert (info["interval_s"], info["seed"]) == (60.0, 5)
+    assert "decision_seconds" in info["counters"]
+    assert "1 of 1 jobs finished" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--policy", "fifo,las"], 2, "2 policies do not fit into stdout: name a folder with -o"),
+        (["--policy", "fofi"], 2, 'unknown policy "fofi"'),
+        (["--policy", "fifo", "--param", "x=1"], 2, 'policy "fifo" has no parameter "x"'),
+        (["--policy", "fifo", "--rescale-cost", "x"], 2, '--rescale-cost "x": expected seconds'),
+        (["--policy", "fifo", "--interval", "-1"], 2, "--interval"),
+        (["--policy", "fifo", "--interval", "inf"], 2, "--interval inf: expected 0, or 0.001 s or more"),
+        (["--policy", "fifo", "--interval", "nan"], 2, "--interval"),
+        (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
+        (["--policy", "fifo", "-o", "events.json"], 2, "events.json: events go into .parquet or .jsonl"),
+        (["--policy", "fifo", "-o", "jobs.jsonl/"], 2, "jobs.jsonl/: is no folder"),
+        (["--policy", "fifo", "-o", "/dev/full"], 2, "/dev/full: is no folder"),
+        (["--policy", "fifo", "--profile", "none.parquet"], 3, "none.parquet: no such file"),
+        (["--policy", "fifo", "--profile", "jobs.jsonl"], 3, "jobs.jsonl"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    here: Path, options: list[str], code: int, message: str
+) -> None:
+    done = call("replay", *FILES, *options)
+    assert done.exit_code == code
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_job_without_work_is_bad_input(here: Path) -> None:
+    write_jobs([job("a")], "jobs.jsonl")
+    done = call("replay", *FILES, "--policy", "fifo")
+    assert done.exit_code == 3
+    assert 'jobs.jsonl: job "a": its work is null, a replay needs' in done.stderr
+
+
+def test_jobs_that_never_run_are_counted(here: Path) -> None:
+    write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
+    done = call("replay", *FILES, "--policy", "ares")
+    assert done.exit_code == 0
+    assert "ares: 0 of 1 jobs finished, 1 rejected" in done.stderr
+
+
+def test_a_trace_is_made_from_options(here: Path) -> None:
+    options = [
+        "--jobs",
+        "30",
+        "--rate",
+        "60",
+        "--gpus",
+        "1,2=3",
+        "--models",
+        "net:64=2,mlp",
+        "--classes",
+        "S=1",
+    ]
+    done = call("synth", "poisson", "--seed", "4", "--elastic", "size", *options)
+    jobs = parse_jobs(done.stdout_bytes, "stdout")
+    assert len(jobs) == 30
+    assert {(one.model, one.batch.size) for one in jobs} == {("net", 64), ("mlp", None)}
+    assert {one.gpus.requested for one in jobs} == {1, 2}
+    assert (
+        call("synth", "poisson", "--seed", "4", "--elastic", "size", *options, "-o", "t.jsonl").stdout == ""
+    )
+    assert (here / "t.jsonl").read_bytes() == done.stdout_bytes
+
+
+def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
+    (here / "r.toml").write_text("jobs = 5\n[gpu_time]\nmedian_s = 1.0\nsigma = 0.1\n")
+    shorts = parse_jobs(call("synth", "r.toml").stdout_bytes, "stdout")
+    longs = parse_jobs(call("synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
+    assert max(one.work.gpu_seconds for one in shorts) < 10  # type: ignore[union-attr]
+    assert min(one.work.gpu_seconds for one in longs) > 360_000  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["posson"], 2, "neither a recipe"),
+        (["poisson", "--jobs", "0"], 3, "/jobs: 0 is not above 0"),
+        (["poisson", "--gpus", "1=x"], 2, '--gpus "1=x": expected'),
+        (["poisson", "--models", "net:x"], 2, '--models "net:x": expected'),
+        (["poisson", "--elastic", "rubber"], 3, '/elastic: "rubber" is unknown'),
+    ],
+)
+def test_a_trace_that_cannot_be_made(here: Path, options: list[str], code: int, message: str) -> None:
+    done = call("synth", *options)
+    assert done.exit_code == code
+    assert message in done.stderr

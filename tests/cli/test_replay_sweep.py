@@ -1,0 +1,88 @@
+"""``pliant replay --recipe`` as people call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli.common import command
+from pliant.cli.replay import replay
+from pliant.schemas.io import write_cluster, write_jobs
+from tests.builders import cluster, job
+
+app = typer.Typer()
+app.command("replay")(command(replay))
+
+SWEEP = """
+policies = ["fifo", "las"]
+[[traces]]
+name = "t"
+jobs = "jobs.jsonl"
+[[clusters]]
+name = "c"
+path = "cluster.json"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)], "jobs.jsonl")
+    write_cluster(cluster(2), "cluster.json")
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    return tmp_path
+
+
+def call(*args: str):
+    return CliRunner().invoke(app, [*args])
+
+
+def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:
+    done = call("--recipe", "sweep.toml", "-o", "out")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert f"2 of 2 replays are in {here}/out" in done.stderr
+    assert sorted(path.name for path in (here / "out").glob("*.parquet")) == [
+        "t-fifo.parquet",
+        "t-las.parquet",
+    ]
+
+
+def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None:
+    write_jobs([job("a", gpu_seconds=10).model_copy(update={"work": None})], "jobs.jsonl")
+    done = call("--recipe", "sweep.toml", "-o", "out")
+    assert done.exit_code == 5
+    assert 't-fifo: jobs.jsonl: job "a": its work is null' in done.stderr.replace(f"{here}/", "")
+    assert "the same command does what is missing" in done.stderr
+
+
+def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    done = call("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array")
+    assert done.exit_code == 69
+    assert f"no sbatch here: submit {here}/out/sweep.sbatch where there is one" in done.stderr
+    assert "#SBATCH --array=0-1\n" in (here / "out" / "sweep.sbatch").read_text()
+    assert call("--task", "1", "-o", "out").exit_code == 0
+    assert [path.name for path in (here / "out").glob("*.parquet")] == ["t-las.parquet"]
+    assert call("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array").exit_code == 69
+    assert "#SBATCH --array=0\n" in (here / "out" / "sweep.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--recipe", "sweep.toml"), "name a folder with -o"),
+        (("--recipe", "sweep.toml", "--policy", "fifo", "-o", "out"), "--policy does not go with --recipe"),
+        (("--policy", "fifo"), "--jobs, --cluster and --policy are needed, or --recipe"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    here: Path, args: tuple[str, ...], message: str
+) -> None:
+    done = call(*args)
+    assert done.exit_code == 2
+    assert message in done.stderr

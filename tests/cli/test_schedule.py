@@ -1,0 +1,215 @@
+"""``pliant schedule`` and ``pliant policies`` as people call them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli.common import command
+from pliant.cli.policies import policies
+from pliant.cli.schedule import schedule
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
+from pliant.schemas.jobs_io import job_fields
+from tests.builders import cluster, job
+from tests.tools.schedule.test_decide import INFO, PROFILE
+
+module = importlib.import_module("pliant.cli.schedule")
+app = typer.Typer()
+app.command("schedule")(command(schedule))
+app.command("policies")(command(policies))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([job("a", gpus=2, model="m"), job("b", gpus=3, model="m")], "jobs.jsonl")
+    write_cluster(cluster(4), "cluster.json")
+    write_profile(PROFILE, "profile.parquet")
+    return tmp_path
+
+
+FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+
+
+def call(*args: str, stdin: bytes | None = None):
+    """stdin None: nothing is piped in, as in a terminal."""
+    return CliRunner().invoke(app, [*args], input=stdin)
+
+
+def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
+    done = call("schedule", *FILES, "--policy", "fifo", "--no-timing")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert [given["job"] for given in found["allocations"]] == ["a"]
+    assert "decision_seconds" not in found
+    assert "no profile: speed is assumed to grow in proportion" in done.stderr
+    assert call("schedule", *FILES, "--policy", "fifo", "--no-timing").stdout == done.stdout
+
+
+def test_the_profile_comes_from_a_file_and_the_schedule_goes_to_one(here: Path):
+    done = call("schedule", "profile.parquet", *FILES, "--policy", "ares", "-o", "out.json")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+    assert json.loads((here / "out.json").read_text())["profile"]["model"] == ["m"] * 4
+
+
+def test_explaining_prints_a_table_for_people(here: Path):
+    done = call("schedule", *FILES, "--policy", "fifo", "--explain")
+    assert "first in line" in done.stderr
+    assert json.loads(done.stdout)["waiting"][0]["needs_gpus"] == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "complaint"),
+    [
+        (["--policy", "fifo"], 2, "name --jobs and --cluster, or a --state directory"),
+        ([*FILES, "--policy", "fifo", "--state", "s"], 2, "--state brings its own"),
+        ([*FILES, "--policy", "nope"], 2, 'unknown policy "nope"'),
+        ([*FILES, "--policy", "fifo", "--param", "x"], 2, "expected KEY=VALUE"),
+        ([*FILES, "--policy", "fifo", "--param", "x=1"], 2, 'has no parameter "x"; its parameters: backfill'),
+        ([*FILES, "--policy", "fifo", "--now", "nan"], 2, "--now nan: expected seconds"),
+        ([*FILES, "--policy", "fifo", "--now", "-1"], 2, "--now -1: expected seconds"),
+        (["-", "--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo"], 2, "only one input"),
+        (["--jobs", "none", "--cluster", "cluster.json", "--policy", "fifo"], 3, "none: no such file"),
+        (["none", *FILES, "--policy", "fifo"], 3, "none: no such file"),
+        (["--state", "none", "--policy", "fifo"], 3, "none/events.jsonl: no such file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(here: Path, args: list[str], code: int, complaint: str):
+    done = call("schedule", *args)
+    assert done.exit_code == code
+    assert complaint in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_job_larger_than_the_cluster_names_the_file(here: Path):
+    write_jobs([job("a", gpus=9)], "jobs.jsonl")
+    done = call("schedule", *FILES, "--policy", "fifo")
+    assert done.exit_code == 3
+    assert 'jobs.jsonl: job "a" needs 9 GPUs, the cluster has 4' in done.stderr
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch):
+    """Connects stdin to a real file descriptor."""
+    streams = []
+
+    def connect(descriptor: int) -> None:
+        streams.append(io.TextIOWrapper(io.BufferedReader(io.FileIO(descriptor))))
+        monkeypatch.setattr("sys.stdin", streams[-1])
+
+    yield connect
+    for stream in streams:
+        stream.close()
+
+
+def piped(data: bytes) -> int:
+    """The reading end of a pipe that was filled and closed."""
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    os.close(writer)
+    return reader
+
+
+def run_here(*args: str, out: str = "out.json") -> dict[str, object]:
+    app([*args, "-o", out], standalone_mode=False)
+    found: dict[str, object] = json.loads(Path(out).read_text())
+    return found
+
+
+def test_a_profile_that_is_piped_in_is_taken(here: Path, stdin):
+    stdin(piped((here / "profile.parquet").read_bytes()))
+    assert "profile" in run_here("schedule", *FILES, "--policy", "fifo")
+
+
+def test_a_profile_redirected_from_a_file_is_taken(here: Path, stdin):
+    stdin(os.open("profile.parquet", os.O_RDONLY))
+    assert "profile" in run_here("schedule", *FILES, "--policy", "fifo")
+
+
+@pytest.mark.parametrize("source", [lambda: piped(b""), lambda: os.open(os.devnull, os.O_RDONLY)])
+def test_an_empty_stdin_is_no_profile(here: Path, stdin, source):
+    stdin(source())
+    assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
+
+
+def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin):
+    """The list that a loop in a shell reads from is neither taken for a profile nor consumed."""
+    (here / "list.txt").write_text("jobs.jsonl\nother.jsonl\n")
+    descriptor = os.open("list.txt", os.O_RDONLY)
+    os.read(descriptor, len("jobs.jsonl\n"))
+    stdin(descriptor)
+    assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
+    assert os.read(descriptor, 100) == b"other.jsonl\n"
+
+
+def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytest.MonkeyPatch):
+    reader, writer = os.pipe()
+    said = []
+
+    def note(text: str) -> None:
+        said.append(text)
+        if len(said) == 1:
+            os.close(writer)  # only now the pipe ends: without the word this test would hang
+
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "note", note)
+    stdin(reader)
+    assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
+    assert said[0] == "waiting for a profile on stdin; give < /dev/null for none"
+
+
+def test_jobs_can_be_piped_in_instead(here: Path, stdin):
+    stdin(piped((here / "jobs.jsonl").read_bytes()))
+    found = run_here("schedule", "--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo")
+    assert "profile" not in found
+
+
+def test_a_state_directory_brings_everything(here: Path):
+    spec = job("a", gpus=2)
+    events = [Event(0, "decision", detail=INFO), Event(5, "submit", "a", detail={"job": job_fields(spec)})]
+    write_events(events, "events.jsonl")
+    (here / "cluster.json").unlink()
+    (here / "profile.parquet").unlink()
+    done = call("schedule", "--state", ".", "--policy", "fifo", "--now", "10", "--no-timing")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert (found["time"], found["allocations"][0]["job"]) == (10, "a")
+
+
+def test_without_a_time_the_whole_log_counts_even_if_its_clock_is_ahead(here: Path):
+    """A start that another machine logged a moment ahead of our clock holds its GPUs."""
+    ahead, place = 1e11, (("n0", 4),)
+    events = [
+        Event(0, "decision", detail=INFO),
+        Event(5, "submit", "a", detail={"job": job_fields(job("a", gpus=4))}),
+        Event(6, "submit", "b", detail={"job": job_fields(job("b", gpus=4))}),
+        Event(ahead, "start", "b", 4, place),
+    ]
+    write_events(events, "events.jsonl")
+    (here / "profile.parquet").unlink()
+    found = json.loads(call("schedule", "--state", ".", "--policy", "fifo").stdout)
+    assert [(given["job"], given["action"]) for given in found["allocations"]] == [("b", "keep")]
+
+
+def test_a_log_of_nothing_but_its_header_is_bad_input(here: Path):
+    write_events([], "events.jsonl")
+    done = call("schedule", "--state", ".", "--policy", "fifo")
+    assert done.exit_code == 3
+    assert "events.jsonl: has no events, expected a run" in done.stderr
+
+
+def test_policies_are_listed_and_described():
+    listed = call("policies").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == sorted(line.split()[0] for line in listed)
+    assert any(line.startswith("fifo ") for line in listed)
+    page = call("policies", "fifo").stdout
+    assert 'backfill="none"  none, easy, skip' in page
+    assert call("policies", "nope").exit_code == 2
