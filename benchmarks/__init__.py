@@ -1,0 +1,1 @@
+"""Benchmarks: figures measured on demand, written to results/, never asserted by a test."""

@@ -1,0 +1,63 @@
+"""One figure of a benchmark, and the file it is written to."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A measured value; ``holds`` says whether it is within ``limit`` (an upper bound, None: no limit)."""
+
+    name: str
+    value: float | None
+    unit: str
+    limit: float | None = None
+
+    def row(self, command: str) -> dict[str, object]:
+        """What results/NAME.json holds for it."""
+        holds = None if self.limit is None else self.value is not None and self.value <= self.limit
+        return {**asdict(self), "holds": holds, "command": command}
+
+
+def machine() -> dict[str, object]:
+    """The machine that figures come from."""
+    import psutil
+
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("pliant", "numpy", "pyarrow", "pydantic", "torch")},
+    }
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def write(name: str, figures: Sequence[Figure]) -> Path:
+    """Write results/NAME.json and, beside it, the machine that it was measured on."""
+    RESULTS.mkdir(exist_ok=True)
+    command = f"make bench NAME={name}"
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps([figure.row(command) for figure in figures], indent=1) + "\n")
+    (RESULTS / f"{name}.machine.json").write_text(json.dumps(machine(), indent=1) + "\n")
+    return path

@@ -1,0 +1,204 @@
+"""Rows a second that the importers read, of files with 100,000 rows written here in each format.
+
+A rate is rows per second of CPU time, reading, checking, ordering and writing included. The peak is that of
+a fresh process which imports the Philly log.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from benchmarks.figure import Figure
+from pliant.tools.replay.importers.run import import_trace
+
+ROWS: Final = 100_000
+SEED: Final = 20250117
+_START_S: Final = 1_500_000_000
+_PEAK: Final = """
+import sys
+from pathlib import Path
+from pliant.tools.replay.importers.run import import_trace
+import_trace("philly", [sys.argv[1]], sys.argv[2])
+status = Path("/proc/self/status").read_text().split()
+print(int(status[status.index("VmHWM:") + 1]) / 1024)
+"""
+
+
+def figures(rows: int = ROWS) -> list[Figure]:
+    """A rate per format, and the peak memory of one of them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rates = [_rate(kind, folder / kind, rows) for kind in WRITERS]
+        return [*rates, _peak(folder / "philly", folder / "peak.jsonl")]
+
+
+def write(kind: str, folder: Path, rows: int, seed: int = SEED) -> tuple[Path, str | None]:
+    """Write an input of about ``rows`` rows; returns its path and the workload beside it, if there is one."""
+    folder.mkdir(parents=True)
+    return WRITERS[kind](folder, rows, random.Random(seed))  # noqa: S311
+
+
+def _rate(kind: str, folder: Path, rows: int) -> Figure:
+    path, workload = write(kind, folder, rows)
+    out = folder / "out" if workload else folder / "out.jsonl"
+    before = time.process_time()
+    report = import_trace(kind, [str(path)], str(out), workload=workload)
+    spent_s = time.process_time() - before
+    name = f"import_rows_per_s_{kind.replace('-', '_')}"
+    return Figure(name, round(report.rows / max(spent_s, 1e-3)), "rows/s")
+
+
+def _peak(folder: Path, out: Path) -> Figure:
+    command = [sys.executable, "-c", _PEAK, str(folder / "cluster_job_log"), str(out)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return Figure("import_philly_peak_mb", round(float(done.stdout), 1), "MB")
+
+
+def _clock(time_s: float, separator: str = " ") -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime(f"%Y-%m-%d{separator}%H:%M:%S")
+
+
+def _lines(path: Path, lines: Iterable[str]) -> Path:
+    with path.open("w") as stream:
+        stream.writelines(line + "\n" for line in lines)
+    return path
+
+
+def _life(number: int, rng: random.Random) -> tuple[int, int, int]:
+    """Submission, start and end of a job, s."""
+    submit_s = _START_S + 60 * number
+    start_s = submit_s + rng.randrange(3600)
+    return submit_s, start_s, start_s + 1 + int(rng.expovariate(1 / 3600))
+
+
+def _philly(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    path = folder / "cluster_job_log"
+    with path.open("w") as stream:
+        for number in range(rows):
+            stream.write(",\n" if number else "[\n")
+            json.dump(_philly_job(number, rng), stream, indent=1)
+        stream.write("\n]\n")
+    return path, None
+
+
+def _philly_job(number: int, rng: random.Random) -> dict[str, object]:
+    submit_s, start_s, end_s = _life(number, rng)
+    gpus = [f"gpu{index}" for index in range(rng.choice((1, 1, 2, 4, 8)))]
+    detail = [{"ip": f"m{rng.randrange(500)}", "gpus": gpus}]
+    times = {"start_time": _clock(start_s), "end_time": _clock(end_s)}
+    return {
+        "status": rng.choice(("Pass", "Killed", "Failed")),
+        "vc": f"vc{rng.randrange(15)}",
+        "jobid": f"application_{number}",
+        "attempts": [{**times, "detail": detail}],
+        "submitted_time": _clock(submit_s),
+        "user": f"u{rng.randrange(300)}",
+    }
+
+
+def _helios(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    def line(number: int) -> str:
+        submit_s, start_s, end_s = _life(number, rng)
+        times = ",".join(map(_clock, (submit_s, start_s, end_s)))
+        size = f"{rng.randrange(9)},8,1"
+        return f"{number},u,vc,{size},COMPLETED,{times},{end_s - start_s},{start_s - submit_s}"
+
+    header = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+    return _lines(folder / "cluster_log.csv", [header, *map(line, range(rows))]), None
+
+
+def _pai(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    """As many tasks as jobs, half of the rows each."""
+    jobs, tasks = [], []
+    for number in range(rows // 2):
+        submit_s, start_s, end_s = _life(number, rng)
+        jobs.append(f"job{number},i{number},u,Terminated,{submit_s}.0,{end_s}.0")
+        share = rng.choice((25, 50, 100, 200))
+        tasks.append(f"job{number},worker,1.0,Terminated,{start_s}.0,{end_s}.0,600.0,29.3,{share}.0,T4")
+    _lines(folder / "pai_job_table.header", ["job_name,inst_id,user,status,start_time,end_time"])
+    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    _lines(folder / "pai_task_table.header", [names])
+    _lines(folder / "pai_job_table.csv", jobs)
+    _lines(folder / "pai_task_table.csv", tasks)
+    return folder, None
+
+
+def _alibaba(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    def line(number: int) -> str:
+        submit_s, start_s, end_s = _life(number, rng)
+        return f"pod-{number},4000,8192,{rng.randrange(3)},1000,,LS,Succeeded,{submit_s},{end_s},{start_s}"
+
+    header = (
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
+        "scheduled_time"
+    )
+    return _lines(folder / "openb_pod_list.csv", [header, *map(line, range(rows))]), None
+
+
+def _slurm(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    def line(number: int) -> str:
+        submit_s, start_s, end_s = _life(number, rng)
+        tres = f"billing=8,cpu=8,gres/gpu:a100={number % 8 + 1},gres/gpu={number % 8 + 1},node=1"
+        times = f"{_clock(submit_s, 'T')}|{_clock(start_s, 'T')}|{end_s - start_s}"
+        return f"{number}|u{number % 50}|COMPLETED|{times}|{tres}"
+
+    header = "JobID|User|State|Submit|Start|ElapsedRaw|AllocTRES"
+    return _lines(folder / "sacct.txt", [header, *map(line, range(rows))]), None
+
+
+def _tiresias(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    header = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+    jobs = (f"{n},{1 << n % 4},{30 * n},500,vgg16,{rng.randrange(60, 9000)},30" for n in range(rows))
+    return _lines(folder / "jobs.csv", [header, *jobs]), None
+
+
+def _gavel(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    def line(number: int) -> str:
+        steps = rng.randrange(1000, 1_000_000)
+        fields = ("LM (batch size 20)", "main.py", "--steps", "1", steps, f"{6 * number}.0", 1 << number % 4)
+        return "\t".join(map(str, fields))
+
+    return _lines(folder / "jobs.trace", map(line, range(rows))), None
+
+
+def _ones(folder: Path, rows: int, rng: random.Random) -> tuple[Path, None]:
+    header = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+    jobs = (f"{30 * n},resnet18,cifar,20000,10,256,0.005,0.08,0.7,{rng.randrange(1, 9)}" for n in range(rows))
+    return _lines(folder / "trace.csv", [header, *jobs]), None
+
+
+def _measured(folder: Path, rows: int, rng: random.Random) -> tuple[Path, str]:
+    """One application; nearly all rows are step times."""
+    model = folder / "traces" / "cifar10"
+    model.mkdir(parents=True)
+    places = ("4", "24", "1234")
+    steps = (f"{rng.choice(places)},{n + 1},{1 + rng.random()},{rng.random()}" for n in range(rows))
+    _lines(model / "placements.csv", ["placement,local_bsz,step_time,sync_time", *steps])
+    epochs = (f"{100 * n}.0,{100 * n},0.5,1.0,2.0" for n in range(1, 11))
+    _lines(model / "validation-128.csv", ["progress,iteration,metric,grad_sqr,grad_var", *epochs])
+    workload = folder / "workload.csv"
+    _lines(workload, ["name,time,application,num_replicas,batch_size", "cifar10-0,53,cifar10,4,128"])
+    return folder, workload.name
+
+
+WRITERS: Final[dict[str, Callable[[Path, int, random.Random], tuple[Path, str | None]]]] = {
+    "philly": _philly,
+    "helios": _helios,
+    "pai": _pai,
+    "alibaba-v2023": _alibaba,
+    "slurm": _slurm,
+    "tiresias": _tiresias,
+    "gavel": _gavel,
+    "ones": _ones,
+    "pollux": _measured,
+    "sia": _measured,
+}

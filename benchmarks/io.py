@@ -1,0 +1,59 @@
+"""CPU seconds to read and write large files: 100,000 jobs and 300,000 events."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.figure import Figure
+from pliant.schemas import io
+from pliant.schemas.event import Event
+from pliant.schemas.job import Gpus, Job, SampleWork
+
+JOBS = 100_000
+EVENTS = 300_000
+LIMIT_S = 5.0
+
+
+def figures() -> list[Figure]:
+    """One reading and one writing of each form; writing includes making the records."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs, lines, table = (
+            Path(folder) / name for name in ("jobs.jsonl", "events.jsonl", "events.parquet")
+        )
+        return [
+            _figure("io_write_100k_jobs_s", lambda: io.write_jobs(_jobs(), jobs), None),
+            _figure("io_read_100k_jobs_s", lambda: io.read_jobs(jobs)),
+            _figure("io_write_300k_events_s", lambda: io.write_events(_events(), lines), None),
+            _figure("io_read_300k_events_s", lambda: io.read_events(lines)),
+            _figure("io_write_300k_events_parquet_s", lambda: io.write_events(_events(), table), None),
+            _figure("io_read_300k_events_parquet_s", lambda: io.read_events(table)),
+        ]
+
+
+def _figure(name: str, work: Callable[[], object], limit: float | None = LIMIT_S) -> Figure:
+    before = time.process_time()
+    work()
+    return Figure(name, round(time.process_time() - before, 3), "s", limit)
+
+
+def _jobs() -> list[Job]:
+    return [
+        Job(
+            id=f"job-{i}",
+            submit_time=float(i),
+            model="resnet",
+            gpus=Gpus(requested=1 + i % 8),
+            work=SampleWork(samples=1e6),
+        )
+        for i in range(JOBS)
+    ]
+
+
+def _events() -> list[Event]:
+    return [
+        Event(float(i), "grow", f"job-{i % 1000}", 4, (("n0", 4),), 256, float(i), detail={"reason": "grew"})
+        for i in range(EVENTS)
+    ]

@@ -1,0 +1,178 @@
+"""CPU time and memory of replays, each in a fresh process that reads its trace and writes its events.
+
+The synthetic load is Poisson at 0.85 of the GPUs on nodes of 8: sizes of 1 to 8 GPUs, lognormal GPU time
+with a mean of 2.7 h, 640 jobs an hour on 2048 GPUs. ``cost_per_event_growth`` is the CPU time of the engine
+per event with 100,000 jobs over that with 1,000, both on 64 GPUs in steady state. ``calibration_s`` is the
+CPU time of a fixed loop, the unit that replays of other simulators are told in.
+
+The figures of ``w6`` replay the Pollux artifact's workload-6 as its simulator does (``--compat pollux``); its
+data are looked for in PLIANT_DATA. ``engine``: from inputs in memory to events in memory; ``process``: all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from benchmarks.figure import Figure
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster, write_jobs
+from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.progress_choice import Training
+from pliant.tools.replay.replay import Run, replay
+
+SEED: Final = 20250117
+DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+PROFILE: Final = "profile.parquet"
+CONVERGENCE: Final = "convergence.parquet"
+W6_LIMITS: Final = {
+    ("tiresias", "engine"): 0.23,
+    ("optimus", "engine"): 0.88,
+    ("tiresias", "process"): 2.3,
+    ("optimus", "process"): 8.8,
+    ("pollux", "process"): 164.0,
+}
+"""Units: a fiftieth of the engine, a fifth of the process, a tenth of what the Pollux simulator takes."""
+_JOBS_PER_GPU_HOUR: Final = 640 / 2048
+_LOAD: Final = 0.85
+_SIGMA: Final = 1.5
+_MEDIAN_S: Final = 3600 * _LOAD / _JOBS_PER_GPU_HOUR / 3.0802
+"""The mean of a lognormal is exp(sigma^2 / 2) = 3.0802 times its median."""
+
+
+def figures(large: int = 1_000_000, medium: int = 100_000, small: int = 1_000) -> list[Figure]:
+    """All figures; the sizes of the traces are only ever smaller in a test."""
+    from benchmarks import import_rows
+
+    ares, fifo = _measured("process", "ares", medium, 2048), _measured("process", "fifo", large, 2048)
+    per_event = [_measured("engine", "ares", jobs, 64)["s_per_event"] for jobs in (small, medium)]
+    return [
+        Figure("calibration_s", round(calibration_s(), 3), "s"),
+        Figure("ares_100k_jobs_cpu_s", round(ares["cpu_s"], 1), "s", 60),
+        Figure("ares_100k_jobs_peak_mb", round(ares["peak_mb"]), "MB", 2048),
+        Figure("fifo_1m_jobs_cpu_s", round(fifo["cpu_s"], 1), "s", 120),
+        Figure("fifo_1m_jobs_peak_mb", round(fifo["peak_mb"]), "MB"),
+        Figure("cost_per_event_growth", round(per_event[1] / per_event[0], 2), "ratio", 3),
+        *_workload_6(),
+        *import_rows.figures(),
+    ]
+
+
+def _workload_6() -> list[Figure]:
+    """Costs in calibration units; none where the data are not there."""
+    from pliant.tools.replay.importers.run import import_trace
+
+    source = DATA / "pollux"
+    if not source.is_dir():
+        print(f"{source} is not there: no figures of workload-6", file=sys.stderr)
+        return []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        import_trace("pollux", [str(source)], name, workload=str(source / "workloads" / "workload-6.csv"))
+        write_cluster(_cluster(16, 4, "t4"), folder / "cluster.json")
+        return [
+            Figure(
+                f"{policy}_w6_{what}_units",
+                round(_child(what, folder, policy)["cpu_s"] / calibration_s(), 3),
+                "units",
+                limit,
+            )
+            for (policy, what), limit in W6_LIMITS.items()
+        ]
+
+
+def calibration_s() -> float:
+    """CPU seconds of the calibration loop, the least of three."""
+    return min(_loop_s() for _ in range(3))
+
+
+def _loop_s() -> float:
+    before = time.process_time()
+    sum(i * i % 7 for i in range(5_000_000))
+    return time.process_time() - before
+
+
+def _measured(what: str, policy: str, jobs: int, gpus: int) -> dict[str, float]:
+    """What a fresh process says that replays a trace of ``jobs`` jobs on ``gpus`` GPUs."""
+    with tempfile.TemporaryDirectory() as folder:
+        _child("make", Path(folder), policy, str(jobs), str(gpus))
+        return _child(what, Path(folder), policy)
+
+
+def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
+    """What one step says in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.replay_speed", step, str(folder), policy, *size]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout or "{}")
+    return found
+
+
+def _make(folder: Path, policy: str, jobs: int, gpus: int) -> None:
+    from pliant.tools.replay.recipe import Lognormal, Recipe
+    from pliant.tools.replay.synth import synthesize
+
+    recipe = Recipe(
+        jobs=jobs,
+        rate_per_hour=_JOBS_PER_GPU_HOUR * gpus,
+        gpu_time=Lognormal(median_s=_MEDIAN_S, sigma=_SIGMA),
+        elastic="none" if policy == "fifo" else "size",
+        seed=SEED,
+    )
+    write_jobs(synthesize(recipe), folder / "jobs.jsonl")
+    write_cluster(_cluster(gpus // 8, 8, "gpu"), folder / "cluster.json")
+
+
+def _cluster(nodes: int, gpus: int, gpu_type: str) -> Cluster:
+    node = {"name": "n{}", "gpus": gpus, "count": nodes, "gpu_type": gpu_type}
+    return Cluster.model_validate({"nodes": (node,)})
+
+
+def _process(folder: Path, policy: str) -> dict[str, float]:
+    """CPU seconds and peak memory of this process after one replay, from files to files."""
+    (summary,) = replay_all(_sources(folder), [Task(_run(folder, policy), str(folder / "out.parquet"))])
+    assert summary.finished == summary.jobs
+    status = Path("/proc/self/status").read_text().split()
+    peak_mb = int(status[status.index("VmHWM:") + 1]) / 1024
+    return {"cpu_s": time.process_time(), "peak_mb": peak_mb}
+
+
+def _engine(folder: Path, policy: str) -> dict[str, float]:
+    """CPU seconds of a replay, after a short one that imports what it needs."""
+    replay(_sources(folder, jobs_limit=1).read(), _run(folder, policy))
+    inputs = _sources(folder).read()
+    before = time.process_time()
+    done = replay(inputs, _run(folder, policy))
+    spent_s = time.process_time() - before
+    return {"cpu_s": spent_s, "s_per_event": spent_s / done.summary.events}
+
+
+def _sources(folder: Path, jobs_limit: int | None = None) -> Sources:
+    """The files of a folder; only imported traces come with measurements."""
+    measured = [str(path) if path.exists() else None for path in (folder / PROFILE, folder / CONVERGENCE)]
+    return Sources(
+        str(folder / "jobs.jsonl"), str(folder / "cluster.json"), measured[0], jobs_limit, measured[1]
+    )
+
+
+def _run(folder: Path, policy: str) -> Run:
+    return Run(policy, training=Training(compat="pollux" if (folder / CONVERGENCE).exists() else None))
+
+
+def main(step: str, folder: str, policy: str, *size: str) -> None:
+    """One step in a process of its own."""
+    if step == "make":
+        _make(Path(folder), policy, *map(int, size))
+    else:
+        measure = _engine if step == "engine" else _process
+        print(json.dumps(measure(Path(folder), policy)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""``python -m docs.generate [--check]``: write the pages that come from code; --check only compares."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pliant.tools.schedule.registry import Description
+
+HERE = Path(__file__).parent
+HEADER = "<!-- Written by `make docs` from the code; edit the code instead. -->\n\n"
+
+
+def cli_page() -> str:
+    """Reference of all commands, from the command line's own help."""
+    import typer
+    from typer.cli import get_docs_for_click
+
+    from pliant.cli.main import app
+
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="pliant")
+    text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
+
+
+def schemas_page() -> str:
+    """Tables of all file kinds, from the records and the column tables."""
+    from pliant.schemas.cluster import Cluster, Node
+    from pliant.schemas.convergence import CONVERGENCE
+    from pliant.schemas.event import EVENT
+    from pliant.schemas.job import Batch, Gpus, Job
+    from pliant.schemas.metrics import Metrics, RunMetrics
+    from pliant.schemas.profile import PROFILE
+    from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
+
+    records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
+        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
+        ("cluster", "JSON", (Cluster, Node)),
+        ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
+        ("metrics", "JSON", (Metrics, RunMetrics)),
+    )
+    tables = (
+        ("profile", "Parquet, one row per measured configuration", PROFILE),
+        ("convergence", "Parquet, one row per model, batch and epoch", CONVERGENCE),
+        ("event", "JSON Lines while live, Parquet when finished", EVENT),
+    )
+    parts = [
+        "# File kinds\n",
+        "Times are seconds, memory is bytes, throughput is samples per second, unless a name says otherwise.",
+        "`pliant schema KIND` prints the machine-readable form, `pliant validate FILE` checks a file.\n",
+    ]
+    for kind, form, models in records:
+        parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
+        parts += [_record_table(model) for model in models]
+    for kind, form, table in tables:
+        parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
+        rows = [
+            (f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.doc + _words(c.words))
+            for c in table.columns
+        ]
+        parts.append(_table(("column", "type", "may be null", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def _words(words: tuple[str, ...]) -> str:
+    return f" (one of: {', '.join(words)})" if words else ""
+
+
+def _record_table(model: type[BaseModel]) -> str:
+    schema = model.model_json_schema(by_alias=True)
+    required = set(schema.get("required", ()))
+    rows = []
+    for name, rule in schema["properties"].items():
+        default = "required" if name in required else f"`{_compact(rule.get('default', {}))}`"
+        rows.append((f"`{name}`", _type(rule), default, str(rule.get("description", "")).replace("\n", " ")))
+    title = f"### {model.__name__}\n\n{(model.__doc__ or '').splitlines()[0]}\n\n"
+    return title + _table(("field", "type", "default", "meaning"), rows)
+
+
+def _compact(value: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _type(rule: dict[str, Any]) -> str:
+    if "$ref" in rule:
+        return str(rule["$ref"]).rsplit("/", 1)[-1]
+    for key in ("anyOf", "oneOf"):
+        if key in rule:
+            return " or ".join(_type(option) for option in rule[key])
+    if "const" in rule:
+        return f'"{rule["const"]}"'
+    if "enum" in rule:
+        return " or ".join(f'"{word}"' for word in rule["enum"])
+    return str(rule.get("type", "any"))
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        + "\n"
+    )
+
+
+def policies_page() -> str:
+    """All built-in policies with their rules and parameters."""
+    from pliant.tools.schedule.registry import BUILT_IN, describe
+
+    return "# Policies\n\n" + "\n".join(_policy(describe(name)) for name in sorted(BUILT_IN))
+
+
+def _policy(found: Description) -> str:
+    asked = "at every change" if found.interval_s is None else f"every {found.interval_s:g} s"
+    needs = ", ".join(found.needs) or "nothing"
+    facts = f"Changes of a job: {found.elasticity}. Decides {asked}. Needs: {needs}.\n"
+    rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
+    table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
+    return f"## {found.name}\n\n{found.text}\n\n{facts}{table}"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "schemas.md": schemas_page,
+    "policies.md": policies_page,
+}
+
+
+def stale() -> list[str]:
+    """Pages that differ from what the code says now."""
+    return [
+        name
+        for name, page in PAGES.items()
+        if not (HERE / name).exists() or (HERE / name).read_text() != HEADER + page()
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check; 1 if a checked page is stale."""
+    if "--check" in arguments:
+        old = stale()
+        for name in old:
+            print(f"docs/{name} is stale; run `make docs`", file=sys.stderr)
+        return 1 if old else 0
+    for name, page in PAGES.items():
+        (HERE / name).write_text(HEADER + page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

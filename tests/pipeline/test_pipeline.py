@@ -1,0 +1,147 @@
+"""The command line as people use it: pipes, early ends, wrong files, full disks, signals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import Shell
+
+FILES = "--jobs jobs.jsonl --cluster cluster.json"
+
+
+def test_a_replay_flows_into_a_report(sh: Shell) -> None:
+    done = sh(f"pliant replay {FILES} --policy ares | pliant report --format json")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (run["policy"], run["jobs_finished"], run["simulated"]) == ("ares", 3, True)
+
+
+def test_a_schedule_on_stdout_equals_the_one_in_a_file(sh: Shell, inputs: Path) -> None:
+    line = f"pliant schedule {FILES} --policy ares --no-timing"
+    piped = sh(line)
+    filed = sh(f"{line} -o schedule.json")
+    assert piped.stdout == (inputs / "schedule.json").read_text()
+    assert filed.stdout == ""
+
+
+def test_what_a_tool_writes_another_validates(sh: Shell) -> None:
+    made = sh(
+        f"pliant replay {FILES} --policy fifo,ares -o out && pliant schedule {FILES} --policy las -o s.json"
+    )
+    assert made.returncode == 0, made.stderr
+    checked = sh("pliant validate jobs.jsonl cluster.json s.json out/fifo.parquet out/ares.parquet")
+    assert checked.returncode == 0, checked.stderr
+    assert len(checked.stdout.splitlines()) == 5
+
+
+def test_two_replays_of_one_seed_are_the_same_bytes(sh: Shell, inputs: Path) -> None:
+    for name in ("a", "b"):
+        assert (
+            sh(f"pliant replay {FILES} --policy ares --seed 3 --no-timing -o {name}.parquet").returncode == 0
+        )
+    assert (inputs / "a.parquet").read_bytes() == (inputs / "b.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["pliant schema job", f"pliant replay {FILES} --policy ares"])
+def test_a_reader_that_has_enough_ends_it_quietly(sh: Shell, command: str) -> None:
+    done = sh(f"{command} | head -c 20")
+    assert len(done.stdout) == 20
+    assert "Traceback" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("pliant report jobs.jsonl", "jobs.jsonl"),
+        ("pliant report missing.parquet", "missing.parquet"),
+        ("pliant schedule --jobs cluster.json --cluster cluster.json --policy fifo", "cluster.json"),
+        ("pliant replay --jobs jobs.jsonl --cluster jobs.jsonl --policy fifo", "jobs.jsonl"),
+        ("pliant run cluster.json", "cluster.json"),
+        ("pliant profile cluster.json", "cluster.json"),
+    ],
+)
+def test_a_wrong_file_gets_a_line_that_names_it_and_exit_3(sh: Shell, command: str, said: str) -> None:
+    done = sh(command)
+    assert done.returncode == 3, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_policy_is_a_usage_error_that_lists_the_known_ones(sh: Shell) -> None:
+    done = sh(f"pliant schedule {FILES} --policy lottery")
+    assert done.returncode == 2
+    assert "lottery" in done.stderr
+    assert "ares" in done.stderr
+
+
+def test_debug_shows_the_traceback_that_is_hidden_otherwise(sh: Shell) -> None:
+    hidden, shown = sh("pliant report missing.parquet"), sh("pliant report missing.parquet --debug")
+    assert "Traceback" not in hidden.stderr
+    assert "Traceback" in shown.stderr
+
+
+def test_a_full_disk_is_exit_69_and_one_line(sh: Shell) -> None:
+    done = sh(f"pliant schedule {FILES} --policy fifo > /dev/full")
+    assert done.returncode == 69
+    assert [line for line in done.stderr.splitlines() if "no space left" in line]
+    assert "Traceback" not in done.stderr
+
+
+def test_quiet_says_nothing(sh: Shell) -> None:
+    assert sh(f"pliant replay {FILES} --policy fifo --quiet -o out.parquet").stderr == ""
+
+
+def test_ctrl_c_ends_a_replay_with_130_and_leaves_no_half_file(sh: Shell, inputs: Path) -> None:
+    many = "pliant trace synth poisson --jobs 20000 --seed 1 -o many.jsonl"
+    assert sh(many).returncode == 0
+    line = "pliant replay --jobs many.jsonl --cluster cluster.json --policy las -o big.parquet"
+    done = sh(f"timeout --signal=INT 2 {line}; test $? -eq 124")
+    assert done.returncode == 0, done.stderr
+    assert not list(inputs.glob("big*"))
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("pliant report <&-", "no events"),
+        ("pliant report - <&-", "stdin is closed"),
+        ("pliant validate <&-", "no file to validate"),
+        ("pliant validate jobs.jsonl >&-", "stdout is closed"),
+        (f"pliant schedule {FILES} --policy fifo >&-", "stdout is closed"),
+    ],
+)
+def test_a_closed_stream_is_a_usage_error(sh: Shell, command: str, said: str) -> None:
+    done = sh(command)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+
+
+def test_what_needs_no_stream_runs_with_all_of_them_closed(sh: Shell, inputs: Path) -> None:
+    done = sh(f"pliant replay {FILES} --policy fifo -o events.jsonl <&- >&- 2>&-")
+    assert done.returncode == 0
+    assert "pliant:" not in (inputs / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("pliant --help", 141),
+        ("pliant replay --help", 141),
+        ("pliant schema job", 141),
+        (f"pliant schedule {FILES} --policy fifo --explain -o s.json 2>&1", 0),
+        ("pliant report missing.parquet 2>&1", 3),
+        ("pliant schedule --wrong 2>&1", 2),
+    ],
+)
+def test_a_reader_that_never_read(sh: Shell, command: str, code: int) -> None:
+    """The pipe's other end is closed before the command writes: it says so, or what it would have said."""
+    done = sh(f"exec 3> >(:); wait $!; {command} >&3 3>&-; echo $? >&2")
+    assert done.stderr.splitlines()[-1] == str(code)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr

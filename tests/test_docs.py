@@ -1,0 +1,32 @@
+"""Pages that come from the code are as the code says, and links between pages lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate import stale
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_generated_pages_are_current() -> None:
+    assert stale() == [], "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert missing == []
+
+
+def test_every_command_is_in_the_reference() -> None:
+    from pliant.cli.main import COMMANDS, GROUPS
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    names = [name for name, _ in COMMANDS] + [name for name, _, _ in GROUPS]
+    assert [name for name in names if f"`pliant {name}`" not in text] == []
