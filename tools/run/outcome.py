@@ -38,7 +38,9 @@ def judge(
     :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
     """
     cause = describe(at_break or units)
-    verdict = _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
+    verdict = (
+        _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
+    )
     if stop_requested and verdict.end == "failed":
         return Verdict("stopped", verdict.message, verdict.samples_done)
     if not stop_requested and verdict.end == "stopped":
