@@ -48,6 +48,8 @@ class _Run:
     row: int
     """Where the log says how it began."""
     held_since_s: float
+    speed: float
+    """Samples per second that the throughput model gives, which every stretch begins from."""
     trains_since_s: float = math.inf
     """When the present stretch of progress begins; until then it is being started or rescaled."""
     rate: float = 0.0
@@ -210,6 +212,7 @@ class Engine:
         job, run = self.session.jobs[job_id], self._runs[job_id]
         job.settle(now_s)
         job.report_progress(now_s, run.goal)
+        job.train_from(now_s, run.speed)
         self._train(job, run, now_s, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
@@ -281,7 +284,7 @@ class Engine:
             samples_done=job.samples_done(now_s),
             overhead_s=cost_s,
         )
-        run = self._runs[job.id] = _Run(row, now_s)
+        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second)
         self._train(job, run, now_s, now_s + cost_s)
 
     def _leave_gpus(self, job_id: str, now_s: float) -> _Run:

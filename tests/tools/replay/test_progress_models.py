@@ -71,6 +71,13 @@ def test_part_of_an_epoch_is_kept_when_the_gpus_change():
     assert trained(spec, stepwise, again) == 25, "epoch by epoch or at once is the same"
 
 
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(stepwise):
+    uneven = Validation(run(8, (20, 10), (60, 20), (70, 30)))
+    spec = job("a", model="m", batch=8, work={"epochs": 3, "dataset_size": 80}, convergence="m")
+    assert trained(spec, Epochs({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
+
+
 def test_by_gain_an_epoch_is_so_much_progress():
     rules = EpochRules(pace="gain")
     assert trained(epochs_job(8), Epochs({"m": TABLE}, rules)) == 20, "a step of the smallest batch gains 1"
