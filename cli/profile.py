@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
+from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import JobsFailedError, UsageError
 
 if TYPE_CHECKING:
-    from pliant.schemas.profile import Profile
+    from pliant.schemas.cluster import Cluster
+    from pliant.schemas.profile import Profile, ProfileRow
     from pliant.tools.profile.studies import Options
     from pliant.tools.profile.sweep import Measured
 
@@ -33,14 +37,30 @@ def profile(
         str, typer.Option(help="Numbers of workers, like 1,2,4. auto: powers of two and what jobs state.")
     ] = AUTO,
     batches: Annotated[
-        str, typer.Option(help="Samples per worker, like 8,16. auto: powers of two within the jobs' limits.")
+        str,
+        typer.Option(
+            help="Samples per worker, like 8,16; with --predict per step of all. "
+            "auto: powers of two within the jobs' limits."
+        ),
     ] = AUTO,
     iterations: Annotated[
         int, typer.Option(min=1, help="Steps per point; short ones are repeated more often.")
     ] = 10,
     warmup: Annotated[int, typer.Option(min=0, help="Steps dropped before each point.")] = 3,
     allreduce: Annotated[
-        bool, typer.Option("--allreduce", help="Also time all-reduces by workers and weights.")
+        bool,
+        typer.Option("--allreduce", help="Also time all-reduces by workers and weights, once a cluster."),
+    ] = False,
+    allreduce_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keeps the times of --allreduce; they are used until --refresh.",
+            show_default="allreduce.parquet beside the profile",
+        ),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Time all-reduces anew though a file keeps them.")
     ] = False,
     append: Annotated[
         str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")
@@ -49,27 +69,51 @@ def profile(
         str | None,
         typer.Option("--import", help="Take the rows of a CSV or Parquet file, measure nothing."),
     ] = None,
+    predict: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE", help="Measure nothing: tell from this profile how long the jobs take."
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Form of --predict.")] = Format.table,
     out: Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")] = "-",
 ) -> None:
-    """Measure real training steps of the jobs' scripts and write a profile.
+    r"""Measure real training steps of the jobs' scripts and write a profile.
 
     Every model is started with torchrun on one worker to sweep the local batch, then on more. Batches that do
     not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
     A script that fails costs its own model only: the others are written, then the exit code is 5.
 
-    Example: pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet
+    \b
+    Examples:
+      pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet
+      pliant profile jobs.jsonl --predict profile.parquet --gpus 1,2,4 --batches 64,128
     """
     from dataclasses import replace
 
+    from pliant.schemas.files import write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.rows import merged
     from pliant.tools.profile.studies import Options
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
-    options = Options(tuple(model or ()), *wanted, iterations, warmup, allreduce)
+    if predict is not None:
+        if imported or append or allreduce or allreduce_file or refresh:
+            raise UsageError(
+                "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
+            )
+        found = read_profile(predict)
+        asked = Wanted(tuple(model or ()), *wanted)
+        write_bytes(out, predictions_text(found, _source(jobs), cluster, asked, format).encode())
+        _show_errors(found)
+        return
+    options = Options(
+        tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh
+    )
     refuse_terminal(out)
     old = read_profile(append) if append else None
-    new = _imported(imported, jobs) if imported else _measured(_source(jobs), cluster, options)
+    keeper = Keeper(allreduce_file or _beside(out), refresh)
+    new = _imported(imported, jobs) if imported else _measured(_source(jobs), cluster, options, keeper)
     rows = merged(old.rows if old else (), new.profile.rows)
     write_profile(replace(new.profile, rows=rows), out)
     if new.failures:
@@ -113,7 +157,48 @@ def _imported(path: str, jobs: str | None) -> Measured:
     return Measured(Profile(import_rows(path), origin))
 
 
-def _measured(jobs: str, cluster: str | None, options: Options) -> Measured:
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Where the all-reduce times of the cluster are kept."""
+
+    path: str | None
+    """None: nowhere, the profile goes into a pipe."""
+    refresh: bool = False
+
+    def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
+        """What is kept already and still good; says so."""
+        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
+
+        if self.path is None or self.refresh:
+            return ()
+        kept = KeptAllReduce.read(self.path, cluster_label(cluster))
+        if kept is None:
+            return ()
+        note(
+            f"all-reduce times are those of {self.path}, measured {kept.measured_on} "
+            f"on {kept.cluster}; --refresh measures them anew"
+        )
+        return kept.rows
+
+    def keep(self, measured: Profile, cluster: Cluster | None) -> None:
+        """Keep what was measured just now."""
+        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
+
+        kept = KeptAllReduce.of(measured, cluster_label(cluster))
+        if self.path is None:
+            note("all-reduce times are in the profile alone: --allreduce-file keeps them for the next one")
+        elif kept.rows:
+            kept.write(self.path)
+            note(f"all-reduce times of {kept.cluster} are kept in {self.path}")
+
+
+def _beside(out: str) -> str | None:
+    from pliant.tools.profile.kept import USUAL_NAME
+
+    return None if out == "-" else str(Path(out).with_name(USUAL_NAME))
+
+
+def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper) -> Measured:
     import shlex
     import sys
     import time
@@ -122,6 +207,7 @@ def _measured(jobs: str, cluster: str | None, options: Options) -> Measured:
     from pliant.tools.profile.sweep import measure
 
     nodes = read_cluster(cluster) if cluster else None
+    known = keeper.known(nodes) if options.allreduce else ()
     with progress("profile", "points") as advance:
         measured = measure(
             read_jobs(jobs),
@@ -131,7 +217,10 @@ def _measured(jobs: str, cluster: str | None, options: Options) -> Measured:
             command_line=shlex.join(["pliant", *sys.argv[1:]]),
             progress=advance,
             note=note,
+            allreduce=known,
         )
+    if options.allreduce and not known:
+        keeper.keep(measured.profile, nodes)
     _show_errors(measured.profile)
     return measured
 

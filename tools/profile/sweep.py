@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -16,14 +16,15 @@ from pliant.tools.profile.launch import Ended, Script, launch
 from pliant.tools.profile.order import Order, Point
 from pliant.tools.profile.rows import Origin, allreduce_row, merged, train_row
 from pliant.tools.profile.site import Site, site_of
-from pliant.tools.profile.studies import Options, Study, studies
+from pliant.tools.profile.studies import Options, Study, powers, studies
 
 Launch = Callable[[Script, int, Order, Callable[[int], None]], Ended]
 ALLREDUCE: Final = ("-m", "pliant.tools.profile.allreduce")
 WEIGHTS: Final = {
     "cpu": (100_000, 1_000_000, 5_000_000, 10_000_000),
-    "gpu": tuple(range(10_000_000, 100_000_001, 10_000_000)),
+    "gpu": (100_000, 1_000_000, *range(10_000_000, 100_000_001, 10_000_000)),
 }
+"""Of the all-reduce sweep: a grid that does not depend on the jobs; between its points times are linear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def measure(
     command_line: str = "",
     progress: Callable[[int, int | None], None] | None = None,
     note: Callable[[str], None] = lambda _text: None,
+    allreduce: Collection[ProfileRow] = (),
     start: Launch = launch,
 ) -> Measured:
     """Measure the models of the jobs on this machine. A script that fails costs its own model only.
@@ -50,6 +52,7 @@ def measure(
     :param clock: UTC seconds, for the rows' ``measured_at``.
     :param progress: called with (points done, points expected).
     :param note: called with lines for the person at the terminal.
+    :param allreduce: all-reduce rows of this cluster that are known already: none are measured.
     :raises JobsFailedError: no script at all could be measured.
     """
     site = site_of(cluster)
@@ -67,8 +70,7 @@ def measure(
     if not rows:
         raise JobsFailedError("\n".join(failures))
     if options.allreduce:
-        sizes = sorted({size for plan in plans for size in plan.gpus})
-        rows += bench.allreduce(sizes, {row.parameters for row in rows if row.parameters})
+        rows += allreduce or bench.allreduce()
     return Measured(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
 
 
@@ -123,12 +125,12 @@ class Bench:
             rows += self._rows(study.script, gpus, order) if wanted else []
         return rows
 
-    def allreduce(self, sizes: Iterable[int], models: set[int]) -> list[ProfileRow]:
-        """All-reduce rows for the sizes: a grid of weights and the very ones of the models."""
+    def allreduce(self) -> list[ProfileRow]:
+        """All-reduce rows of the site: doubling numbers of workers, a grid of weights."""
         script = Script("all-reduce", ALLREDUCE, slots=self.site.slots)
-        order = self._order(weights=tuple(sorted({*WEIGHTS[self.site.slots], *models})))
+        order = self._order(weights=WEIGHTS[self.site.slots])
         rows: list[ProfileRow] = []
-        for gpus in sizes:
+        for gpus in powers(2, self.site.workers) if self.site.workers > 1 else ():
             points, origin = self._points(script, gpus, order)
             rows += [allreduce_row(point, origin) for point in points]
         return rows

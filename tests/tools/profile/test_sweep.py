@@ -17,6 +17,7 @@ from pliant.tools.profile.order import Order, Outcome, Point
 from pliant.tools.profile.studies import Options
 from pliant.tools.profile.sweep import measure
 from tests.builders import cluster, job
+from tests.tools.profile.rows_builder import reduce
 
 
 @dataclass
@@ -129,11 +130,21 @@ def test_a_job_without_a_batch_trains_the_largest_that_fits_on_each_worker() -> 
     assert rows[2, 20, 1].feasible
 
 
-def test_all_reduces_are_measured_on_request_at_the_models_own_weights_too() -> None:
-    profile = profiled(Machine(), CPUS, low=1, high=2, batch=8, options=Options(allreduce=True))
-    sums = [row for row in profile.rows if row.kind == "allreduce"]
-    assert [row.parameters for row in sums] == [7, 100_000, 1_000_000, 5_000_000, 10_000_000]
-    assert {(row.gpus, row.model, row.local_batch) for row in sums} == {(2, "", 0)}
+def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_the_jobs() -> None:
+    nodes = cluster(4, slots="cpu", gpu_type="cpu")
+    sums = [row for row in profiled(Machine(), nodes, options=Options(allreduce=True)).rows if not row.model]
+    grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
+    assert [(row.gpus, row.parameters) for row in sums] == [(gpus, size) for gpus in (2, 4) for size in grid]
+    assert {(row.kind, row.local_batch) for row in sums} == {("allreduce", 0)}
+
+
+def test_all_reduces_that_are_known_are_not_measured_again() -> None:
+    machine, jobs = Machine(), [job("a", model="net", command=("train.py",))]
+    known = (reduce(2, 100_000, 0.5, "cpu"),)
+    options = Options(allreduce=True)
+    made = measure(jobs, CPUS, options, clock=lambda: 1e9, start=machine, allreduce=known)
+    assert known[0] in made.profile.rows
+    assert not any(order.weights for _, _, order in machine.launches)
 
 
 def test_the_file_says_where_it_comes_from() -> None:

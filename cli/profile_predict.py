@@ -1,0 +1,166 @@
+"""``pliant profile --predict``: how long jobs take, told from a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from pliant.schemas.errors import BadInputError
+
+if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
+    from pliant.schemas.profile import Profile
+    from pliant.tools.profile.measured import MeasuredThroughput
+    from pliant.tools.profile.predict import Base, Prediction, Question
+    from pliant.tools.report.sections import Section
+    from pliant.tools.report.units import TimeUnit
+    from pliant.tools.schedule.snapshot import JobState
+    from pliant.tools.schedule.speeds import Speeds
+
+
+class Format(StrEnum):
+    """How predictions are written."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked about a file of jobs; None: what the jobs and the cluster suggest."""
+
+    models: Collection[str] = ()
+    gpus: Sequence[int] | None = None
+    batches: Sequence[int] | None = None
+
+
+def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: Wanted, form: Format) -> str:
+    """Predictions for the jobs of a file as a table for people, JSON or CSV.
+
+    :raises BadInputError: no job has one of the models, or one is not profiled.
+    """
+    import json
+
+    from pliant.schemas.io import read_cluster, read_jobs
+    from pliant.tools.profile.measured import MeasuredThroughput
+    from pliant.tools.report.render import as_csv, as_table
+    from pliant.tools.schedule.demand import job_state
+    from pliant.tools.schedule.snapshot import node_states
+    from pliant.tools.schedule.speeds import Speeds
+
+    specs = [job for job in read_jobs(jobs) if not wanted.models or job.model in wanted.models]
+    if not specs:
+        raise BadInputError(
+            f"no job has the model {' or '.join(wanted.models)}" if wanted.models else "no job"
+        )
+    nodes = _cluster_of(profile) if cluster is None else read_cluster(cluster)
+    speed = MeasuredThroughput(profile, nodes.speeds)
+    speeds = Speeds(speed, node_states(nodes))
+    answers = [
+        answer for spec in specs for answer in _answers(job_state(spec, speeds), speed, speeds, wanted)
+    ]
+    if form is Format.table:
+        return as_table([answer.section() for answer in answers])
+    rows = [asdict(row) for answer in answers for row in answer.rows]
+    return as_csv(rows) if form is Format.csv else json.dumps(rows, indent=1) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    question: Question
+    base: Base | None
+    rows: Sequence[Prediction]
+
+    def section(self) -> Section:
+        """The answer as a table; seconds of a step, time to finish in the unit that reads best."""
+        from pliant.tools.report.sections import Section
+        from pliant.tools.report.units import time_unit
+
+        unit = time_unit(row.finish_seconds for row in self.rows)
+        headers = (
+            "",
+            "GPUs",
+            "batch",
+            "per GPU",
+            "step, ms",
+            "samples/s",
+            "scaling",
+            f"finishes in, {unit.name}",
+        )
+        cells = tuple(_cells(row, unit) for row in self.rows)
+        title = f"{self.question.job}: {self.question.model} on {self.question.gpu_type}"
+        return Section(title, headers, cells, 1, self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = ["finishes in: all the work from its start, without waiting and without a change"]
+        if self.base is not None:
+            alone = f"{self.base.local_batch} samples a step on one GPU"
+            notes.insert(
+                0, f"scaling: relative to {alone}, {1e3 * self.base.step_seconds:.4g} ms ({self.base.source})"
+            )
+        return tuple(notes)
+
+
+def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
+    from pliant.tools.report.units import NOTHING, number
+
+    share = NOTHING if row.local_batch is None else str(row.local_batch)
+    per_gpu = f"{share} × {row.accum_steps}" if row.accum_steps and row.accum_steps > 1 else share
+    step_ms = None if row.step_seconds is None else 1e3 * row.step_seconds
+    return (
+        row.source or f"infeasible: {row.infeasible}",
+        str(row.gpus),
+        str(row.global_batch),
+        per_gpu,
+        number(step_ms, 2),
+        number(row.samples_per_second, 1),
+        number(row.scaling_factor, 2),
+        unit.text(row.finish_seconds),
+    )
+
+
+def _answers(state: JobState, speed: MeasuredThroughput, speeds: Speeds, wanted: Wanted) -> Iterator[_Answer]:
+    """One for each type of GPU of the cluster."""
+    from pliant.tools.profile.predict import Question, base_of, predict
+
+    spec = state.spec
+    for gpu_type, count in speeds.gpu_types.items():
+        question = Question(spec.id, spec.model, gpu_type, state.total_samples, spec.batch.per_gpu_max)
+        sizes = wanted.gpus or _sizes(state, count)
+        places = {size: speeds.consolidated(size, gpu_type) for size in sizes}
+        rows = predict(speed, question, places, wanted.batches or _batches(state))
+        yield _Answer(question, base_of(speed, question), rows)
+
+
+def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
+    """Doubling sizes up to the whole cluster, and what the job asks for."""
+    from pliant.tools.profile.studies import powers
+
+    asked = {state.spec.gpus.requested, state.spec.min_gpus, state.spec.max_gpus(cluster_gpus)}
+    return {*powers(1, cluster_gpus), *asked}
+
+
+def _batches(state: JobState) -> tuple[int, ...]:
+    """The job's batch, and where that may change, doubling ones within its limits."""
+    from pliant.tools.profile.studies import powers
+
+    size, limits = state.reference_batch, state.spec.batch
+    if state.spec.elastic != "size+batch":
+        return (size,)
+    return tuple(sorted({size, *powers(limits.min or size, limits.max or size)}))
+
+
+def _cluster_of(profile: Profile) -> Cluster:
+    """One node of each type of GPU, as large as the largest gang that the profile knows."""
+    from pliant.schemas.cluster import Cluster
+
+    largest: dict[str, int] = {}
+    for row in profile.rows:
+        largest[row.gpu_type] = max(row.gpus, largest.get(row.gpu_type, 1))
+    nodes = [
+        {"name": f"n{n}", "gpus": gpus, "gpu_type": kind} for n, (kind, gpus) in enumerate(largest.items())
+    ]
+    return Cluster.model_validate({"nodes": tuple(nodes)})

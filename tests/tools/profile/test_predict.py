@@ -1,0 +1,151 @@
+"""How long a job takes, against numbers computed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pliant.cli.profile import profile
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.io import write_cluster, write_jobs, write_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.predict import Prediction, Question, base_of, predict
+from tests.builders import cluster, job
+from tests.tools.profile.rows_builder import reduce, step, throughput
+
+# On one GPU 8 samples take 100 ms and 16 take 180 ms, so 12 take 140 ms; an all-reduce of the model's 15 M
+# weights takes (20 + 40) / 2 = 30 ms on 2 GPUs and (40 + 80) / 2 = 60 ms on 4.
+ROWS = (
+    step(1, 8, 0.100, parameters=15_000_000),
+    step(1, 16, 0.180, parameters=15_000_000),
+    step(1, 32, None, parameters=15_000_000),
+    reduce(2, 10_000_000, 0.020),
+    reduce(2, 20_000_000, 0.040),
+    reduce(4, 10_000_000, 0.040),
+    reduce(4, 20_000_000, 0.080),
+)
+QUESTION = Question("a", "net", "gpu", samples=10_000)
+
+
+def told(gpus: int, batch: int, question: Question = QUESTION) -> Prediction:
+    (found,) = predict(throughput(*ROWS), question, {gpus: (gpus,)}, [batch])
+    return found
+
+
+def test_compute_and_all_reduce_add_up() -> None:
+    found = told(2, 24)
+    assert found.step_seconds == pytest.approx(0.140 + 0.030)
+    assert found.samples_per_second == pytest.approx(24 / 0.170)
+    assert found.finish_seconds == pytest.approx(10_000 * 0.170 / 24)
+    assert found.source == "modelled"
+
+
+def test_the_scaling_factor_is_relative_to_the_largest_batch_of_one_gpu() -> None:
+    base = base_of(throughput(*ROWS), QUESTION)
+    assert base is not None
+    assert (base.local_batch, base.step_seconds, base.source) == (16, 0.180, "measured")
+    assert told(1, 16).scaling_factor == 1.0
+    assert told(4, 64).scaling_factor == pytest.approx((64 / 0.240) / (16 / 0.180))
+
+
+def test_between_two_sizes_an_all_reduce_is_interpolated() -> None:
+    assert told(3, 24).step_seconds == pytest.approx(0.100 + 0.045)
+
+
+def test_a_measured_size_wins_over_the_model() -> None:
+    rows = (*ROWS, step(2, 8, 0.150))
+    (found,) = predict(throughput(*rows), QUESTION, {2: (2,)}, [16])
+    assert (found.step_seconds, found.source) == (0.150, "measured")
+
+
+def test_what_does_not_fit_a_gpu_is_accumulated() -> None:
+    found = told(1, 32)
+    assert (found.local_batch, found.accum_steps) == (16, 2)
+    assert found.step_seconds == pytest.approx(0.360)
+
+
+def test_the_authors_limit_counts_as_the_largest_batch() -> None:
+    limited = Question("a", "net", "gpu", samples=10_000, per_gpu_max=8)
+    assert told(1, 8, limited).scaling_factor == 1.0
+    assert told(1, 16, limited).accum_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "reason"),
+    [
+        (4, 3, "3 samples are too few for 4 GPUs"),
+        (8, 64, "nothing was measured on 8 GPUs or more"),
+    ],
+)
+def test_what_is_infeasible_says_why_and_has_no_time(gpus: int, batch: int, reason: str) -> None:
+    found = told(gpus, batch)
+    assert found.infeasible == reason
+    assert (found.step_seconds, found.finish_seconds, found.source) == (None, None, None)
+
+
+def test_without_a_batch_that_fits_everything_is_infeasible() -> None:
+    (found,) = predict(throughput(step(1, 8, None)), QUESTION, {1: (1,)}, [8])
+    assert found.infeasible == "no batch fits a GPU"
+
+
+def test_work_that_is_unknown_has_no_end() -> None:
+    assert told(2, 24, Question("a", "net", "gpu", samples=None)).finish_seconds is None
+
+
+def files(folder: Path) -> tuple[str, str, str]:
+    """Jobs, profile, cluster of two nodes of two GPUs."""
+    jobs, rows, nodes = (str(folder / name) for name in ("jobs.jsonl", "profile.parquet", "cluster.json"))
+    batch = {"size": 32, "min": 16, "max": 64}
+    write_jobs([job("a", model="net", batch=batch, elastic="size+batch", work={"samples": 10_000})], jobs)
+    write_profile(Profile(ROWS), rows)
+    write_cluster(cluster(2, 2), nodes)
+    return jobs, rows, nodes
+
+
+def test_the_command_answers_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs, rows, nodes = files(tmp_path)
+    profile(jobs, predict=rows, cluster=nodes)
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines() if line.startswith((" measured", " modelled"))]
+    assert [tuple(line[1:3]) for line in lines] == [(g, b) for g in "124" for b in ("16", "32", "64")]
+    assert "relative to 16 samples a step on one GPU, 180 ms (measured)" in shown
+
+
+def test_the_command_answers_in_json_for_the_sizes_and_batches_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, rows, nodes = files(tmp_path)
+    profile(jobs, predict=rows, cluster=nodes, gpus="2,8", batches="24", format="json")  # type: ignore[arg-type]
+    small, large = json.loads(capsys.readouterr().out)
+    assert small["step_seconds"] == pytest.approx(0.170)
+    assert (small["gpus"], small["infeasible"]) == (2, None)
+    assert (large["gpus"], large["step_seconds"]) == (8, None)
+
+
+def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, rows, nodes = files(tmp_path)
+    jobs = str(tmp_path / "timed.jsonl")
+    write_jobs([job("a", model="net", gpus=1, batch=16, gpu_seconds=900)], jobs)
+    profile(jobs, predict=rows, cluster=nodes, gpus="1", format="json")  # type: ignore[arg-type]
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["finish_seconds"] == pytest.approx(900)
+
+
+def test_a_model_that_is_not_profiled_is_named(tmp_path: Path) -> None:
+    _, rows, _ = files(tmp_path)
+    jobs = str(tmp_path / "others.jsonl")
+    write_jobs([job("a", model="other", work={"samples": 10})], jobs)
+    with pytest.raises(BadInputError, match="model 'other' is not in the profile"):
+        profile(jobs, predict=rows)
+    with pytest.raises(BadInputError, match="no job has the model net"):
+        profile(jobs, predict=rows, model=["net"])
+
+
+def test_a_prediction_measures_nothing(tmp_path: Path) -> None:
+    jobs, rows, _ = files(tmp_path)
+    with pytest.raises(UsageError, match="--predict measures nothing"):
+        profile(jobs, predict=rows, refresh=True)

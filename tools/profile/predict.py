@@ -1,0 +1,127 @@
+"""How long a job takes on so many GPUs at some batch, and where each number comes from.
+
+The use that "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020, section V-A) makes
+of its scalability analyzer: somebody who has a deadline drops the batches that do not meet it. The scaling
+factor is the paper's (section III-C): T(b, k) / T(b_max, 1), b_max being the largest batch of one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.throughput import Placement
+
+Source = Literal["measured", "modelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One job on GPUs of one type."""
+
+    job: str
+    model: str
+    gpu_type: str
+    samples: float | None
+    """All its work; None: unknown."""
+    per_gpu_max: int | None = None
+    """Largest local batch that its author allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One number of GPUs and one global batch; what is infeasible has null times and says why."""
+
+    job: str
+    model: str
+    gpu_type: str
+    gpus: int
+    global_batch: int
+    local_batch: int | None = None
+    accum_steps: int | None = None
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    scaling_factor: float | None = None
+    finish_seconds: float | None = None
+    """All the work, from its start and without a change; null where the work is unknown."""
+    source: Source | None = None
+    """Where ``step_seconds`` comes from, and with it all the others."""
+    infeasible: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The largest batch of one GPU, which scaling factors are relative to."""
+
+    local_batch: int
+    step_seconds: float
+    source: Source
+
+    @property
+    def samples_per_second(self) -> float:
+        """T(b_max, 1)."""
+        return self.local_batch / self.step_seconds
+
+
+def base_of(speed: MeasuredThroughput, question: Question) -> Base | None:
+    """The base of a job's scaling factors; None: no batch fits one GPU.
+
+    :raises BadInputError: the model is not profiled.
+    """
+    largest = _largest_local(speed, question)
+    if largest is None:
+        return None
+    where = (question.model, question.gpu_type, (1,), largest, question.per_gpu_max)
+    seconds = speed.step_seconds(*where)
+    return None if seconds is None else Base(largest, seconds, speed.source(*where))
+
+
+def predict(
+    speed: MeasuredThroughput, question: Question, places: Mapping[int, Placement], batches: Iterable[int]
+) -> list[Prediction]:
+    """All combinations, ordered by GPUs and batch.
+
+    :param places: the placement meant by each number of GPUs.
+    :raises BadInputError: the model is not profiled.
+    """
+    base = base_of(speed, question)
+    wanted = sorted(set(batches))
+    return [
+        _predict(speed, question, base, places[gpus], batch) for gpus in sorted(places) for batch in wanted
+    ]
+
+
+def _predict(
+    speed: MeasuredThroughput, question: Question, base: Base | None, place: Placement, batch: int
+) -> Prediction:
+    gpus, largest = sum(place), _largest_local(speed, question)
+    asked = (question.job, question.model, question.gpu_type, gpus, batch)
+    if batch < gpus:
+        return Prediction(*asked, infeasible=f"{batch} samples are too few for {gpus} GPUs")
+    if largest is None:
+        return Prediction(*asked, infeasible="no batch fits a GPU")
+    plan = plan_batch(batch, gpus, largest)
+    where = (question.model, question.gpu_type, place, batch, question.per_gpu_max)
+    seconds = speed.step_seconds(*where)
+    if seconds is None:
+        reason = f"nothing was measured on {gpus} GPUs or more"
+        return Prediction(*asked, plan.local, plan.accum, infeasible=reason)
+    rate = batch / seconds
+    return Prediction(
+        *asked,
+        plan.local,
+        plan.accum,
+        seconds,
+        rate,
+        None if base is None else rate / base.samples_per_second,
+        None if question.samples is None else question.samples / rate,
+        speed.source(*where),
+    )
+
+
+def _largest_local(speed: MeasuredThroughput, question: Question) -> int | None:
+    fits = speed.max_local_batch(question.model, question.gpu_type)
+    return None if fits is None else min(fits, question.per_gpu_max or fits)
