@@ -149,6 +149,15 @@ def replay(
         float,
         typer.Option("--repair", min=0.001, metavar="HOURS", help="Mean time until a failed node is back."),
     ] = 1.0,
+    interference: Annotated[
+        float,
+        typer.Option(
+            "--interference",
+            metavar="PART",
+            help="Part of their speed, 0 to below 1, that jobs lose to each other where they span several "
+            "nodes and share one.",
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
     jobs_limit: Annotated[
         int | None, typer.Option("--jobs-limit", min=1, help="Replay the first so many jobs only.")
@@ -225,6 +234,7 @@ def replay(
     if [jobs, cluster, profile, convergence].count("-") > 1:
         raise UsageError("only one input can come from stdin")
     _check_interval(interval)
+    _check_interference(interference)
     names = policy.split(",")
     parameters = parameters_by_policy(names, param or [])
     physics = Physics(
@@ -232,6 +242,7 @@ def replay(
         None if rescale_cost is None else parse_cost(rescale_cost, "--rescale-cost", first=False),
         node_events=() if failures is None else read_failures(failures),
         mtbf=None if mtbf is None else Mtbf(mtbf, repair),
+        interference=interference,
     )
     training = Training(
         None if progress_model is None else progress_model.value,
@@ -258,6 +269,12 @@ def _check_interval(seconds: float | None) -> None:
 
     if seconds is not None and seconds != 0 and not SHORTEST_INTERVAL_S <= seconds < inf:
         raise UsageError(f"--interval {seconds:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more")
+
+
+def _check_interference(part: float) -> None:
+    """Refuse what leaves a job no speed, or more than it has."""
+    if not 0 <= part < 1:
+        raise UsageError(f"--interference {part:g}: expected a part of the speed, from 0 to below 1")
 
 
 def _tell(tasks: Sequence[Task], summaries: Sequence[Summary]) -> None:

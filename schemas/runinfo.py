@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.record import NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
 
 class RunInfo(Record):
@@ -36,6 +36,8 @@ class RunInfo(Record):
     pliant_version: str
     start_cost_s: dict[str, float] | float | None = None
     rescale_cost_s: dict[str, float] | float | None = None
+    interference: NonNegativeFloat = 0.0
+    """Part of their speed that jobs of a simulation lost where they spanned nodes and shared one."""
     interval_s: float | None = None
     counters: dict[str, float] = Field(default_factory=dict)
 

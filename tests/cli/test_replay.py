@@ -113,6 +113,19 @@ def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
     assert "1 of 1 jobs finished" in done.stderr
 
 
+def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> None:
+    write_jobs([job(name, gpus=3, gpu_seconds=30) for name in "ab"], "jobs.jsonl")
+    write_cluster(cluster(2, 2, 2), "cluster.json")
+    done = call("replay", *FILES, "--policy", "fifo", "--interference", "0.5")
+    events = parse_events(done.stdout_bytes, "stdout")
+    assert [event.time for event in events if event.event == "finish"] == [20, 20]
+    assert (events[0].detail or {})["interference"] == 0.5
+    plain, none = (
+        call("replay", *FILES, "--policy", "fifo", *more) for more in ([], ["--interference", "0"])
+    )
+    assert none.stdout_bytes == plain.stdout_bytes
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
@@ -124,6 +137,12 @@ def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
         (["--policy", "fifo", "--interval", "inf"], 2, "--interval inf: expected 0, or 0.001 s or more"),
         (["--policy", "fifo", "--interval", "nan"], 2, "--interval"),
         (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
+        (["--policy", "fifo", "--interference", "1"], 2, "--interference 1: expected a part"),
+        (
+            ["--policy", "fifo", "--interference", "nan"],
+            2,
+            "--interference nan: expected a part",
+        ),
         (["--policy", "fifo", "-o", "events.json"], 2, "events.json: events go into .parquet or .jsonl"),
         (["--policy", "fifo", "-o", "jobs.jsonl/"], 2, "jobs.jsonl/: is no folder"),
         (["--policy", "fifo", "-o", "/dev/full"], 2, "/dev/full: is no folder"),

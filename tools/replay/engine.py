@@ -26,11 +26,13 @@ from pliant.tools.replay.clock import (
     Rounds,
 )
 from pliant.tools.replay.costs import FREE
+from pliant.tools.replay.failures import last_checkpoint_s
+from pliant.tools.replay.interference import Interference
 from pliant.tools.replay.log import Detail, EventLog, compact_json
-from pliant.tools.replay.physics import CHECKPOINT_S, Physics
+from pliant.tools.replay.physics import Physics
 from pliant.tools.schedule.patience import Patience
 from pliant.tools.schedule.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.snapshot import JobState, NodeGpus
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
@@ -50,8 +52,12 @@ class _Run:
     held_since_s: float
     speed: float
     """Samples per second that the throughput model gives, which every stretch begins from."""
+    paid_s: float
+    """When its start or change is paid for and it begins to train; checkpoints count from then."""
+    saved_samples: float
+    """Progress at the last checkpoint before the present stretch."""
     trains_since_s: float = math.inf
-    """When the present stretch of progress begins; until then it is being started or rescaled."""
+    """When the present stretch of progress begins."""
     rate: float = 0.0
     goal: float = math.inf
     """Progress at which this stretch ends, in samples."""
@@ -95,6 +101,7 @@ class Engine:
         self._start_cost = self.physics.start_cost or FREE
         self._rescale_cost = self.physics.rescale_cost or FREE
         self._progress = self.physics.progress()
+        self._interference = Interference(self.physics.interference) if self.physics.interference else None
         self._describe = describe
         self._advance = advance
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
@@ -111,6 +118,8 @@ class Engine:
         self._patience = Patience()
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
+        self._ended_late = False
+        """Whether a job ended at this moment after the decision: it took less time than a clock can show."""
         self._quiet_decisions = 0
         self._last_look: tuple[float, float] = (-math.inf, -1.0)
 
@@ -119,12 +128,14 @@ class Engine:
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             self._now_s = now_s
             self._happen(now_s)
+            self._mind_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self.stands_still = self._stands_still(now_s)
                 if self.stands_still or self._is_given_up():
                     break
             self._happen_late(now_s)
+            self._mind_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), len(self._arrivals))
 
@@ -134,6 +145,8 @@ class Engine:
         return bool(self.session.jobs) or self._arrived < len(self._arrivals)
 
     def _next_s(self) -> float:
+        if self._ended_late and self._rounds is None:
+            return self._now_s  # nothing else might lead to another decision
         next_s = self._agenda.next_s()
         if self._arrived < len(self._arrivals):
             next_s = min(next_s, self._arrivals[self._arrived].submit_time)
@@ -201,8 +214,10 @@ class Engine:
 
     def _happen_late(self, now_s: float) -> None:
         """What is of this moment and was not noticed before the decision."""
+        self._ended_late = False
         while (entry := self._agenda.pop(now_s, LATE_STRETCH_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):
+                self._ended_late = True
                 self._finish(entry.subject, now_s)
             else:
                 self._turn(entry.subject, now_s)
@@ -210,6 +225,7 @@ class Engine:
     def _turn(self, job_id: str, now_s: float) -> None:
         """A stretch has ended: what it led to is reached, and the next begins."""
         job, run = self.session.jobs[job_id], self._runs[job_id]
+        run.saved_samples = self._saved_samples(job, run, now_s)
         job.settle(now_s)
         job.report_progress(now_s, run.goal)
         job.train_from(now_s, run.speed)
@@ -227,6 +243,7 @@ class Engine:
         self._quiet_decisions = 0
         self.counters.finished += 1
         del self._runs[job_id]
+        self._sit(job_id)
         job = self.session.end(job_id, now_s)
         job.report_progress(now_s, job.total_samples or 0.0)
         self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.total_samples)
@@ -239,11 +256,11 @@ class Engine:
         if up:
             self.session.node_up(node, now_s)
             return
+        runs = [(self.session.jobs[job_id], run) for job_id, run in self._runs.items()]
+        saved = {job.id: self._saved_samples(job, run, now_s) for job, run in runs}
         for job in self.session.node_down(node, now_s):
-            run = self._leave_gpus(job.id, now_s)
-            trained_s = max(0.0, now_s - run.trains_since_s)
-            lost_s = trained_s % (job.spec.checkpoint_seconds or CHECKPOINT_S)
-            job.report_progress(now_s, max(0.0, job.samples_done(now_s) - lost_s * run.rate))
+            self._leave_gpus(job.id, now_s)
+            job.report_progress(now_s, saved[job.id])
             self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
 
     # What the policy makes of it.
@@ -273,7 +290,7 @@ class Engine:
         cost = self._rescale_cost if job.id in self._trained else self._start_cost
         cost_s = cost.of(job.spec.model)
         if effect.step == "rebatch" and left is not None and self.physics.free_rebatch:
-            cost_s = max(0.0, left.trains_since_s - now_s)
+            cost_s = max(0.0, left.paid_s - now_s)
         row = self.log.add(
             now_s,
             name,
@@ -284,23 +301,27 @@ class Engine:
             samples_done=job.samples_done(now_s),
             overhead_s=cost_s,
         )
-        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second)
-        self._train(job, run, now_s, now_s + cost_s)
+        self._sit(job.id, job.placement)
+        paid_s = now_s + cost_s
+        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, job.samples_done(now_s))
+        self._train(job, run, now_s, paid_s)
 
     def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
         """A job's present allocation ends; if it was still being paid for, only that much was paid."""
         self._agenda.unplan(job_id)
         run = self._runs.pop(job_id)
-        if run.trains_since_s > now_s:
+        self._sit(job_id)
+        if run.paid_s > now_s:
             self.log.overhead_seconds[run.row] = now_s - run.held_since_s
-        elif run.trains_since_s < now_s:
+        elif run.paid_s < now_s:
             self._trained.add(job_id)
         return run
 
     def _train(self, job: JobState, run: _Run, now_s: float, from_s: float) -> None:
         """The job trains from ``from_s`` on; plan the end of that."""
         done = job.samples_done(now_s)
-        stretch = self._progress.stretch(job, done)
+        pace = 1.0 if self._interference is None else self._interference.pace(job.id)
+        stretch = self._progress.stretch(job, done, pace)
         run.rate, run.trains_since_s = stretch.samples_per_second, from_s
         total = math.inf if job.total_samples is None else job.total_samples
         run.goal = total if stretch.until_samples is None else min(total, stretch.until_samples)
@@ -324,6 +345,24 @@ class Engine:
             return from_s + lasts_s, False
         end_s = from_s + round(lasts_s)
         return end_s, round(lasts_s) < lasts_s and self._rounds is not None and self._rounds.is_one(end_s)
+
+    def _saved_samples(self, job: JobState, run: _Run, now_s: float) -> float:
+        """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
+        saved_s = last_checkpoint_s(job.spec, run.paid_s, now_s)
+        return run.saved_samples if saved_s < run.trains_since_s else job.samples_done(saved_s)
+
+    def _sit(self, job_id: str, placement: NodeGpus = ()) -> None:
+        if self._interference is not None:
+            self._interference.sit(job_id, placement)
+
+    def _mind_neighbours(self, now_s: float) -> None:
+        """Who has got or lost a neighbour goes on at another pace."""
+        for job_id in self._interference.changed() if self._interference is not None else ():
+            job, run = self.session.jobs[job_id], self._runs[job_id]
+            run.saved_samples = self._saved_samples(job, run, now_s)
+            job.settle(now_s)
+            job.train_from(now_s, run.speed)
+            self._train(job, run, now_s, max(now_s, run.paid_s))
 
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected

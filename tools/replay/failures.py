@@ -18,6 +18,8 @@ from pliant.tools.schedule.speeds import Speeds
 if TYPE_CHECKING:
     import numpy as np
 
+CHECKPOINT_S: Final = 60.0
+"""Seconds between checkpoints of a job that states none."""
 _HOUR_S: Final = 3600.0
 _STREAM: Final = 1
 """Sets the random numbers of failures apart from those of policies, which have the same seed."""
@@ -87,6 +89,12 @@ def _life(
         yield NodeEvent(round(now_s, 3), node, up=False)
         now_s += _HOUR_S * rng.exponential(mtbf.repair_h)
         yield NodeEvent(round(now_s, 3), node, up=True)
+
+
+def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:
+    """When a job that trains since ``since_s`` was saved last; ``since_s`` before its first checkpoint."""
+    trained_s = max(0.0, now_s - since_s)
+    return since_s + trained_s - trained_s % (job.checkpoint_seconds or CHECKPOINT_S)
 
 
 def failures_end_s(jobs: Sequence[Job], speeds: Speeds) -> float:

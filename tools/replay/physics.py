@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.costs import Cost
 from pliant.tools.replay.failures import Mtbf, NodeEvent
 from pliant.tools.replay.progress import ProgressModel, Samples
-
-CHECKPOINT_S: Final = 60.0
-"""Seconds between checkpoints of a job that states none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,8 @@ class Physics:
     """Number of the first round, in intervals from time 0."""
     whole_seconds: bool = False
     """Whether stretches last whole seconds; one that is rounded down to a round ends after its decision."""
+    interference: float = 0.0
+    """Part of their speed that jobs lose to each other where they span several nodes and share one."""
     order: Callable[[Job], tuple[float, str]] | None = None
     """Sort key of jobs; None: (submit_time, id)."""
     node_events: tuple[NodeEvent, ...] = ()

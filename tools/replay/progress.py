@@ -33,11 +33,12 @@ class ProgressModel(Protocol):
     A model may look at the state and may keep what it needs about each job, but it changes nothing about it.
     """
 
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         """The stretch that begins at ``samples_done`` on the GPUs and the batch that the job has now.
 
         Asked when its allocation or batch has changed and where the last stretch ended;
-        ``job.samples_per_second`` is the speed that the throughput model gives.
+        ``job.samples_per_second`` is the speed that the throughput model gives, and ``pace`` the part of it
+        that other jobs leave to this one.
         """
         ...
 
@@ -45,6 +46,6 @@ class ProgressModel(Protocol):
 class Samples:
     """Work is a number of samples: the batch size changes the speed and nothing else."""
 
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         """One stretch to the end, at the speed of the throughput model."""
-        return Stretch(job.samples_per_second)
+        return Stretch(job.samples_per_second * pace)

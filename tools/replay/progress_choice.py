@@ -62,10 +62,10 @@ class ByJob:
         self._epochs = epochs
         self._samples = Samples()
 
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         """As the job's own model says."""
         model: ProgressModel = self._epochs if job.spec.convergence in self._tables else self._samples
-        return model.stretch(job, samples_done)
+        return model.stretch(job, samples_done, pace)
 
 
 @dataclass(frozen=True, slots=True)

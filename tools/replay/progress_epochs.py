@@ -99,11 +99,12 @@ class Epochs:
         """The total over the number of epochs."""
         return (job.total_samples or 0.0) / self.epochs(job)
 
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         """The course to the end of the work, or the stretch to the end of the epoch."""
         cut = self._cut(job)
         if cut is None:
             return Stretch(0.0)
+        cut = cut._replace(step_seconds=cut.step_seconds / pace)
         pieces = self._pieces_of(job, cut, samples_done)
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)

@@ -24,9 +24,9 @@ class Goodput:
         self._constant = constant or {}
         self._pieces: dict[tuple[object, ...], Pieces] = {}
 
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         """The course over all epochs; one stretch where φ is constant."""
-        speed = job.samples_per_second
+        speed = job.samples_per_second * pace
         if speed <= 0:
             return Stretch(0.0)
         table = self._tables.get(job.spec.convergence or "")

@@ -192,6 +192,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         pliant_version=version("pliant"),
         start_cost_s=(physics.start_cost or FREE).for_models(models),
         rescale_cost_s=(physics.rescale_cost or FREE).for_models(models),
+        interference=physics.interference,
         interval_s=trained.interval_s,
         counters=counters,
     )

@@ -70,6 +70,7 @@ class World(Record):
     failures: str | None = None
     mtbf: PositiveFloat | None = None
     repair: PositiveFloat = 1.0
+    interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
     progress: ProgressName | None = None
     noise_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
     """By model; "" stands for all others."""

@@ -65,6 +65,7 @@ class SweepTask(World):
             _cost(self.rescale_cost, "rescale_cost", first=False),
             node_events=() if self.failures is None else read_failures(self.failures),
             mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
+            interference=self.interference,
         )
         training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
         return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)

@@ -71,7 +71,7 @@ class Rounded:
         self._pieces = Pieces([0.0, seconds], [1.0], whole_seconds=True)
         self._stepwise = stepwise
 
-    def stretch(self, job, samples_done: float) -> Stretch:
+    def stretch(self, job, samples_done: float, pace: float = 1.0) -> Stretch:
         course = PieceCourse(self._pieces, samples_done, 60.0)
         return Stretch(1.0) if self._stepwise else Stretch(1.0, course=course)
 

@@ -160,7 +160,7 @@ def test_a_job_waits_until_its_node_is_back() -> None:
 
 
 class HalfSpeedFromTheMiddle:
-    def stretch(self, job: JobState, samples_done: float) -> Stretch:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         middle = (job.total_samples or 0) / 2
         if samples_done < middle:
             return Stretch(job.samples_per_second, until_samples=middle)
@@ -239,6 +239,27 @@ def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_does_not_run_for_
 def test_an_expensive_start_is_waited_for_however_often_the_policy_is_asked() -> None:
     engine = play(Fifo(), [job("a", gpu_seconds=1)], cluster(1), physics=Physics(Cost(5000)), interval_s=1)
     assert ends(engine) == {"a": 5001}
+
+
+def test_a_job_that_takes_less_time_than_the_clock_can_show_keeps_nobody_waiting() -> None:
+    trace = [job(i, at=3e8, gpu_seconds=work) for i, work in (("a", 1e-7), ("b", 1e-7), ("c", 5))]
+    assert ends(play(Fifo(), trace, cluster(1))) == {"a": 3e8, "b": 3e8, "c": 3e8 + 5}
+
+
+class FastThenSlow:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+        if samples_done < 100:
+            return Stretch(job.samples_per_second, until_samples=100)
+        return Stretch(job.samples_per_second / 10)
+
+
+def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
+    failures = (NodeEvent(115, "n0", up=False),)
+    physics = Physics(progress=FastThenSlow, node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), physics=physics)
+    # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
+    requeued = next(event for event in engine.log.events() if event.event == "requeue")
+    assert requeued.samples_done == 60
 
 
 def test_a_trace_of_nothing() -> None:

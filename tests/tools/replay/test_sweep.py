@@ -159,6 +159,7 @@ def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
         ("[parameters.ares]", "[parameters.las]", "/parameters/las: is not among the policies of this sweep"),
         ('rescale_cost = "5"', "rescale = 5", "/rescale: is not a field that this version knows"),
         ('rescale_cost = "5"', "interval = 1e-9", "/interval: 1e-09 s: expected 0, or"),
+        ('rescale_cost = "5"', "interference = 1", "/interference: 1 is not below 1"),
         ("alpha = [0.5, 0.75]", "alpha = []", "/parameters/ares/alpha"),
         ('["fifo", "ares"]', "[", "is neither TOML nor JSON"),
     ],

@@ -16,7 +16,7 @@ from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.submissions import Submissions
 from pliant.tools.schedule.protocol import Decision, Policy, Target
 from pliant.tools.schedule.session import Session
-from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.snapshot import NodeGpus, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,25 @@ class Told(Policy):
         orders = self.orders.get(snapshot.time_s, {})
         again_s = next((time_s for time_s in self.again_s if time_s > snapshot.time_s), None)
         return Decision({job: Target(gpus) for job, gpus in orders.items()}, ask_again_s=again_s)
+
+
+class Seats(Policy):
+    """Puts jobs where it is told: ``orders[time]`` are placements by job."""
+
+    name: ClassVar[str] = "seats"
+    elasticity: ClassVar[Elasticity] = "size"
+
+    def __init__(self, orders: dict[float, dict[str, NodeGpus]], again_s: Sequence[float] = ()) -> None:
+        self.orders = orders
+        self.again_s = sorted(again_s)
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        orders = self.orders.get(snapshot.time_s, {})
+        again_s = next((time_s for time_s in self.again_s if time_s > snapshot.time_s), None)
+        targets = {
+            job: Target(sum(gpus for _, gpus in place), placement=place) for job, place in orders.items()
+        }
+        return Decision(targets, ask_again_s=again_s)
 
 
 class Restless(Policy):
