@@ -23,6 +23,8 @@ COMMANDS: Final = (
     ("run", TOOLS),
     ("replay", TOOLS),
     ("report", TOOLS),
+    ("submit", LIVE),
+    ("cancel", LIVE),
     ("status", LIVE),
     ("log", LIVE),
     ("validate", FILES),

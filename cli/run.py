@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.common import run_command
 from pliant.cli.console import is_terminal, note, out_bytes, out_text, stderr
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.tools.run.fold import RunLog
-    from pliant.tools.run.runner import Options
+    from pliant.tools.run.options import Options
+    from pliant.tools.run.screen import Screen
+    from pliant.tools.run.state import Sink
+    from pliant.tools.schedule.decide import Question
 
 
 def run(
@@ -34,16 +39,44 @@ def run(
         bool,
         typer.Option("--until-done", help="Stay until all jobs have ended; ask the policy again as they do."),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Stay until Ctrl-C; ask the policy as jobs are submitted and end."),
+    ] = False,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="Who decides, with --follow.", show_default="who did before"),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster (JSON), where --follow begins a run.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")
+    ] = None,
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="Start what the schedule says and leave it running (the default)."),
+        typer.Option(
+            "--detach",
+            help="Leave what was started running (the default); with --follow the loop, too.",
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the steps and the exact commands; do nothing.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a state directory that another process writes to.")
-    ] = False,
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            help="Wait for a state directory that another process writes to.",
+        ),
+    ] = 0.0,
     retries: Annotated[
         int, typer.Option("--retries", min=0, help="Failures in a row, without progress, to retry after.")
     ] = 3,
@@ -60,44 +93,122 @@ def run(
     is not a terminal. Ctrl-C stops all jobs with checkpoints (twice: kills
     them); --until-done with the same --state and no schedule goes on.
 
+    With --follow it takes up what pliant submit and pliant cancel ask for,
+    at once, until Ctrl-C; the jobs train on, and --follow with the same
+    --state takes them up again.
+
+    Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
+
     Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
     from pliant.tools.run.gang import Timeouts
-    from pliant.tools.run.runner import Options, check_failed, dry_run_text, free_state_name, run_once
+    from pliant.tools.run.options import Options, free_state_name
+    from pliant.tools.run.runner import check_failed, dry_run_text, run_once
 
-    if until_done and detach:
-        raise UsageError("--until-done and --detach contradict each other")
+    _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
+    if not follow and (cluster or profile or param):
+        raise UsageError(
+            "--cluster, --profile and --param go with --follow: elsewhere the schedule says them"
+        )
     options = Options(
         state=state or free_state_name(Path()),
         schedule=schedule,
+        question=_question(policy, param or [], seed),
+        cluster=cluster,
+        profile=profile,
         backend=backend,
-        wait=wait,
+        wait_s=wait,
         retries=retries,
         timeouts=Timeouts(abort_s=stop_timeout),
     )
     if dry_run:
-        out_text(dry_run_text(options, until_done=until_done))
+        out_text(dry_run_text(options, resume=until_done or follow))
     elif until_done:
         _watch(options)
+    elif follow:
+        (_serve_in_background if detach else _serve)(options)
     else:
         log, failed = run_once(options)
         _tell(log, options.state)
         check_failed(log, options.state, failed)
 
 
+def _refuse_contradictions(
+    *, until_done: bool, follow: bool, detach: bool, policy: str | None, state: Path | None
+) -> None:
+    if until_done and (detach or follow):
+        raise UsageError(f"--until-done and --{'follow' if follow else 'detach'} contradict each other")
+    if policy is not None and not follow:
+        raise UsageError("--policy goes with --follow: elsewhere the schedule says who decides")
+    if follow and state is None:
+        raise UsageError("--follow needs --state: the folder that jobs are submitted to")
+
+
+def _question(policy: str | None, param: list[str], seed: int) -> Question | None:
+    from pliant.tools.schedule.decide import Question
+    from pliant.tools.schedule.registry import parse_pairs
+
+    return None if policy is None else Question(policy, parse_pairs(param), seed)
+
+
 def _watch(options: Options) -> None:
     from pliant.tools.run.runner import check_failed, run_until_done
-    from pliant.tools.run.screen import Screen
-    from pliant.tools.run.stream import EventStream
 
-    sinks = () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(out_bytes),)
-    with Screen(stderr(), f"state directory: {options.state}") as screen:
-        log, stopped_by = run_until_done(replace(options, sinks=sinks), screen)
+    with _screen(options) as screen:
+        log, stopped_by = run_until_done(replace(options, sinks=_sinks()), screen)
         screen.end(log)
     if stopped_by is not None:
         note(f"stopped; go on with: pliant run --until-done --state {options.state}")
         raise typer.Exit(128 + stopped_by)
     check_failed(log, options.state)
+
+
+def _serve(options: Options) -> None:
+    from pliant.tools.run.runner import run_and_follow
+
+    with _screen(options) as screen:
+        log, left_by = run_and_follow(replace(options, sinks=_sinks()), screen)
+    note(f"left; {_running(log)} train on; go on with: pliant run --follow --state {options.state}")
+    raise typer.Exit(128 + (left_by or 0))
+
+
+def _serve_in_background(options: Options) -> None:
+    from pliant.tools.run.detach import in_background
+    from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.runner import run_and_follow
+
+    def body(ready: Callable[[], None]) -> int:
+        def serve() -> None:
+            run_and_follow(options, lambda _log, _now_s: ready())
+
+        return run_command(serve)
+
+    log = StateDir(options.state).run_log
+    started = in_background(body, log)
+    if started.failed is not None:
+        print(started.said, end="", file=sys.stderr)
+        raise typer.Exit(started.failed)
+    note(
+        f"process {started.pid} runs {options.state} and says more in {log}; it ends with: kill {started.pid}"
+    )
+
+
+def _screen(options: Options) -> Screen:
+    from pliant.tools.run.screen import Screen
+
+    return Screen(stderr(), f"state directory: {options.state}")
+
+
+def _sinks() -> tuple[Sink, ...]:
+    """Events go to the next program in the pipe, if there is one."""
+    from pliant.tools.run.stream import EventStream
+
+    return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(out_bytes),)
+
+
+def _running(log: RunLog) -> str:
+    count = sum(job.phase == "running" for job in log.jobs.values())
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _tell(log: RunLog, state: Path) -> None:

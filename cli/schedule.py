@@ -105,16 +105,18 @@ def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
 
     from pliant.schemas.io import read_cluster, read_events, read_profile, read_schedule
     from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.spool import with_requests
     from pliant.tools.schedule.decide import decide_from_events
 
     at = StateDir(Path(folder))
     events = read_events(at.events)
     if not events:
         raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
+    now_s = max(time.time(), *(event.time for event in events)) if now is None else now
     return decide_from_events(
-        events,
+        with_requests(events, at, now_s),
         question,
-        now_s=max(time.time(), *(event.time for event in events)) if now is None else now,
+        now_s=now_s,
         cluster=read_cluster(at.cluster) if at.cluster.exists() else None,
         profile=read_profile(at.profile) if at.profile.exists() else None,
         previous=read_schedule(at.schedule) if at.schedule.exists() else None,

@@ -71,6 +71,11 @@ def reject_event(job_id: str, time_s: float, reason: str) -> Event:
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
+def cancel_event(job_id: str, time_s: float) -> Event:
+    """Somebody asked for the job to be ended."""
+    return Event(time_s, "cancel", job_id, gpus=0, placement=())
+
+
 def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
     """A job is done."""
     detail = {"attempt": attempt}

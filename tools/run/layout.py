@@ -1,13 +1,18 @@
 """Where everything lies in a state directory. Paths only: nothing here reads or writes.
 
 events.jsonl  cluster.json  profile.parquet  schedule.json  lock
+run.log                              what a run in the background has to say
+spool/                               submissions and cancellations that the log does not hold yet
 jobs/ID/plan.json                    the newest plan of the job (atomic; the durable truth)
 jobs/ID/checkpoints/                 newest two, verified by hash on load
 jobs/ID/attempts/N/launch.json       how attempt N was started: argv, slots, pids with start times
 jobs/ID/attempts/N/rdzv-U            file that the torchrun of unit U keeps its rendezvous in
-jobs/ID/attempts/N/store             where the workers of attempt N meet: "host port"
+jobs/ID/attempts/N/plan-G.json       every plan of attempt N by generation; never changed
+jobs/ID/attempts/N/meet-G            where the workers of generation G meet: "host port round"
+jobs/ID/attempts/N/reached           the generation that trains: "G"
 jobs/ID/attempts/N/progress.jsonl    events of the workers (progress, epoch, checkpoint), written by rank 0
-jobs/ID/attempts/N/rank-R.json       how rank R ended: a WorkerOutcome
+jobs/ID/attempts/N/worker-W.alive    worker W is ready to train: locked while it lives, touched every second
+jobs/ID/attempts/N/worker-W.json     how worker W ended: a WorkerOutcome
 jobs/ID/attempts/N/exit-U            exit code of unit U (what the backend started), once it has ended
 jobs/ID/attempts/N/logs/             standard output and error of each worker
 """
@@ -20,7 +25,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """One start of one job: everything between two changes of its gang."""
+    """One start of one job: everything between two launches of its gang."""
 
     path: Path
 
@@ -33,6 +38,11 @@ class AttemptDir:
     def store(self) -> Path:
         """Address of the workers' meeting point, written by rank 0."""
         return self.path / "store"
+
+    @property
+    def reached(self) -> Path:
+        """The generation that trains, written by rank 0."""
+        return self.path / "reached"
 
     @property
     def progress(self) -> Path:
@@ -48,9 +58,21 @@ class AttemptDir:
         """Where the torchrun of one unit meets itself."""
         return self.path / f"rdzv-{unit}"
 
-    def outcome(self, rank: int) -> Path:
-        """How one rank ended."""
-        return self.path / f"rank-{rank}.json"
+    def plan(self, generation: int) -> Path:
+        """The plan of one generation."""
+        return self.path / f"plan-{generation}.json"
+
+    def place(self, generation: int) -> Path:
+        """Where the workers of one generation meet, written by rank 0."""
+        return self.path / f"meet-{generation}"
+
+    def presence(self, worker: int) -> Path:
+        """Whether one worker is ready, and alive."""
+        return self.path / f"worker-{worker}.alive"
+
+    def outcome(self, worker: int) -> Path:
+        """How one worker ended."""
+        return self.path / f"worker-{worker}.json"
 
     def exit_code(self, unit: int) -> Path:
         """Exit code of one unit, written when it has ended."""
@@ -112,6 +134,16 @@ class StateDir:
     def lock(self) -> Path:
         """Held by the one writer, by flock."""
         return self.path / "lock"
+
+    @property
+    def run_log(self) -> Path:
+        """What a run in the background says."""
+        return self.path / "run.log"
+
+    @property
+    def spool(self) -> Path:
+        """The folder of the requests that the log does not hold yet."""
+        return self.path / "spool"
 
     @property
     def jobs(self) -> Path:

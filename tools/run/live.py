@@ -1,4 +1,4 @@
-"""The loop of ``--until-done``: processes on one side, the policy on the other, the log between them.
+"""The loop of ``--until-done`` and ``--follow``: processes here, the policy there, the log between them.
 
 Times inside are on the clock of the schedule, the one that ``submit_time`` is on; times in the log are UTC.
 Whatever is decided is in the log before it is done, so a loop that dies is carried on by the next one.
@@ -17,6 +17,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Ended, Executor, Report
 from pliant.tools.run.journal import (
+    cancel_event,
     change_event,
     decision_event,
     interruption_event,
@@ -24,16 +25,16 @@ from pliant.tools.run.journal import (
     report_events,
     submit_event,
 )
+from pliant.tools.run.options import RETRIES
 from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
-from pliant.tools.run.steps import Share
+from pliant.tools.run.steps import Share, StopJob
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.patience import Patience, why_left
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.submit_detail import submit_detail
-
-RETRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,12 @@ class Parts:
     clock: Callable[[], float]
     origin_s: float
     retries: int = RETRIES
+    follow: bool = False
+    """Whether more jobs may be submitted, for ever."""
 
 
 class LiveRun:
-    """One run until all its jobs have ended, or until it is interrupted."""
+    """One run until all its jobs have ended, or until it is interrupted; with ``follow`` the latter alone."""
 
     def __init__(self, parts: Parts, future: Iterable[Job]) -> None:
         self.state = parts.state
@@ -61,7 +64,10 @@ class LiveRun:
         self.clock = parts.clock
         self._origin_s = parts.origin_s
         self._retries = parts.retries
+        self._follow = parts.follow
         self._future = sorted(future, key=lambda job: (job.submit_time, job.id), reverse=True)
+        self._spool = Spool(self.state.dirs)
+        self._awaited = bool(self._spool.requests())
         self._shares: dict[str, Share] = {}
         self._asked_s = parts.schedule.time
         self._ask = False
@@ -73,12 +79,16 @@ class LiveRun:
         """Whether nothing is left to do."""
         if self.executor.gangs:
             return False
-        return self.drained or not (self.session.jobs or self._future)
+        return self.drained or not (self.session.jobs or self._more_to_come)
+
+    @property
+    def _more_to_come(self) -> bool:
+        return self._follow or self._awaited or bool(self._future)
 
     @property
     def _idle(self) -> bool:
         """Whether jobs are there, none runs and none is to come."""
-        busy = self.executor.targets or self.executor.gangs or self._future
+        busy = self.executor.targets or self.executor.gangs or self._more_to_come
         return bool(self.session.jobs) and not busy
 
     @property
@@ -114,6 +124,7 @@ class LiveRun:
         if self.drained:
             return
         happened |= self._arrive()
+        happened |= self._heed()
         if happened or self._now() >= self._ask_at():
             self._decide()
             self._patience.asked(idle=self._idle)
@@ -144,9 +155,45 @@ class LiveRun:
     def _ask_at(self) -> float:
         interval = self.session.policy.default_interval_s
         quiet_until_s = float("-inf") if self.session.changes else self.session.quiet_until_s
-        rounds = float("inf") if interval is None else max(self._asked_s + interval, quiet_until_s)
+        rounds = float("inf")
+        if interval is not None and self.session.jobs:
+            rounds = max(self._asked_s + interval, quiet_until_s)
         again = self.session.ask_again_s
         return rounds if again is None or again <= self._asked_s else min(rounds, again)
+
+    def _heed(self) -> bool:
+        """Take up what was submitted and cancelled since the last look; True: the policy shall be asked."""
+        requests = self._spool.requests()
+        if not requests:
+            self._awaited = False
+            return False
+        to_come = {job.id: job for job in self._future}
+        events: list[Event] = []
+        for found in unheard(requests, self.state.log, self.clock(), to_come):
+            if isinstance(found, str):
+                events.append(self._cancelled(found))
+            else:
+                events += self._submitted([self._join(found)], self.clock())
+        self.state.record(events)
+        self._spool.settle(self.state.log)
+        self._awaited = bool(self._spool.requests())
+        return bool(events)
+
+    def _join(self, job: Job) -> JobState:
+        """A job from the spool, or one to come that is cancelled before its time, arrives now."""
+        if job in self._future:
+            self._future.remove(job)
+        else:
+            job = job.model_copy(update={"submit_time": max(0.0, job.submit_time - self._origin_s)})
+        return self.session.submit(job, self._now())
+
+    def _cancelled(self, job_id: str) -> Event:
+        """Give up a job and what it holds; its workers are stopped by the next ticks."""
+        self.session.end(job_id, self._now(), "cancelled")
+        self._shares.pop(job_id, None)
+        if (held := self.executor.targets.get(job_id)) is not None:
+            self.executor.apply([StopJob(held)])
+        return cancel_event(job_id, self.clock())
 
     def _submitted(self, arrived: Iterable[JobState], now: float) -> list[Event]:
         return [

@@ -11,6 +11,7 @@ from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Executor, Report
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import (
+    cancel_event,
     change_event,
     decision_event,
     reject_event,
@@ -18,6 +19,7 @@ from pliant.tools.run.journal import (
     submit_event,
 )
 from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
 from pliant.tools.run.steps import Step
 from pliant.tools.schedule.demand import job_state
@@ -54,16 +56,23 @@ class Once:
         return self._executor.settled
 
     def begin(self) -> None:
-        """Take over what runs, write down what ended meanwhile and what shall run from now on."""
+        """Take over what runs, write down what ended meanwhile and what shall run from now on.
+
+        What people asked for comes first, in the order in which ``pliant schedule --state`` has seen it: the
+        policy's state counts on that.
+        """
+        spool = Spool(self._state.dirs)
+        self._heed(spool)
         self._executor.adopt(self._state.log)
         self._record(self._executor.look())
         now, found = self._clock(), self._schedule
         self._state.record(
             [
                 decision_event(now, self._origin_s, found.policy.name, found.decision_seconds),
-                *(self._submit(job, now) for job in found.jobs if self._arrives(job, now)),
+                *(self._submit(self._in_utc(job), now) for job in found.jobs if self._arrives(job, now)),
             ]
         )
+        self._keep_the_rest(spool)
         self._reject(now)
         self._change(now)
 
@@ -76,13 +85,34 @@ class Once:
             events = report_events(report, self._state.log, self._clock(), self._retries)
             self._state.record(events)
 
+    def _heed(self, spool: Spool) -> None:
+        """Write down what was submitted and cancelled by the time of the decision."""
+        now, until_s = self._clock(), self._origin_s + self._schedule.time
+        found = list(unheard(spool.requests(), self._state.log, until_s))
+        self._state.record(
+            cancel_event(each, now) if isinstance(each, str) else self._submit(each, now) for each in found
+        )
+        spool.settle(self._state.log)
+
+    def _keep_the_rest(self, spool: Spool) -> None:
+        """Jobs of the schedule that arrive later are kept as submissions: the next call finds them."""
+        with spool.locked():
+            asked = {job.id for request in spool.requests() for job in request.jobs}
+            rest = [job for job in self._schedule.jobs if job.id not in asked | self._state.log.jobs.keys()]
+            if rest:
+                spool.ask_to_run(self._in_utc(job) for job in rest)
+
+    def _in_utc(self, job: Job) -> Job:
+        return job.model_copy(update={"submit_time": self._origin_s + job.submit_time})
+
     def _arrives(self, job: Job, now: float) -> bool:
         held = any(found.job == job.id for found in self._schedule.allocations)
         return job.id not in self._state.log.jobs and (held or self._origin_s + job.submit_time <= now)
 
     def _submit(self, job: Job, now: float) -> Event:
+        """``job``: with its submit_time in UTC."""
         detail = submit_detail(job_state(job, self._speeds), self._speeds)
-        return submit_event(job, min(now, self._origin_s + job.submit_time), detail)
+        return submit_event(job, min(now, job.submit_time), detail)
 
     def _reject(self, now: float) -> None:
         active = self._state.log.active

@@ -16,24 +16,33 @@ def runnable(schedule: Schedule, source: str, folder: Path) -> Schedule:
     :raises BadInputError: with every job that has no command, whose folder is missing, or that a decision
         names without the schedule having it; and every node that is given more than it has.
     """
-    jobs = tuple(
-        job.model_copy(update={"workdir": str(folder / (job.workdir or ""))}) for job in schedule.jobs
-    )
-    problems = [found for index, job in enumerate(jobs) for found in _job_problems(index, job, source)]
+    jobs = tuple(at_home(job, folder) for job in schedule.jobs)
+    problems = [
+        found for index, job in enumerate(jobs) for found in job_problems(job, source, f"/jobs/{index}")
+    ]
     problems += _allocation_problems(schedule, source)
     if problems:
         raise BadInputError(problems)
     return schedule.model_copy(update={"jobs": jobs})
 
 
-def _job_problems(index: int, job: Job, source: str) -> list[Problem]:
+def at_home(job: Job, folder: Path) -> Job:
+    """The job with its folder written out, ``folder`` where it names none."""
+    return job.model_copy(update={"workdir": str(folder / (job.workdir or ""))})
+
+
+def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
+    """What keeps one job from being started here.
+
+    :param pointer: where the job stands in its source.
+    """
     problems = []
     if not job.command:
         text = f'job "{job.id}" has no command: it can be replayed, but not run'
-        problems.append(Problem(source, None, f"/jobs/{index}/command", text))
+        problems.append(Problem(source, None, f"{pointer}/command", text))
     if not Path(job.workdir or "").is_dir():
         text = f'job "{job.id}": no such folder: {job.workdir}'
-        problems.append(Problem(source, None, f"/jobs/{index}/workdir", text))
+        problems.append(Problem(source, None, f"{pointer}/workdir", text))
     return problems
 
 

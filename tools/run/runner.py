@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
-from pliant.schemas.files import PIPE, source_name
-from pliant.schemas.io import (
-    profile_from_columns,
-    read_schedule,
-    write_cluster,
-    write_profile,
-    write_schedule,
-)
-from pliant.schemas.profile import Profile
-from pliant.schemas.schedule import Schedule
-from pliant.schemas.trace_hash import trace_hash
+from pliant.schemas.errors import JobsFailedError, PliantError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.clock import Clock, origin
 from pliant.tools.run.dry import describe
-from pliant.tools.run.executor import Executor
 from pliant.tools.run.fold import RunLog
-from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.interrupts import Interrupts
-from pliant.tools.run.journal import on_clock, run_event
 from pliant.tools.run.layout import StateDir
-from pliant.tools.run.live import RETRIES, LiveRun, Parts
-from pliant.tools.run.once import Once, steps_between
+from pliant.tools.run.live import LiveRun
+from pliant.tools.run.once import steps_between
+from pliant.tools.run.options import Options
 from pliant.tools.run.planning import read_plan, target_of
-from pliant.tools.run.runnable import runnable
-from pliant.tools.run.state import Sink, State, read_log
+from pliant.tools.run.prepare import Prepared
+from pliant.tools.run.state import read_log
 from pliant.tools.run.steps import Target
-from pliant.tools.schedule.decide import throughput_for
-from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session import Session
-from pliant.tools.schedule.speeds import Speeds
-from pliant.tools.schedule.state import session_from_events, session_from_schedule
 
 POLL_S: Final = 0.1
-STATE_NAME: Final = "pliant-state"
 View = Callable[[RunLog, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line says."""
-
-    state: Path
-    """The state directory; it need not be there."""
-    schedule: str | None = None
-    """File of the schedule; None: what the state directory goes on with, or stdin."""
-    backend: str | None = None
-    """None: what the cluster says."""
-    wait: bool = False
-    retries: int = RETRIES
-    timeouts: Timeouts = field(default_factory=Timeouts)
-    sinks: tuple[Sink, ...] = ()
-    """Told of every event of the log, those of earlier processes first."""
-
-
-def free_state_name(folder: Path) -> Path:
-    """The first of pliant-state, pliant-state-2, … in ``folder`` that is not there yet."""
-    number = 1
-    while (path := folder / (STATE_NAME if number == 1 else f"{STATE_NAME}-{number}")).exists():
-        number += 1
-    return path
+Loop = Callable[[LiveRun, Interrupts, View], None]
 
 
 def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None]:
@@ -83,11 +37,25 @@ def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None
 
     :raises ServiceMissingError: the log cannot be written; the jobs train on and can be taken up again.
     """
-    job = _Job.read(options, resume=True)
-    with job.open(options) as state, Interrupts() as interrupts:
-        live = job.live(state, options)
+    return _run(options, view, _loop, follow=False)
+
+
+def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+    """Let a policy decide as things happen, until SIGINT or SIGTERM; returns the log and the signal.
+
+    However it ends, the jobs train on, and the next run takes them up.
+
+    :raises ServiceMissingError: the log cannot be written.
+    """
+    return _run(options, view, _follow, follow=True)
+
+
+def _run(options: Options, view: View, loop: Loop, *, follow: bool) -> tuple[RunLog, Signals | None]:
+    prepared = Prepared.read(options, open_backend, resume=True)
+    with prepared.open() as state, Interrupts() as interrupts:
+        live = prepared.live(state, follow=follow)
         try:
-            _loop(live, interrupts, view)
+            loop(live, interrupts, view)
         except ServiceMissingError as error:
             if live.drained:
                 _end(live, interrupts)
@@ -97,11 +65,13 @@ def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None
                 f"{error}; {left} jobs train on: run again with --state {options.state} to take them up"
             ) from error
         except BaseException:
+            if follow:
+                raise
             with contextlib.suppress(PliantError):
                 live.drain("the run ended with an error")
             _end(live, interrupts)
             raise
-        view(state.log, job.clock())
+        view(state.log, prepared.clock())
         return state.log, interrupts.received[0] if interrupts.received else None
 
 
@@ -110,10 +80,10 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
 
     Returns the log, and the jobs that this call has given up.
     """
-    job = _Job.read(options, resume=False)
-    with job.open(options) as state:
+    prepared = Prepared.read(options, open_backend, resume=False)
+    with prepared.open() as state:
         before = len(state.log.events)
-        once = job.once(state, options)
+        once = prepared.once(state)
         once.begin()
         while not once.settled:
             once.step()
@@ -122,15 +92,19 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
         return state.log, [event.job for event in recorded if event.event == "fail" and event.job]
 
 
-def dry_run_text(options: Options, *, until_done: bool) -> str:
-    """The steps that a run would begin with, as text; nothing is touched."""
-    job = _Job.read(options, resume=until_done)
-    if job.resumed and until_done:
-        name = job.schedule.policy.name
+def dry_run_text(options: Options, *, resume: bool) -> str:
+    """The steps that a run would begin with, as text; nothing is touched.
+
+    :param resume: as for :meth:`Prepared.read`.
+    """
+    prepared = Prepared.read(options, open_backend, resume=resume)
+    name = prepared.schedule.policy.name
+    if prepared.resumed and resume:
         return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
-    log = read_log(options.state) if job.dirs.events.is_file() else RunLog()
-    job.executor.targets = _held(log, job.dirs)
-    return describe(steps_between(log, job.schedule, job.executor), job.dirs, job.executor.nodes)
+    log = read_log(options.state) if prepared.dirs.events.is_file() else RunLog()
+    executor = prepared.executor
+    executor.targets = _held(log, prepared.dirs)
+    return describe(steps_between(log, prepared.schedule, executor), prepared.dirs, executor.nodes)
 
 
 def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:
@@ -165,6 +139,13 @@ def _loop(live: LiveRun, interrupts: Interrupts, view: View) -> None:
         time.sleep(POLL_S)
 
 
+def _follow(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+    while not interrupts.received:
+        live.step()
+        view(live.state.log, live.clock())
+        time.sleep(POLL_S)
+
+
 def _end(live: LiveRun, interrupts: Interrupts) -> None:
     """Wait for the jobs of a drained run to leave, whatever of it can still be written down."""
     while not live.finished:
@@ -173,119 +154,6 @@ def _end(live: LiveRun, interrupts: Interrupts) -> None:
         if len(interrupts.received) > 1:
             live.executor.kill_all()
         time.sleep(POLL_S)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What is to be run, before anything is touched."""
-
-    schedule: Schedule
-    dirs: StateDir
-    executor: Executor
-    clock: Clock
-    trace_hash: str
-    resumed: bool
-
-    @classmethod
-    def read(cls, options: Options, *, resume: bool) -> _Job:
-        """Read the inputs.
-
-        :param resume: go on with the state directory's own schedule where it holds a run.
-        """
-        dirs, clock = StateDir(options.state.resolve()), Clock()
-        there = dirs.events.is_file() and read_log(options.state).info is not None
-        if there and resume and options.schedule is not None:
-            raise UsageError(
-                f"{options.state} holds a run: name no schedule to go on with it, or another folder"
-            )
-        path = str(dirs.schedule) if there and resume else _input(options.schedule)
-        found = read_schedule(path)
-        schedule = runnable(found, source_name(path), Path.cwd())
-        backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
-        executor = Executor(backend, dirs, clock, options.timeouts)
-        return cls(schedule, dirs, executor, clock, trace_hash(found.jobs), there)
-
-    def open(self, options: Options) -> State:
-        """Lock the state directory; the sinks get to know its log."""
-        state = State(options.state, wait=options.wait)
-        if self.resumed != (state.log.info is not None):
-            state.close()
-            raise LockedError(f"{options.state} was written by another process meanwhile: try again")
-        self.clock.not_before(state.log.last_s)
-        for sink in options.sinks:
-            state.add_sink(sink)
-        return state
-
-    @property
-    def profile(self) -> Profile | None:
-        """The profile in the schedule."""
-        columns = self.schedule.profile
-        return None if columns is None else Profile(profile_from_columns(columns, "schedule"))
-
-    def live(self, state: State, options: Options) -> LiveRun:
-        """The loop, with its first decision made or taken over; the run's clock starts here."""
-        found, log = self.schedule, state.log
-        policy = make_policy(found.policy.name, found.policy.parameters)
-        throughput = throughput_for(self.profile, found.cluster)
-        if self.resumed:
-            session = session_from_events(
-                on_clock(log.events, log.origin_s or 0.0),
-                policy,
-                found.cluster,
-                throughput,
-                found.policy_state,
-                seed=found.policy.seed,
-                source=str(state.dirs.events),
-            )
-            self.executor.adopt(log)
-        else:
-            session = session_from_schedule(found, policy, throughput)
-            self.keep_inputs(state, policy.default_interval_s)
-        origin_s = origin(found.time, self.clock(), log.origin_s)
-        known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
-        parts = Parts(state, found, session, self.executor, self.clock, origin_s, options.retries)
-        live = LiveRun(parts, [job for job in found.jobs if job.id not in known])
-        if self.resumed:
-            live.carry_on()
-        else:
-            live.begin()
-        return live
-
-    def once(self, state: State, options: Options) -> Once:
-        """One reconciliation."""
-        if not self.resumed:
-            self.keep_inputs(state, None)
-        origin_s = origin(self.schedule.time, self.clock(), state.log.origin_s)
-        return Once(
-            state,
-            self.executor,
-            self.schedule,
-            self._speeds(),
-            self.clock,
-            origin_s=origin_s,
-            retries=options.retries,
-        )
-
-    def _speeds(self) -> Speeds:
-        found = self.schedule
-        throughput = throughput_for(self.profile, found.cluster)
-        return Session(
-            make_policy(found.policy.name, found.policy.parameters), found.cluster, throughput
-        ).speeds
-
-    def keep_inputs(self, state: State, interval_s: float | None) -> None:
-        """Write what the run needs into the state directory, and the first event."""
-        write_cluster(self.schedule.cluster, state.dirs.cluster)
-        if self.profile is not None:
-            write_profile(self.profile, state.dirs.profile)
-        write_schedule(self.schedule, state.dirs.schedule)
-        state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
-
-
-def _input(schedule: str | None) -> str:
-    if schedule is None and (sys.stdin is None or sys.stdin.isatty()):
-        raise UsageError("no schedule: name a file, or pipe one in from pliant schedule")
-    return PIPE if schedule is None else schedule
 
 
 def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pliant.schemas.errors import LockedError, UsageError
 from pliant.schemas.event import Event
@@ -17,6 +18,9 @@ from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.layout import StateDir
 
 Sink = Callable[[Sequence[Event]], None]
+_GLANCE_S: Final = 0.25
+"""For so long a lock that is held is tried again: somebody may only be looking whether it is."""
+_RETRY_S: Final = 0.05
 _log = logging.getLogger("pliant")
 
 
@@ -27,21 +31,14 @@ class Lock:
         self._path = path
         self._descriptor = -1
 
-    def acquire(self, *, wait: bool = False) -> None:
+    def acquire(self, *, wait_s: float = 0.0) -> None:
         """Take the lock.
 
-        :raises LockedError: another process holds it, and ``wait`` is not set.
+        :raises LockedError: another process still holds it after ``wait_s``.
         """
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = os.pread(self._descriptor, 64, 0).decode(errors="replace").strip()
-            self.release()
-            who = f" by process {holder}" if holder else ""
-            raise LockedError(
-                f"{self._path.parent} is in use{who}: try again later, or wait for it with --wait"
-            ) from None
+            self._take(max(wait_s, _GLANCE_S))
         except BaseException:
             self.release()
             raise
@@ -54,14 +51,50 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def _take(self, within_s: float) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not _try(self._descriptor, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline_s:
+                who = f" by process {holder}" if (holder := _written(self._descriptor)) else ""
+                where = self._path.parent
+                raise LockedError(
+                    f"{where} is in use{who}: try again later, or wait for it with --wait SECONDS"
+                )
+            time.sleep(_RETRY_S)
+
+
+def holder_of(path: Path) -> int | None:
+    """The process that holds a lock (0: one that has not said its name yet); None: nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return None if _try(descriptor, fcntl.LOCK_SH) else _written(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _written(descriptor: int) -> int:
+    text = os.pread(descriptor, 64, 0).strip()
+    return int(text) if text.isdigit() else 0
+
 
 class State:
     """A state directory that this process writes to. Events go to the file first, then to everybody else."""
 
-    def __init__(self, path: str | Path, *, wait: bool = False) -> None:
+    def __init__(self, path: str | Path, *, wait_s: float = 0.0) -> None:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
-        :raises LockedError: another process writes to it.
+        :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used.
         """
         self.dirs = StateDir(Path(path).resolve())
@@ -69,7 +102,7 @@ class State:
         try:
             self.dirs.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.dirs.jobs.mkdir(mode=0o700, exist_ok=True)
-            self._lock.acquire(wait=wait)
+            self._lock.acquire(wait_s=wait_s)
         except OSError as error:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:

@@ -67,8 +67,8 @@ def decide(
         check_profiled(jobs, throughput.models(), source)
     if now_s is None:
         now_s = min((job.submit_time for job in jobs), default=0.0)
-    policy = _policy(question, profile)
-    _check_demand(jobs, policy, source)
+    policy = policy_for(question, profile)
+    check_demand(jobs, policy, source)
     session = Session(policy, cluster, throughput, seed=question.seed)
     for job in arrivals_until(jobs, now_s):
         session.submit(job, now_s)
@@ -100,7 +100,7 @@ def decide_from_events(
     cluster = cluster or (info.cluster if info is not None else None)
     if cluster is None:
         raise BadInputError.one(source, "does not name a cluster in its first event")
-    policy = _policy(question, profile)
+    policy = policy_for(question, profile)
     session = session_from_events(
         events,
         policy,
@@ -111,7 +111,7 @@ def decide_from_events(
         seed=question.seed,
         source=source,
     )
-    _check_demand([job.spec for job in session.jobs.values()], policy, source)
+    check_demand([job.spec for job in session.jobs.values()], policy, source)
     return _ask(session, now_s, question, [], profile)
 
 
@@ -157,14 +157,22 @@ def batch_of(session: Session, job: JobState) -> BatchPlan | None:
     return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
 
 
-def _policy(question: Question, profile: Profile | None) -> Policy:
+def policy_for(question: Question, profile: Profile | None) -> Policy:
+    """The policy that is asked.
+
+    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
+    """
     policy = make_policy(question.policy, question.parameters)
     if profile is None and "profile" in policy.needs:
         raise UsageError(f'policy "{question.policy}" needs a profile: name one, or pipe one in')
     return policy
 
 
-def _check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
+def check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
+    """Refuse jobs without work where the policy needs it.
+
+    :raises BadInputError: one problem a job.
+    """
     silent = [job.id for job in jobs if job.work is None] if "demand" in policy.needs else []
     if silent:
         text = f'states no work, which policy "{policy.name}" needs'

@@ -19,14 +19,17 @@ def main() -> None:
     """Run the command line in ``sys.argv``."""
     import typer
 
+    from pliant.cli.cancel import cancel
     from pliant.cli.common import command
     from pliant.cli.log import log
     from pliant.cli.run import run
+    from pliant.cli.schedule import schedule
     from pliant.cli.status import status
+    from pliant.cli.submit import submit
 
     runner.open_backend = plain
     app = typer.Typer(pretty_exceptions_enable=False)
-    for function in (run, status, log):
+    for function in (run, schedule, submit, cancel, status, log):
         app.command()(command(function))
     app()
 

@@ -12,7 +12,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.gang import Timeouts
-from pliant.tools.run.runner import Options
+from pliant.tools.run.options import Options
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.scripts import script

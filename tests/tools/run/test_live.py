@@ -15,7 +15,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run import runner
 from pliant.tools.run.fold import RunLog
+from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.options import Options
 from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.state import State, read_log
@@ -181,9 +183,9 @@ def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: S
 def test_a_job_that_does_not_listen_to_its_plan_is_terminated_then_killed(site: Site, manner: str) -> None:
     site.job("a", manner, samples=1e6, high=2)
     options = site.options()
-    quick = runner.Timeouts(abort_s=0.1, term_s=0.1, kill_s=0.5, broken_s=0.5)
+    quick = Timeouts(abort_s=0.1, term_s=0.1, kill_s=0.5, broken_s=0.5)
     runner.run_until_done(
-        runner.Options(options.state, options.schedule, timeouts=quick),
+        Options(options.state, options.schedule, timeouts=quick),
         when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)),
     )
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0"]
@@ -216,8 +218,8 @@ def test_a_second_signal_does_not_wait_for_checkpoints(site: Site) -> None:
             next(twice, lambda: None)()
 
     options = site.options("fifo")
-    patient = runner.Timeouts(abort_s=3600, term_s=3600)
-    run_until_done(runner.Options(options.state, options.schedule, timeouts=patient), view)
+    patient = Timeouts(abort_s=3600, term_s=3600)
+    run_until_done(Options(options.state, options.schedule, timeouts=patient), view)
     assert left_running(site.folder) == []
 
 
@@ -431,7 +433,7 @@ def test_secrets_are_readable_by_their_owner_only(site: Site) -> None:
 
 def test_a_dry_run_prints_the_commands_and_touches_nothing(site: Site) -> None:
     site.job("a", samples=50, high=2)
-    text = runner.dry_run_text(site.options(), until_done=True)
+    text = runner.dry_run_text(site.options(), resume=True)
     head, plan, first, second = text.splitlines()
     assert head == "start a: nothing -> n0/0 n0/1 (attempt 1)"
     assert plan == "  plan: global batch 8, 1 micro-steps, learning rate x 1"
@@ -451,8 +453,8 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     run_once(preempting)
     assert site.of("a")[-1] == "finish a 0"
     site.jobs = both
-    again = runner.Options(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
-    lines = runner.dry_run_text(again, until_done=False).splitlines()
+    again = Options(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
+    lines = runner.dry_run_text(again, resume=False).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["resume b: nothing -> n0/0 (attempt 2)"]
     run_once(again)
     assert site.story()[-1] == "resume b 1"
@@ -463,7 +465,7 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
 def test_a_dry_run_of_a_run_that_goes_on_leaves_the_word_to_the_policy(site: Site) -> None:
     site.job("a", samples=1e6)
     run_until_done(site.options("fifo"), when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)))
-    text = runner.dry_run_text(site.options(None), until_done=True)
+    text = runner.dry_run_text(site.options(None), resume=True)
     assert text.startswith('policy "fifo" decides first')
     assert len(text.splitlines()) == 1
 
@@ -472,7 +474,7 @@ def test_a_dry_run_on_a_live_state_directory_tells_the_difference(site: Site) ->
     site.job("a", samples=1e6, high=2)
     run_once(site.options())
     site.job("b", samples=50, high=1)
-    lines = runner.dry_run_text(site.options(), until_done=False).splitlines()
+    lines = runner.dry_run_text(site.options(), resume=False).splitlines()
     assert lines[0] == "shrink a: n0/0 n0/1 -> n0/0 (attempt 2)"
     assert lines[3] == "start b: nothing -> n0/1 (attempt 1)"
     assert read_log(site.state).jobs.keys() == {"a"}

@@ -88,7 +88,7 @@ def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
     with State(tmp_path) as first:
         turns: list[str] = []
         second = threading.Thread(
-            target=lambda: turns.append("second") if State(tmp_path, wait=True) else None
+            target=lambda: turns.append("second") if State(tmp_path, wait_s=60) else None
         )
         second.start()
         first.record([submitted("a")])

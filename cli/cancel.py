@@ -1,0 +1,30 @@
+"""``pliant cancel``: end jobs of a state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pliant.cli.console import note
+
+
+def cancel(
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to end.", show_default=False)],
+    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+) -> None:
+    """End jobs, running or waiting; all that are named, or none where one is unknown.
+
+    Workers stop at a step boundary with a checkpoint. Where no run lives it
+    takes effect with the next one. A job that has ended stays as it is.
+
+    Example: pliant cancel char-lm --state live
+    """
+    from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.state import holder_of
+    from pliant.tools.run.submit import cancel as ask
+
+    ask(state, jobs)
+    if holder_of(StateDir(state).lock) is None:
+        note(f"nobody runs {state}: it takes effect with the next pliant run --state {state}")

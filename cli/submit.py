@@ -1,0 +1,44 @@
+"""``pliant submit``: give jobs to a state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pliant.cli.console import note, nothing_comes_in, out_text
+from pliant.schemas.errors import UsageError
+
+
+def submit(
+    jobs: Annotated[
+        str | None,
+        typer.Argument(help="Jobs (JSON Lines); - is stdin, also the default in a pipe.", show_default=False),
+    ] = None,
+    *,
+    state: Annotated[Path, typer.Option("--state", help="State directory; made if it is not there.")],
+) -> None:
+    """Give jobs to a state directory, all of them or none, and print their ids.
+
+    A run that lives (pliant run --follow, --until-done) takes them up at
+    once; else they wait for the next one. When an id is printed, it is on
+    disk. submit_time counts from now.
+
+    Example: pliant submit jobs.jsonl --state live
+    """
+    import time
+
+    from pliant.schemas.files import source_name
+    from pliant.schemas.io import read_jobs
+    from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.state import holder_of
+    from pliant.tools.run.submit import submit as ask
+
+    if jobs is None and nothing_comes_in():
+        raise UsageError("no jobs to submit: name a file, or pipe one in")
+    path = jobs or "-"
+    ids = ask(state, read_jobs(path), source_name(path), folder=Path.cwd(), now_s=time.time())
+    out_text("".join(f"{job_id}\n" for job_id in ids))
+    if holder_of(StateDir(state).lock) is None:
+        note(f"nobody runs {state}: they wait for pliant run --follow --state {state}")

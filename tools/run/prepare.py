@@ -1,0 +1,227 @@
+"""Before a run: its inputs, read and checked; its state directory, locked; its loop, ready to turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, LockedError, UsageError
+from pliant.schemas.files import PIPE, source_name
+from pliant.schemas.io import (
+    profile_from_columns,
+    profile_to_columns,
+    read_cluster,
+    read_profile,
+    read_schedule,
+    write_cluster,
+    write_profile,
+    write_schedule,
+)
+from pliant.schemas.profile import Profile
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.schemas.trace_hash import trace_hash
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.clock import Clock, origin
+from pliant.tools.run.executor import Executor
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.journal import on_clock, run_event
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.live import LiveRun, Parts
+from pliant.tools.run.once import Once
+from pliant.tools.run.options import Options
+from pliant.tools.run.runnable import runnable
+from pliant.tools.run.spool import Spool
+from pliant.tools.run.state import State, read_log
+from pliant.tools.schedule.decide import Question, check_demand, policy_for, throughput_for
+from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.state import session_from_events, session_from_schedule
+
+OpenBackend = Callable[[str, Cluster, StateDir], Backend]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A run whose inputs are read, before anything is touched."""
+
+    options: Options
+    schedule: Schedule
+    dirs: StateDir
+    executor: Executor
+    clock: Clock
+    trace_hash: str
+    resumed: bool
+    """Whether the state directory holds a run already."""
+
+    @classmethod
+    def read(cls, options: Options, open_backend: OpenBackend, *, resume: bool) -> Prepared:
+        """Read the inputs.
+
+        :param resume: go on with the state directory's own schedule where it holds a run.
+        """
+        dirs, clock = StateDir(options.state.resolve()), Clock()
+        there = dirs.events.is_file() and read_log(options.state).info is not None
+        if there and resume:
+            _refuse_inputs(options)
+            found, name = _own_schedule(options, dirs), str(dirs.schedule)
+        elif options.question is not None and options.schedule is None:
+            found, name = _empty_schedule(options, options.question, clock()), "jobs"
+        else:
+            name = _input(options.schedule)
+            found = read_schedule(name)
+        schedule = runnable(found, source_name(name), Path.cwd())
+        backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
+        executor = Executor(backend, dirs, clock, options.timeouts)
+        return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there)
+
+    def open(self) -> State:
+        """Lock the state directory; the sinks get to know its log."""
+        state = State(self.options.state, wait_s=self.options.wait_s)
+        if self.resumed != (state.log.info is not None):
+            state.close()
+            raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
+        self.clock.not_before(state.log.last_s)
+        for sink in self.options.sinks:
+            state.add_sink(sink)
+        return state
+
+    def live(self, state: State, *, follow: bool) -> LiveRun:
+        """The loop, with its first decision made or taken over; the run's clock starts here."""
+        if self.resumed:  # another run may have written it while this one waited for the lock
+            found = _own_schedule(self.options, self.dirs)
+            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd())
+        found, log = self.schedule, state.log
+        policy = make_policy(found.policy.name, found.policy.parameters)
+        throughput = throughput_for(_profile(found), found.cluster)
+        if self.resumed:
+            session = self._session(log, policy, throughput)
+            self.executor.adopt(log)
+        else:
+            session = session_from_schedule(found, policy, throughput)
+            self._begin(state, throughput, policy.default_interval_s)
+        origin_s = origin(found.time, self.clock(), log.origin_s)
+        known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
+        parts = Parts(
+            state,
+            found,
+            session,
+            self.executor,
+            self.clock,
+            origin_s,
+            retries=self.options.retries,
+            follow=follow,
+        )
+        live = LiveRun(parts, [job for job in found.jobs if job.id not in known])
+        if self.resumed:
+            live.carry_on()
+        else:
+            live.begin()
+        return live
+
+    def once(self, state: State) -> Once:
+        """One reconciliation."""
+        found = self.schedule
+        throughput = throughput_for(_profile(found), found.cluster)
+        if not self.resumed:
+            self._begin(state, throughput, None)
+        origin_s = origin(found.time, self.clock(), state.log.origin_s)
+        policy = make_policy(found.policy.name, found.policy.parameters)
+        return Once(
+            state,
+            self.executor,
+            found,
+            Session(policy, found.cluster, throughput).speeds,
+            self.clock,
+            origin_s=origin_s,
+            retries=self.options.retries,
+        )
+
+    def _session(self, log: RunLog, policy: Policy, throughput: Throughput) -> Session:
+        found, source = self.schedule, str(self.dirs.events)
+        session = session_from_events(
+            on_clock(log.events, log.origin_s or 0.0),
+            policy,
+            found.cluster,
+            throughput,
+            found.policy_state,
+            seed=found.policy.seed,
+            source=source,
+        )
+        check_demand([job.spec for job in session.jobs.values()], policy, source)
+        return session
+
+    def _begin(self, state: State, throughput: Throughput, interval_s: float | None) -> None:
+        """Write what the run needs into the state directory, and the first event.
+
+        From then on ``pliant submit`` checks jobs against it; those submitted before are checked here.
+
+        :raises BadInputError: one of them cannot be taken up.
+        """
+        spool = Spool(self.dirs)
+        with spool.locked():
+            self._check_submitted(spool, throughput)
+            if (profile := _profile(self.schedule)) is not None:
+                write_profile(profile, self.dirs.profile)
+            write_schedule(self.schedule, self.dirs.schedule)
+            write_cluster(self.schedule.cluster, self.dirs.cluster)
+            state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
+
+    def _check_submitted(self, spool: Spool, throughput: Throughput) -> None:
+        jobs, source = [job for request in spool.requests() for job in request.jobs], str(self.dirs.spool)
+        twice = {job.id for job in jobs} & {job.id for job in self.schedule.jobs}
+        if twice:
+            raise BadInputError.one(source, f'job "{min(twice)}" is in the schedule, too')
+        check_fits(jobs, self.schedule.cluster, source)
+        if throughput.models():
+            check_profiled(jobs, throughput.models(), source)
+        check_demand(jobs, make_policy(self.schedule.policy.name, self.schedule.policy.parameters), source)
+
+
+def _refuse_inputs(options: Options) -> None:
+    if options.schedule is not None:
+        raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
+    if options.cluster is not None or options.profile is not None:
+        raise UsageError(f"{options.state} holds a run: it brings its own cluster and profile")
+
+
+def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
+    """The schedule that a run goes on with, under the policy that is asked for."""
+    found, question = read_schedule(dirs.schedule), options.question
+    if question is None:
+        return found
+    policy = policy_for(question, _profile(found))
+    return found.model_copy(update={"policy": _use(question, policy)})
+
+
+def _empty_schedule(options: Options, question: Question, now_s: float) -> Schedule:
+    """Nothing decided yet, no job: what a live run begins with. Its clock shows UTC."""
+    if options.cluster is None:
+        raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")
+    profile = None if options.profile is None else read_profile(options.profile)
+    return Schedule(
+        time=now_s,
+        policy=_use(question, policy_for(question, profile)),
+        cluster=read_cluster(options.cluster),
+        profile=None if profile is None else profile_to_columns(profile.rows),
+    )
+
+
+def _profile(schedule: Schedule) -> Profile | None:
+    columns = schedule.profile
+    return None if columns is None else Profile(profile_from_columns(columns, "schedule"))
+
+
+def _use(question: Question, policy: Policy) -> PolicyUse:
+    return PolicyUse(name=question.policy, parameters=dict(policy.parameters), seed=question.seed)
+
+
+def _input(schedule: str | None) -> str:
+    if schedule is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no schedule: name a file, or pipe one in from pliant schedule")
+    return PIPE if schedule is None else schedule

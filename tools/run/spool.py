@@ -1,0 +1,170 @@
+"""What people ask of a state directory, at any moment: jobs to take up, jobs to cancel; one file a request.
+
+``spool/NUMBER.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC, ``spool/NUMBER.cancel.json``
+a list of ids. A request counts once its file bears that name, on disk. Whoever runs the directory writes
+it into the log and only then removes the file; meeting it twice does no harm, for the log knows the ids.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.files import sync_folder
+from pliant.schemas.io import atomic_write, read_jobs, write_jobs
+from pliant.schemas.job import Job
+from pliant.tools.run.fold import RunLog, fold
+from pliant.tools.run.journal import cancel_event, submit_event
+from pliant.tools.run.layout import StateDir
+
+_JOBS: Final = ".jobs.jsonl"
+_CANCEL: Final = ".cancel.json"
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One submission, or one cancellation."""
+
+    path: Path
+    jobs: tuple[Job, ...] = ()
+    """Submitted jobs; their ``submit_time`` is UTC."""
+    cancelled: tuple[str, ...] = ()
+    """Ids of jobs to end."""
+
+    def is_settled(self, log: RunLog) -> bool:
+        """Whether the log holds all of it."""
+        return all(job.id in log.jobs for job in self.jobs) and not any(
+            job_id in log.active for job_id in self.cancelled
+        )
+
+
+class Spool:
+    """The requests of one state directory."""
+
+    def __init__(self, dirs: StateDir) -> None:
+        self._folder = dirs.spool
+        self._read: dict[str, Request] = {}
+
+    def requests(self) -> list[Request]:
+        """All requests that are not settled, in the order in which they were made.
+
+        A file that is no request is warned of once and left where it is.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith((_JOBS, _CANCEL)))
+        except FileNotFoundError:
+            names = []
+        self._read = {name: self._read.get(name) or self._request(name) for name in names}
+        return [request for request in self._read.values() if request.jobs or request.cancelled]
+
+    def settle(self, log: RunLog) -> None:
+        """Remove the requests that the log holds."""
+        for request in self.requests():
+            if request.is_settled(log):
+                request.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else makes a request meanwhile; makes the folder, for its owner alone, where it is missing.
+
+        :raises UsageError: the folder cannot be made or used.
+        """
+        try:
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            text = f"{self._folder.parent}: cannot be used as state directory: {error.strerror}"
+            raise UsageError(text) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def ask_to_run(self, jobs: Iterable[Job]) -> None:
+        """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
+        write_jobs(jobs, self._next(_JOBS))
+        sync_folder(self._folder.parent)
+
+    def ask_to_cancel(self, job_ids: Iterable[str]) -> None:
+        """Write a cancellation; on disk when this returns. Call it while :meth:`locked`."""
+        atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n")
+        sync_folder(self._folder.parent)
+
+    def withdraw(self, job_ids: Collection[str]) -> None:
+        """Take jobs out of the submissions. Call it while :meth:`locked`, where no run has been yet."""
+        for request in self.requests():
+            kept = [job for job in request.jobs if job.id not in job_ids]
+            if kept and len(kept) < len(request.jobs):
+                write_jobs(kept, request.path)
+            elif request.jobs and not kept:
+                request.path.unlink()
+        self._read.clear()
+
+    def _next(self, ending: str) -> Path:
+        """A name after all others, also when the clock was set back."""
+        last = max((int(request.path.name.partition(".")[0]) for request in self.requests()), default=0)
+        return self._folder / f"{max(time.time_ns(), last + 1):020d}{ending}"
+
+    def _request(self, name: str) -> Request:
+        path = self._folder / name
+        try:
+            if name.endswith(_JOBS):
+                return Request(path, jobs=read_jobs(path))
+            return Request(path, cancelled=tuple(json.loads(path.read_bytes())))
+        except (BadInputError, OSError, ValueError, TypeError) as error:
+            if path.exists():  # else it was settled by somebody else between two looks
+                _log.warning("%s: left aside, it is no request: %s", path, error)
+            return Request(path)
+
+
+def unheard(
+    requests: Iterable[Request], log: RunLog, until_s: float, to_come: Mapping[str, Job] | None = None
+) -> Iterator[Job | str]:
+    """What the log lacks: jobs that arrive, and ids of jobs that are cancelled, in the order of the requests.
+
+    A job that is cancelled before its time arrives first, so that the log knows of it.
+
+    :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet.
+    :param to_come: jobs that were not submitted here and have not arrived.
+    """
+    known, ended = set(log.jobs), log.jobs.keys() - log.active.keys()
+    ahead = dict(to_come or {})
+    for request in requests:
+        for job in sorted(request.jobs, key=lambda job: (job.submit_time, job.id)):
+            if job.id in known or job.id in ahead:
+                continue
+            if job.submit_time > until_s:
+                ahead[job.id] = job
+                continue
+            known.add(job.id)
+            yield job
+        for job_id in request.cancelled:
+            if job_id in ahead:
+                known.add(job_id)
+                yield ahead.pop(job_id)
+            if job_id in known and job_id not in ended:
+                ended.add(job_id)
+                yield job_id
+
+
+def with_requests(events: Sequence[Event], dirs: StateDir, now_s: float) -> tuple[Event, ...]:
+    """A log as it will be once the next run has taken up what was asked for until ``now_s``."""
+    found = unheard(Spool(dirs).requests(), fold(events), now_s)
+    asked = (
+        cancel_event(it, now_s) if isinstance(it, str) else submit_event(it, min(now_s, it.submit_time))
+        for it in found
+    )
+    return (*events, *asked)

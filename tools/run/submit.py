@@ -1,0 +1,105 @@
+"""``pliant submit`` and ``pliant cancel``: requests to a state directory, checked, then written durably."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.io import read_cluster, read_profile, read_schedule
+from pliant.schemas.job import Job
+from pliant.tools.run.clock import EPOCH_LIKE_S
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.runnable import at_home, job_problems
+from pliant.tools.run.spool import Spool
+
+
+def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s: float) -> list[str]:
+    """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
+
+    A ``submit_time`` counts from now unless it is UTC already, as it counts from the start of a run.
+
+    :param source: what messages call the jobs.
+    :param folder: where a job starts that names no folder.
+    :raises BadInputError: an id is in use, or the cluster, the profile or the policy of the state directory
+        cannot do with a job.
+    """
+    listed = [at_home(job, folder) for job in jobs]
+    problems = [found for job in listed for found in job_problems(job, source)]
+    if problems:
+        raise BadInputError(problems)
+    dirs = StateDir(state.resolve())
+    spool = Spool(dirs)
+    with spool.locked():
+        known = known_ids(dirs, spool)
+        text = f"was submitted to {state} before, expected new ids"
+        used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
+        if used:
+            raise BadInputError(used)
+        if dirs.cluster.exists():
+            _check(listed, dirs, source)
+        spool.ask_to_run(_in_utc(job, now_s) for job in listed)
+    return [job.id for job in listed]
+
+
+def cancel(state: Path, job_ids: Sequence[str]) -> None:
+    """Ask for jobs to be ended; durable when this returns. Harmless for one that has ended.
+
+    :raises UsageError: the state directory has no such job; then nothing is asked for.
+    """
+    dirs = StateDir(state.resolve())
+    if not dirs.path.is_dir():
+        raise UsageError(f"{state}: no state directory")
+    spool = Spool(dirs)
+    with spool.locked():
+        asked = {job_id for request in spool.requests() for job_id in request.cancelled}
+        known = known_ids(dirs, spool) | asked
+        unknown = [job_id for job_id in job_ids if job_id not in known]
+        if unknown:
+            raise UsageError(f"{state} has no job {', '.join(unknown)}: nothing was cancelled")
+        if not dirs.cluster.exists():
+            spool.withdraw(job_ids)
+        if not asked.issuperset(job_ids):
+            spool.ask_to_cancel(job_ids)
+
+
+def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
+    """Ids of all jobs that were ever submitted, or are to come.
+
+    The spool is read first and the log last: a job moves only that way, so none is missed on its way.
+    """
+    asked = {job.id for request in spool.requests() for job in request.jobs}
+    ahead = {job.id for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else set()
+    return asked | ahead | _submitted(dirs.events)
+
+
+def _submitted(events: Path) -> set[str]:
+    """Ids in the log's submit events; its other lines are not parsed."""
+    if not events.exists():
+        return set()
+    with events.open("rb") as lines:
+        whole = (line for line in lines if b'"event":"submit"' in line and line.endswith(b"\n"))
+        return {str(json.loads(line)["job"]) for line in whole}
+
+
+def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
+    """Refuse what the run of the directory could not take up."""
+    from pliant.tools.schedule.decide import check_demand, throughput_for
+    from pliant.tools.schedule.registry import make_policy
+
+    listed, cluster = list(jobs), read_cluster(dirs.cluster)
+    check_fits(listed, cluster, source)
+    if dirs.profile.exists():
+        models = throughput_for(read_profile(dirs.profile), cluster).models()
+        check_profiled(listed, models, source)
+    if dirs.schedule.exists():
+        use = read_schedule(dirs.schedule).policy
+        check_demand(listed, make_policy(use.name, use.parameters), source)
+
+
+def _in_utc(job: Job, now_s: float) -> Job:
+    if job.submit_time >= EPOCH_LIKE_S:
+        return job
+    return job.model_copy(update={"submit_time": now_s + job.submit_time})
