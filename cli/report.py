@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import is_terminal, note, nothing_comes_in, out_text, stderr
+from pliant.schemas.bulk import garbage_collection_paused
 
 
 class Format(StrEnum):
@@ -28,6 +29,7 @@ class Reference(StrEnum):
     gps = "gps"
 
 
+@garbage_collection_paused(to_the_end=True)
 def report(
     events: Annotated[
         list[str] | None,

@@ -16,6 +16,9 @@ REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
 
+System = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
+"""What a reference is computed from: GPUs over time, and jobs."""
+
 _SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
     "fair-share": fluid_finishes,
     "gps": gps_finishes,
@@ -53,20 +56,22 @@ class References:
     """The reference systems, each computed once for equal jobs on equal GPUs: policies share a trace."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], dict[str, float]] = {}
+        self._known: list[tuple[System, Mapping[Reference, dict[str, float]]]] = []
 
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
         """The run against every reference."""
-        jobs = tuple(reference_jobs(run))
-        return {name: _against(run, self._finishes(name, jobs, run.capacity)) for name in REFERENCES}
+        found = self._finishes((run.capacity, tuple(reference_jobs(run))))
+        return {name: _against(run, found[name]) for name in REFERENCES}
 
-    def _finishes(
-        self, name: Reference, jobs: tuple[ReferenceJob, ...], capacity: tuple[tuple[float, int], ...]
-    ) -> dict[str, float]:
-        key = (name, jobs, capacity)
-        if key not in self._known:
-            self._known[key] = _SYSTEMS[name](jobs, capacity)
-        return self._known[key]
+    def _finishes(self, system: System) -> Mapping[Reference, dict[str, float]]:
+        """Compared one by one: different systems differ early, and to hash one costs more than to compare."""
+        for known, finishes in self._known:
+            if known == system:
+                return finishes
+        capacity, jobs = system
+        made = {name: _SYSTEMS[name](jobs, capacity) for name in REFERENCES}
+        self._known.append((system, made))
+        return made
 
 
 def fairness(run: RunRecord) -> dict[Reference, Fairness]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import Event
-from pliant.schemas.files import source_name
-from pliant.schemas.io import read_events
+from pliant.schemas.event_rows import EventRow, event_rows
+from pliant.schemas.events_io import parse_events
+from pliant.schemas.files import read_bytes, source_name
 from pliant.schemas.problems import problems_of
 from pliant.schemas.record import Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.tools.report.records import JobRecord, Outcome, RunRecord, Step
+from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord, Step
 
 R = TypeVar("R", bound=Record)
+AnyEvent = Event | EventRow
+Detail = Mapping[str, Any] | str
+"""A detail, or its JSON text."""
 
 _STEPS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _RESCALES: Final = frozenset({"grow", "shrink", "move"})
@@ -29,15 +36,21 @@ _ENDS: Final[dict[str, Outcome]] = {
 }
 
 
+@garbage_collection_paused()
 def read_run(path: str | Path) -> RunRecord:
     """Read and fold one event file; ``-`` is stdin.
 
     :raises BadInputError: it is no event file, or its events do not fit together.
     """
-    return fold(read_events(path), source_name(path))
+    data, source = read_bytes(path), source_name(path)
+    rows = event_rows(data, source)
+    if rows is not None:
+        with suppress(BadInputError):  # the careful reader says what is wrong
+            return fold(rows, source)
+    return fold(parse_events(data, source), source)
 
 
-def fold(events: Iterable[Event], source: str = "events") -> RunRecord:
+def fold(events: Iterable[AnyEvent], source: str = "events") -> RunRecord:
     """Fold the events of one run, live or simulated, complete or torn off.
 
     :raises BadInputError: with every problem; events are counted from 1.
@@ -61,14 +74,15 @@ class _Fold:
         self.decisions = 0
         self.decision_seconds = 0.0
         self.policies: dict[str, None] = {}
-        self.cluster_events: dict[str, Callable[[Event, int], None]] = {
+        self.curves: dict[Curve, Curve] = {}
+        self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
             "node_down": self._node,
             "node_up": self._node,
         }
 
-    def take(self, event: Event, number: int) -> None:
+    def take(self, event: AnyEvent, number: int) -> None:
         """Take up one event."""
         if self.info is None and not self._run_info(event, number):
             return
@@ -104,21 +118,21 @@ class _Fold:
             tuple(self.policies),
         )
 
-    def _run_info(self, event: Event, number: int) -> bool:
+    def _run_info(self, event: AnyEvent, number: int) -> bool:
         """Take up what the first event says about the run; False ends the reading."""
         if number > 1:
             return False
-        if event.event != "decision" or event.detail is None or "policy" not in event.detail:
+        if event.event != "decision" or "policy" not in _fields(event):
             self._problem(number, "does not name the run, expected a decision that says policy and cluster")
             return False
-        self.info = self._parse(RunInfo, event.detail, number)
+        self.info = self._parse(RunInfo, event.detail or {}, number)
         if self.info is None:
             return False
         self.node_gpus = {node.name: node.gpus for node in self.info.cluster.expanded()}
         self.capacity = [(event.time, self.info.cluster.total_gpus)]
         return True
 
-    def _submit(self, event: Event, number: int) -> None:
+    def _submit(self, event: AnyEvent, number: int) -> None:
         detail = self._parse(SubmitDetail, event.detail or {}, number)
         if detail is None:
             return
@@ -128,12 +142,11 @@ class _Fold:
         elif job_id in self.jobs:
             self._problem(number, f'job "{job_id}" is submitted twice')
         else:
-            self.jobs[job_id] = JobRecord(
-                detail.job, event.time, detail.curve, detail.samples, detail.demand_gpu_s
-            )
+            curve = self.curves.setdefault(detail.curve, detail.curve)  # many jobs share few curves
+            self.jobs[job_id] = JobRecord(detail.job, event.time, curve, detail.samples, detail.demand_gpu_s)
 
-    def _decision(self, event: Event, number: int) -> None:
-        detail = event.detail or {}
+    def _decision(self, event: AnyEvent, number: int) -> None:
+        detail = _fields(event)
         if isinstance(detail.get("policy"), str):
             self.policies[detail["policy"]] = None
         seconds = detail.get("decision_seconds")
@@ -141,8 +154,8 @@ class _Fold:
             self.decisions += 1
             self.decision_seconds += seconds
 
-    def _node(self, event: Event, number: int) -> None:
-        name = (event.detail or {}).get("node")
+    def _node(self, event: AnyEvent, number: int) -> None:
+        name = _fields(event).get("node")
         if name not in self.node_gpus:
             self._problem(number, f"{event.event} of {name!r}, which is not in the cluster", "/detail/node")
             return
@@ -150,8 +163,10 @@ class _Fold:
         gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
         self.capacity.append((event.time, gpus))
 
-    def _parse(self, record: type[R], detail: Mapping[str, Any], number: int) -> R | None:
+    def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:
+            if isinstance(detail, str):
+                return record.model_validate_json(detail, strict=False)
             return record.model_validate(detail, strict=False)
         except ValidationError as error:
             self.problems += problems_of(error, self.source, where=f"event {number}: /detail")
@@ -162,7 +177,15 @@ class _Fold:
         self.problems.append(Problem(self.source, None, where, text))
 
 
-def _apply(job: JobRecord, event: Event) -> None:
+def _fields(event: AnyEvent) -> Mapping[str, Any]:
+    """The detail of an event, empty where it has none."""
+    found: Mapping[str, Any] = (
+        json.loads(event.detail) if isinstance(event.detail, str) else event.detail or {}
+    )
+    return found
+
+
+def _apply(job: JobRecord, event: AnyEvent) -> None:
     name = event.event
     if event.samples_done is not None:
         job.samples_done = event.samples_done
@@ -181,7 +204,7 @@ def _apply(job: JobRecord, event: Event) -> None:
         _add_overhead(job, name, event.overhead_seconds)
 
 
-def _step(job: JobRecord, event: Event) -> None:
+def _step(job: JobRecord, event: AnyEvent) -> None:
     if job.outcome == "failed":  # started once more without a word in between
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
@@ -190,7 +213,7 @@ def _step(job: JobRecord, event: Event) -> None:
     _hold(job, event.time, unchanged if event.gpus is None else event.gpus, event.event)
 
 
-def _end(job: JobRecord, event: Event) -> None:
+def _end(job: JobRecord, event: AnyEvent) -> None:
     job.outcome = _ENDS[event.event]
     job.end_s = _not_before(job, event.time)
     if job.steps and job.steps[-1].gpus:
@@ -215,7 +238,8 @@ def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
 
 def _not_before(job: JobRecord, time_s: float) -> float:
     """The clocks of several machines may disagree by a little; a job's own story never runs backwards."""
-    return max(time_s, job.steps[-1].time_s if job.steps else job.submit_s)
+    before = job.steps[-1].time_s if job.steps else job.submit_s
+    return time_s if time_s > before else before
 
 
 def _shift(job: JobRecord, origin_s: float) -> None:

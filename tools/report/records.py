@@ -12,6 +12,8 @@ from typing import Literal
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 
+Curve = tuple[tuple[int, float], ...]
+"""(GPUs, samples per second), sizes ascending."""
 Outcome = Literal["unfinished", "finished", "failed", "cancelled", "rejected"]
 
 
@@ -35,8 +37,8 @@ class JobRecord:
 
     job: Job
     submit_s: float
-    curve: tuple[tuple[int, float], ...] = ()
-    """(GPUs, samples per second) at the reference batch, sizes ascending."""
+    curve: Curve = ()
+    """At the reference batch."""
     samples: float | None = None
     """All the work in samples; None: unknown."""
     demand_gpu_s: float | None = None

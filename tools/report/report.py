@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
 from pliant.schemas.metrics import Metrics, RunMetrics
 from pliant.tools.report.fairness import Fairness, Reference, References
@@ -46,6 +47,7 @@ class Report:
         return Metrics(runs=tuple(each.metrics for each in self.runs))
 
 
+@garbage_collection_paused()
 def read_report(
     paths: Sequence[str | Path], *, reference: Reference = "fair-share", baseline: str | None = None
 ) -> Report:

@@ -10,7 +10,8 @@ from pliant.tools.report.records import RunRecord
 
 def total_utility(run: RunRecord) -> float | None:
     """Sum over the finished jobs; None where no job states a utility."""
-    if all(job.job.utility == Utility() for job in run.jobs):
+    unstated = Utility()
+    if all(job.job.utility == unstated for job in run.jobs):
         return None
     return sum(worth(job.job.utility, job.jct_s) for job in run.jobs if job.jct_s is not None)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter, write_events
 from pliant.tools.report.fold import fold, read_run
 from tests.builders import cluster, job
-from tests.tools.report.runs import begin, submit
+from tests.tools.report.runs import begin, shared, submit
 
 
 def only_job(*events, **info):
@@ -197,3 +198,16 @@ def test_a_run_info_that_is_incomplete():
 
 def test_a_log_without_events():
     assert problems() == ["log: has no events, expected a run"]
+
+
+def test_a_parquet_file_and_its_events_fold_alike(tmp_path):
+    path = tmp_path / "events.parquet"
+    write_events(shared(), path)
+    assert replace(read_run(path), source="events") == fold(shared())
+
+
+def test_a_parquet_file_is_refused_in_the_words_of_the_careful_reader(tmp_path):
+    path = tmp_path / "events.parquet"
+    write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
+    with pytest.raises(BadInputError, match="event 2: /detail/job/gpus: is missing"):
+        read_run(path)

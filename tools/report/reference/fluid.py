@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pliant.tools.report.reference.boundaries import boundaries
 from pliant.tools.report.reference.jobs import Point, ReferenceJob
@@ -33,14 +33,14 @@ def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float,
             groups.add(job)
         time = now
         while groups.active and gpus:
-            share = gpus / groups.active
-            seconds, group = groups.next_end(share)
+            speeds = groups.speeds(gpus / groups.active)
+            seconds, group = groups.next_end(speeds)
             if time + seconds > until:
                 break
             time += seconds
-            finishes[groups.end(group, share, seconds)] = time
+            finishes[groups.end(group, speeds, seconds)] = time
         if groups.active and until < inf:
-            groups.advance(gpus / groups.active, until - time)
+            groups.advance(groups.speeds(gpus / groups.active), until - time)
     return finishes
 
 
@@ -56,7 +56,8 @@ class _Groups:
         self._heaps: list[list[tuple[float, str]]] = [[] for _ in curves]
         self._clock = np.zeros(len(curves))
         self._next = np.full(len(curves), inf)
-        self._sizes, self._rates = _matrices(curves)
+        self._curves = _Curves(curves)
+        self._gaps = np.empty(len(curves))
         self._by_share: dict[float, NDArray[np.float64]] = {}
 
     def add(self, job: ReferenceJob) -> None:
@@ -69,55 +70,59 @@ class _Groups:
         self._next[group] = heap[0][0]
         self.active += 1
 
-    def next_end(self, share: float) -> tuple[float, int]:
-        """Seconds until the next job ends at this share, and its group."""
-        gaps = (self._next - self._clock) / self._speeds(share)
+    def next_end(self, speeds: NDArray[np.float64]) -> tuple[float, int]:
+        """Seconds until the next job ends at these speeds, and its group."""
+        gaps = self._gaps
+        gaps[:] = self._next
+        gaps -= self._clock
+        gaps /= speeds
         group = int(gaps.argmin())
-        return max(0.0, float(gaps[group])), group
+        return max(0.0, gaps.item(group)), group
 
-    def end(self, group: int, share: float, seconds: float) -> str:
+    def end(self, group: int, speeds: NDArray[np.float64], seconds: float) -> str:
         """Let ``seconds`` pass and the next job of the group go; returns its id."""
-        self.advance(share, seconds)
+        self.advance(speeds, seconds)
         heap = self._heaps[group]
         self._clock[group], job_id = heappop(heap)
         self._next[group] = heap[0][0] if heap else inf
         self.active -= 1
         return job_id
 
-    def advance(self, share: float, seconds: float) -> None:
+    def advance(self, speeds: NDArray[np.float64], seconds: float) -> None:
         """Let ``seconds`` pass."""
-        self._clock += self._speeds(share) * seconds
+        self._clock += speeds * seconds
 
-    def _speeds(self, share: float) -> NDArray[np.float64]:
+    def speeds(self, share: float) -> NDArray[np.float64]:
         """Samples per second of every group when each job holds ``share`` GPUs."""
         found = self._by_share.get(share)
         if found is None:
             if len(self._by_share) * len(self._clock) > _CACHED_RATES:
                 self._by_share.clear()
-            found = self._by_share[share] = _interpolate(self._sizes, self._rates, share)
+            found = self._by_share[share] = self._curves.at(share)
         return found
 
 
-def _matrices(curves: Sequence[tuple[Point, ...]]) -> tuple[Any, Any]:
-    """Sizes and rates, a curve in each row: from (0, 0), padded with infinite sizes at the last rate."""
-    import numpy as np
+class _Curves:
+    """Curves from (0, 0) to their last rate, a row each, as segments that are padded without end."""
 
-    width = 2 + max((len(curve) for curve in curves), default=0)
-    sizes = np.full((len(curves), width), inf)
-    rates = np.zeros((len(curves), width))
-    for row, curve in enumerate(curves):
-        sizes[row, : len(curve) + 1] = [0.0, *(size for size, _ in curve)]
-        rates[row, : len(curve) + 1] = [0.0, *(rate for _, rate in curve)]
-        rates[row, len(curve) + 1 :] = curve[-1][1]
-    return sizes, rates
+    def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
+        import numpy as np
 
+        width = 1 + max((len(curve) for curve in curves), default=0)
+        self._sizes = np.full((len(curves), width), inf)
+        self._rates = np.zeros((len(curves), width))
+        for row, curve in enumerate(curves):
+            self._sizes[row, : len(curve) + 1] = [0.0, *(size for size, _ in curve)]
+            self._rates[row, : len(curve) + 1] = [0.0, *(rate for _, rate in curve)]
+            self._rates[row, len(curve) + 1 :] = curve[-1][1]
+        with np.errstate(invalid="ignore"):  # between two paddings, where no share falls
+            self._lengths = np.diff(self._sizes, append=inf)
+        self._rises = np.diff(self._rates, append=self._rates[:, -1:])
+        self._before = np.arange(len(curves)) * width - 1
 
-def _interpolate(sizes: Any, rates: Any, share: float) -> NDArray[np.float64]:
-    import numpy as np
-
-    rows = np.arange(len(sizes))
-    right = np.minimum((sizes <= share).sum(axis=1), sizes.shape[1] - 1)
-    left = right - 1
-    part = (share - sizes[rows, left]) / (sizes[rows, right] - sizes[rows, left])
-    found: NDArray[np.float64] = rates[rows, left] + part * (rates[rows, right] - rates[rows, left])
-    return found
+    def at(self, share: float) -> NDArray[np.float64]:
+        """Samples per second of every curve at a number of GPUs."""
+        segment = (self._sizes <= share).sum(axis=1) + self._before
+        part = (share - self._sizes.take(segment)) / self._lengths.take(segment)
+        found: NDArray[np.float64] = self._rates.take(segment) + part * self._rises.take(segment)
+        return found

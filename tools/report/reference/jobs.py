@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
-from pliant.tools.report.records import JobRecord, RunRecord
+from pliant.tools.report.records import Curve, JobRecord, RunRecord
 
 Point = tuple[float, float]
 
@@ -29,18 +30,16 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
     rejected, with the work it stated: all policies are held against one reference. Left out are jobs whose
     work or speed is unknown, and jobs that no policy can run on this cluster.
     """
-    largest = run.largest_gang
-    able = (job for job in run.jobs if job.job.min_gpus <= largest)
-    found = (_reference_job(job, run.total_gpus) for job in able)
-    return [job for job in found if job is not None]
-
-
-def _reference_job(record: JobRecord, cluster_gpus: int) -> ReferenceJob | None:
-    samples = _work(record)
-    if not samples or not record.curve:
-        return None
-    curve = usable_curve(record.curve, record.job.max_gpus(cluster_gpus))
-    return ReferenceJob(record.id, record.submit_s, samples, curve, _demand_gpu_s(record, samples))
+    largest, cluster_gpus = run.largest_gang, run.total_gpus
+    usable = cache(usable_curve)
+    found = []
+    for record in run.jobs:
+        samples = _work(record)
+        if samples and record.curve and record.job.min_gpus <= largest:
+            curve = usable(record.curve, record.job.max_gpus(cluster_gpus))
+            demand = _demand_gpu_s(record, samples)
+            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand))
+    return found
 
 
 def _demand_gpu_s(record: JobRecord, samples: float) -> float:
@@ -59,7 +58,7 @@ def _work(record: JobRecord) -> float | None:
     return record.samples
 
 
-def usable_curve(curve: tuple[tuple[int, float], ...], max_gpus: int) -> tuple[Point, ...]:
+def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
     """The curve cut at the job's largest size and at its best size, whichever is smaller."""
     points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
     if not points or points[-1][0] < max_gpus:
@@ -68,7 +67,7 @@ def usable_curve(curve: tuple[tuple[int, float], ...], max_gpus: int) -> tuple[P
     return tuple(points[: best + 1])
 
 
-def rate_at(curve: tuple[Point, ...] | tuple[tuple[int, float], ...], gpus: float) -> float:
+def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
     """Samples per second on ``gpus`` GPUs, fractions allowed.
 
     Linear between the sizes of the curve, below the smallest in proportion, above the largest flat.
