@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,13 @@ def abandon(stream: TextIO) -> None:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
     return stream is not None and stream.isatty()
+
+
+def reader_left(stream: TextIO) -> bool:
+    """Whether the other end of a pipe is closed, so that nobody will read what is yet to be written."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(happened & select.POLLERR for _, happened in poll.poll(0))
 
 
 def nothing_comes_in() -> bool:

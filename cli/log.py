@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pliant.cli.console import out_bytes
+from pliant.cli.console import out_bytes, reader_left
 
 
 def log(
@@ -19,9 +20,15 @@ def log(
 ) -> None:
     """Print the output of the newest attempt of a job, file by file.
 
+    With -f it goes on over all workers and further attempts; a job that was
+    submitted and waits is waited for.
+
     Example: pliant log char-lm --state pliant-state -f
     """
     from pliant.tools.run.logs import job_output
 
     for chunk in job_output(state, job, follow=follow):
-        out_bytes(chunk)
+        if chunk:
+            out_bytes(chunk)
+        elif sys.stdout is not None and reader_left(sys.stdout):
+            raise BrokenPipeError

@@ -74,6 +74,8 @@ class JobLog:
     failed_attempt: int = 0
     """The last attempt that failed."""
     reason: str = ""
+    stall_s: float | None = None
+    """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
     """(time, samples done) of the newest two progress events since the last change."""
 
@@ -126,6 +128,7 @@ class JobLog:
             self.started_s = event.time if self.started_s is None else self.started_s
         elif event.event in WORKER_EVENTS:
             self._count(int(detail.get("attempt", 0)), measured="after" in detail)
+            self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s
         elif event.event in ("preempt", "requeue"):
             self.phase, self.change = "preempted", None
             self._fail(detail.get("attempt"))

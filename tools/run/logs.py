@@ -10,7 +10,7 @@ from typing import Final
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.executor import next_handle
 from pliant.tools.run.layout import AttemptDir, StateDir
-from pliant.tools.run.state import read_log
+from pliant.tools.run.sight import Bystander
 from pliant.tools.run.tail import Tail
 
 ENDS: Final = frozenset({"finish", "fail", "reject", "cancel"})
@@ -20,16 +20,26 @@ _POLL_S: Final = 0.5
 def job_output(state: Path, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
     """Output of the newest attempt, each file under a headline; with ``follow`` until the job ends.
 
+    While it follows it gives nothing at all now and then, so that whoever takes it can look up.
+
     :raises UsageError: no such state directory, or no such job in it.
     """
-    known = read_log(state).jobs
-    if job_id not in known:
-        raise UsageError(f"{state} has no job {job_id}; it has: {', '.join(sorted(known)) or 'none'}")
-    output, ends = _Output(StateDir(state), job_id), Tail(StateDir(state).events, only=ENDS)
+    dirs = StateDir(state)
+    _check_known(dirs, job_id)
+    output, ends = _Output(dirs, job_id), Tail(dirs.events, only=ENDS)
     while follow and all(event.job != job_id for event in ends.read()):
         yield from output.fresh()
+        yield b""
         time.sleep(_POLL_S)
     yield from output.fresh()
+
+
+def _check_known(dirs: StateDir, job_id: str) -> None:
+    """A job that was submitted is known; the spool is read first, for a job moves from there to the log."""
+    sight = Bystander(dirs.path).look()
+    known = {*sight.log.jobs, *(job.id for job in sight.submitted)}
+    if job_id not in known:
+        raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(sorted(known)) or 'none'}")
 
 
 class _Output:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from pliant.tools.run.fold import RunLog
+from pliant.tools.run.sight import Sight
 from pliant.tools.run.view import line, summary, table
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Screen:
             self._console.print(f"pliant: {self._headline}", soft_wrap=True, markup=False)
             self._headline = None
         if self._live is not None:
-            self._live.update(table(log, now_s), refresh=True)
+            self._live.update(table(Sight(log), now_s), refresh=True)
         else:
             self._console.print(f"pliant: {line(log)}", soft_wrap=True, markup=False)
 

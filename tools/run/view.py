@@ -6,32 +6,39 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pliant.tools.run.fold import JobLog, RunLog
+from pliant.tools.run.sight import Sight
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = ("job", "phase", "slots", "progress", "loss", "left", "why")
+COLUMNS = ("job", "phase", "slots", "batch", "progress", "speed", "stall", "loss", "left", "why")
 
 
-def table(log: RunLog, now_s: float) -> Table:
+def table(sight: Sight, now_s: float) -> Table:
     """All jobs in order of submission; ``now_s`` is UTC."""
     from rich.markup import escape
     from rich.table import Table
 
     made = Table(*COLUMNS, box=None, pad_edge=False)
-    for job in in_order(log):
-        made.add_row(*map(escape, row(job, now_s)))
+    for cells in rows(sight, now_s):
+        made.add_row(*map(escape, cells))
     return made
 
 
-def status_text(log: RunLog, now_s: float) -> str:
+def status_text(sight: Sight, now_s: float) -> str:
     """The table as plain text, one job a line."""
-    rows = [COLUMNS, *(row(job, now_s) for job in in_order(log))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [COLUMNS, *rows(sight, now_s)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "".join(
         "  ".join(text.ljust(width) for text, width in zip(cells, widths, strict=True)).rstrip() + "\n"
-        for cells in rows
+        for cells in lines
     )
+
+
+def rows(sight: Sight, now_s: float) -> list[tuple[str, ...]]:
+    """All jobs, those that no run has taken up last."""
+    taken_up = [row(job, now_s, sight) for job in in_order(sight.log)]
+    return [*taken_up, *((job.id, "submitted", *["-"] * (len(COLUMNS) - 3), "") for job in sight.submitted)]
 
 
 def in_order(log: RunLog) -> list[JobLog]:
@@ -39,16 +46,21 @@ def in_order(log: RunLog) -> list[JobLog]:
     return sorted(log.jobs.values(), key=lambda job: (job.submitted_s, job.job.id))
 
 
-def row(job: JobLog, now_s: float) -> tuple[str, ...]:
+def row(job: JobLog, now_s: float, sight: Sight) -> tuple[str, ...]:
     """One job, by :data:`COLUMNS`."""
+    speed = job.samples_per_second if job.gpus else None
+    waits = not job.gpus and not job.ended
     return (
         job.job.id,
-        phase(job, now_s),
+        "cancelling" if job.job.id in sight.cancelled and not job.ended else phase(job, now_s),
         " ".join(f"{node}:{count}" for node, count in job.placement) or "-",
+        "-" if job.global_batch is None else str(job.global_batch),
         progress(job),
+        "-" if speed is None else f"{speed:.4g}/s",
+        "-" if job.stall_s is None else f"{job.stall_s:.2g} s",
         "-" if job.loss is None else f"{job.loss:.4g}",
         left(job),
-        job.reason,
+        job.reason or (sight.reasons.get(job.job.id, "") if waits else ""),
     )
 
 

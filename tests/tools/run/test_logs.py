@@ -11,6 +11,7 @@ from pliant.tools.run.journal import submit_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.logs import job_output
 from pliant.tools.run.state import State
+from pliant.tools.run.submit import submit
 from tests.builders import job
 
 
@@ -58,15 +59,30 @@ def test_following_shows_each_line_once_and_ends_with_the_job(
 
 
 def test_following_reads_the_log_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[Path] = []
-    read = logs.read_log
+    looks: list[Path] = []
+    look = logs.Bystander
 
     def counted(path: Path) -> object:
-        reads.append(path)
-        return read(path)
+        looks.append(path)
+        return look(path)
 
-    monkeypatch.setattr(logs, "read_log", counted)
+    monkeypatch.setattr(logs, "Bystander", counted)
     end = Event(3.0, "finish", "a", gpus=0)
     meanwhile(monkeypatch, lambda: None, lambda: None, lambda: state.record([end]))
-    assert list(job_output(state.dirs.path, "a", follow=True)) == []
-    assert len(reads) == 1
+    assert b"".join(job_output(state.dirs.path, "a", follow=True)) == b""
+    assert len(looks) == 1
+
+
+def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(tmp_path, [job("c", command=("x",))], "jobs.jsonl", folder=tmp_path, now_s=2e9)
+
+    def take_up() -> None:
+        state.record([submit_event(job("c"), 2.0)])
+        path = state.dirs.job("c").attempt(1).launcher_log(0)
+        path.parent.mkdir(parents=True)
+        path.write_text("here\n")
+
+    meanwhile(monkeypatch, take_up, lambda: state.record([Event(3.0, "finish", "c", gpus=0)]))
+    assert b"".join(job_output(tmp_path, "c", follow=True)).endswith(b"here\n")

@@ -10,6 +10,7 @@ from pliant.schemas.event import Event, EventName
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import submit_event
 from pliant.tools.run.screen import Screen
+from pliant.tools.run.sight import Sight
 from pliant.tools.run.view import line, status_text, summary
 from tests.builders import job
 
@@ -23,21 +24,42 @@ def log(*events: Event) -> RunLog:
 
 
 START = event(12.0, "start", gpus=2, placement=(("n0", 1), ("n1", 1)), detail={"reason": "its [turn]"})
-FIRST = event(14.0, "progress", samples_done=100.0, loss=0.25, detail={"attempt": 1, "after": "start"})
+FIRST = event(
+    *(14.0, "progress"),
+    global_batch=64,
+    samples_done=100.0,
+    loss=0.25,
+    overhead_seconds=2.0,
+    detail={"attempt": 1, "after": "start"},
+)
 SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attempt": 1})
 
 
 def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -> None:
-    assert status_text(log(START), 13.5).splitlines() == [
-        "job  phase        slots      progress  loss  left  why",
-        "a    start (2 s)  n0:1 n1:1  0 %       -     -     its [turn]",
-        "b    waiting      -          -         -     -",
+    assert status_text(Sight(log(START)), 13.5).splitlines() == [
+        "job  phase        slots      batch  progress  speed  stall  loss  left  why",
+        "a    start (2 s)  n0:1 n1:1  -      0 %       -      -      -     -     its [turn]",
+        "b    waiting      -          -      -         -      -      -     -",
     ]
 
 
 def test_a_running_job_shows_progress_loss_and_time_left_at_the_measured_speed() -> None:
-    shown = status_text(log(START, FIRST, SECOND), 16.0).splitlines()[1]
-    assert shown.split() == ["a", "running", "n0:1", "n1:1", "30", "%", "0.125", "7", "s", "its", "[turn]"]
+    shown = status_text(Sight(log(START, FIRST, SECOND)), 16.0).splitlines()[1]
+    told = "a running n0:1 n1:1 64 30 % 100/s 2 s 0.125 7 s its [turn]"
+    assert shown.split() == told.split()
+
+
+def test_a_job_that_waits_says_why_and_one_that_nobody_has_taken_up_is_submitted() -> None:
+    sight = Sight(
+        log(START),
+        reasons={"a": "old news", "b": "2 GPUs are taken"},
+        submitted=(job("c"),),
+        cancelled=frozenset({"a"}),
+    )
+    rows = [line.split()[:2] for line in status_text(sight, 13.5).splitlines()[1:]]
+    assert rows == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
+    assert status_text(sight, 13.5).splitlines()[2].endswith("2 GPUs are taken")
+    assert "old news" not in status_text(sight, 13.5)
 
 
 def test_one_line_counts_the_jobs() -> None:
