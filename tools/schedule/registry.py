@@ -33,6 +33,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
+    "tiresias-gittins": "pliant.tools.schedule.policies.tiresias_gittins:TiresiasGittins",
 }
 _REQUIRED: Final = object()
 _WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

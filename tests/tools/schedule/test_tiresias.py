@@ -112,6 +112,16 @@ def test_a_skewed_model_starts_only_on_few_nodes():
     assert sizes(loose) == {"a": 3, "b": 3, "s": 2}
 
 
+def test_a_skewed_model_needs_no_fewer_nodes_than_there_are():
+    held = opened(cluster(4, 1, 1), job("s", gpus=6, model="vgg"), skewed="vgg")
+    held.decide(0)
+    assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
+    held = opened(cluster(4, 4), job("s", gpus=3, model="vgg"), skewed="vgg")
+    held.node_down("n0", 0)
+    held.decide(0)
+    assert held.jobs["s"].placement == (("n1", 3),)
+
+
 def test_it_says_until_when_rounds_may_be_left_out():
     held = opened(cluster(4), job("a", gpus=2), job("b"), queue_gpu_hours="1")
     held.decide(0)

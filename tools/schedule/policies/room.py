@@ -17,11 +17,11 @@ class Room:
                 if name in free:
                     free[name] += count
         self._names: dict[str, list[str]] = {}
-        self._largest: dict[str, int] = {}
+        self._sizes: dict[str, list[int]] = {}
         for node in snapshot.nodes:
-            self._largest[node.gpu_type] = max(node.gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
                 self._names.setdefault(node.gpu_type, []).append(node.name)
+                self._sizes.setdefault(node.gpu_type, []).append(node.gpus)
         self._free = free
 
     def take_emptiest(self, gpus: int, gpu_type: str) -> NodeGpus:
@@ -49,9 +49,10 @@ class Room:
         return taken
 
     def take_together(self, gpus: int, gpu_type: str) -> NodeGpus | None:
-        """The same, if that is on as few nodes as the type allows; None: it is not, and nothing is taken."""
+        """The same, unless an empty cluster would do with fewer nodes: None, and nothing is taken."""
         place = self.take_emptiest(gpus, gpu_type)
-        if len(place) * self._largest[gpu_type] < gpus + self._largest[gpu_type]:
+        largest_first = sorted(self._sizes[gpu_type], reverse=True)
+        if sum(largest_first[: len(place) - 1]) < gpus:
             return place
         for name, count in place:
             self._free[name] += count

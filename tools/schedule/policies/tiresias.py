@@ -34,10 +34,12 @@ class _Member:
     """Service that does not count any more, since the job was promoted."""
     waits_since_s: float | None = None
     """Since when it has waited for GPUs; None: it holds some."""
+    index: float = 0.0
+    """Gittins index, for the policy that has one."""
 
     @property
-    def turn(self) -> tuple[int, float, tuple[float, str]]:
-        return self.queue, self.entered_s, self.job.arrival
+    def turn(self) -> tuple[int, float, float, tuple[float, str]]:
+        return self.queue, -self.index, self.entered_s, self.job.arrival
 
 
 class Tiresias(Policy):
@@ -84,14 +86,14 @@ class Tiresias(Policy):
         self._keep_up(snapshot, rejected)
         now_s = snapshot.time_s
         moved = [member for member in self._order if self._requeue(member, now_s)]
-        if moved:
+        if self._index(now_s) or moved:
             self._order.sort(key=_turn)
         decision = self._serve(snapshot)
         decision.rejected = rejected
         for job_id, target in decision.targets.items():
             if not target.gpus:
                 self._members[job_id].waits_since_s = now_s
-        decision.quiet_until_s = self._next_requeue_s(decision.targets, now_s)
+        decision.quiet_until_s = self._next_change_s(decision.targets, now_s)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
@@ -164,7 +166,12 @@ class Tiresias(Policy):
         ran_s = service / member.job.spec.gpus.requested
         return now_s - member.waits_since_s >= self.promote_after * ran_s
 
-    def _next_requeue_s(self, targets: Mapping[str, Target], now_s: float) -> float:
+    def _index(self, now_s: float) -> bool:
+        """Find the indices of the jobs within their queues, if they have any; says whether one changed."""
+        del now_s
+        return False
+
+    def _next_change_s(self, targets: Mapping[str, Target], now_s: float) -> float:
         """When the first job may change its queue if everything stays as it is from now on."""
         next_s = math.inf
         for member in self._order:
@@ -213,7 +220,7 @@ class Tiresias(Policy):
             targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
 
 
-def _turn(member: _Member) -> tuple[int, float, tuple[float, str]]:
+def _turn(member: _Member) -> tuple[int, float, float, tuple[float, str]]:
     return member.turn
 
 
