@@ -15,6 +15,10 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
+    "elastic-dp-drop": lambda: make_policy("elastic-dp", {"mode": "drop", "strict": True}),
+    "elastic-dp-charged": lambda: make_policy(
+        "elastic-dp", {"interval_s": 60.0, "rescale_s": 30.0, "quota": 5}
+    ),
     "fifo-easy": lambda: make_policy("fifo", {"backfill": "easy"}),
     "fifo-skip": lambda: make_policy("fifo", {"backfill": "skip"}),
 }

@@ -109,6 +109,11 @@ class PlacementTable:
         """Largest local batch of a measured placement."""
         return max(self._locals, default=None)
 
+    @property
+    def local_batches(self) -> list[int]:
+        """Local batches of measured placements, ascending."""
+        return sorted(self._locals)
+
     def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
         """Of one micro-batch of ``local_batch`` samples a GPU; None: nothing is known."""
         key = (ring, local_batch)
@@ -175,6 +180,10 @@ class PlacementTimes:
         """Largest number of samples known to fit one GPU of the type."""
         limits = (self._table(model, gpu_type)[0].most_local, self._most_local.get(model))
         return min((limit for limit in limits if limit is not None), default=None)
+
+    def local_batches(self, model: str, gpu_type: str) -> list[int]:
+        """Local batches that were measured, ascending."""
+        return self._table(model, gpu_type)[0].local_batches
 
     def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
         """Of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.

@@ -60,6 +60,10 @@ class MeasuredThroughput:
         """Largest number of samples known to fit one GPU of the type; None where nothing was found to fit."""
         return self._table(model, gpu_type)[0].max_local or None
 
+    def local_batches(self, model: str, gpu_type: str) -> list[int]:
+        """Local batches that were measured, ascending; between them times are linear."""
+        return self._table(model, gpu_type)[0].local_batches
+
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
     ) -> float | None:

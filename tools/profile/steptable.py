@@ -75,6 +75,11 @@ class StepTable:
         self._allreduce = allreduce
         self._weights = max((row.parameters or 0 for row in rows), default=0)
 
+    @property
+    def local_batches(self) -> list[int]:
+        """Local batches that were measured, ascending; between them times are linear."""
+        return sorted({local for _, local, _ in self._exact})
+
     def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
         """The batch as the workers get it; None: there is no such cut."""
         gpus = sum(place)
