@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
     "ares": "pliant.tools.schedule.policies.ares:Ares",
+    "elastic-dp": "pliant.tools.schedule.policies.elastic_dp:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
     "las": "pliant.tools.schedule.policies.las:Las",
+    "max-bs": "pliant.tools.schedule.policies.fixed_batch:MaxBs",
+    "min-bs": "pliant.tools.schedule.policies.fixed_batch:MinBs",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux:Pollux",
+    "random-bs": "pliant.tools.schedule.policies.fixed_batch:RandomBs",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
