@@ -96,21 +96,24 @@ class GpuTimeWork(Record):
 
 Work = SampleWork | EpochWork | IterationWork | GpuTimeWork
 
-_FORMS: Final = {
-    "samples": "samples",
-    "epochs": "epochs",
-    "dataset_size": "epochs",
-    "iterations": "iterations",
-    "gpu_seconds": "gpu_seconds",
+_FORM_TYPES: Final[dict[str, type[Record]]] = {
+    "samples": SampleWork,
+    "epochs": EpochWork,
+    "iterations": IterationWork,
+    "gpu_seconds": GpuTimeWork,
 }
-"""The form of work that a key belongs to."""
+_FORMS: Final[dict[object, str]] = {
+    key: FORM + name for name, form in _FORM_TYPES.items() for key in (form, *form.model_fields)
+}
+"""The tag of the form of work that a record, or a key of one, belongs to."""
 
 
 def _form(value: object) -> str | None:
     """The tag of the one form whose keys are there; None for none or several."""
-    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
-    found = {_FORMS[key] for key in keys if key in _FORMS}
-    return FORM + found.pop() if len(found) == 1 else None
+    if not isinstance(value, dict):
+        return _FORMS.get(type(value))
+    found = {_FORMS[key] for key in value if key in _FORMS}
+    return found.pop() if len(found) == 1 else None
 
 
 _TaggedWork = Annotated[
@@ -141,6 +144,9 @@ class ResourceDemand(Record):
 
     worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+
+
+_NO_DEMAND: Final = ResourceDemand()
 
 
 class Job(Record):
@@ -176,7 +182,7 @@ class Job(Record):
     convergence: str | None = None
     """Key into a convergence table."""
     utility: Utility = Utility()
-    resources: ResourceDemand = Field(default_factory=ResourceDemand)
+    resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
     checkpoint_seconds: PositiveFloat | None = None
     """Seconds between checkpoints while running. Default: 60."""
     seed: NonNegativeInt = 0

@@ -7,11 +7,15 @@ from collections.abc import Iterable
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.jsonlines import encode, read_lines
+from pliant.schemas.sharing import Sharing
 
 
 def parse_jobs(data: bytes, source: str) -> tuple[Job, ...]:
     """All jobs of a file, in its order; a file without any schema is read as version 1."""
-    lines, problems = read_lines(data, source, "job", Job.model_validate_json, written_by_people=True)
+    share = Sharing().share
+    lines, problems = read_lines(
+        data, source, "job", lambda line: share(Job.model_validate_json(line)), written_by_people=True
+    )
     problems = sorted(problems + _duplicates(lines, source), key=lambda problem: problem.line or 0)
     if problems:
         raise BadInputError(problems)

@@ -24,7 +24,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
-class Record(BaseModel):
+class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: what the schema does not name is an error, and values never change."""
 
     model_config = ConfigDict(
@@ -35,3 +35,7 @@ class Record(BaseModel):
         ser_json_inf_nan="constants",
         use_attribute_docstrings=True,
     )
+
+    def __eq__(self, other: object) -> bool:
+        """As values; one and the same object, such as a shared default, without looking at them."""
+        return self is other or super().__eq__(other)

@@ -16,11 +16,12 @@ from pliant.schemas import generate, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
+from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.kinds import validate_file
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.schemas.trace_hash import trace_hash
+from pliant.schemas.trace_hash import canonical_json, trace_hash
 from pliant.schemas.version import KINDS
 from tests import strategies
 from tests.builders import cluster, job
@@ -130,6 +131,11 @@ def test_equal_traces_have_equal_hashes_in_any_order(data: st.DataObject) -> Non
     trace: tuple[Job, ...] = data.draw(strategies.traces())
     shuffled: Any = data.draw(st.permutations(trace))
     assert trace_hash(trace) == trace_hash(shuffled)
+
+
+@given(strategies.jobs())
+def test_the_text_that_is_hashed_is_sorted_compact_json(one: Job) -> None:
+    assert canonical_json(one) == json.dumps(job_fields(one), sort_keys=True, separators=(",", ":"))
 
 
 def test_another_trace_has_another_hash() -> None:

@@ -73,6 +73,20 @@ def test_the_written_forms_stay_as_they_are(tmp_path: Path) -> None:
     )
 
 
+def test_jobs_of_one_file_share_what_is_equal_in_them(tmp_path: Path) -> None:
+    """A million jobs fit into memory by that; nothing that is different may be shared."""
+    written = [job("a", gpus=2), job("b", gpus=2), job("c", gpus=1), job("d", low=1, high=1)]
+    io.write_jobs(written, tmp_path / "jobs")
+    a, b, c, d = io.read_jobs(tmp_path / "jobs")
+    assert [a, b, c, d] == written
+    assert a.gpus is b.gpus
+    assert a.batch is b.batch is c.batch
+    assert a.model_fields_set is b.model_fields_set
+    assert [one.gpus.min for one in (a, c, d)] == [None, None, 1]
+    assert b.model_copy(update={"user": "u"}).model_fields_set == a.model_fields_set | {"user"}
+    assert "user" not in a.model_fields_set
+
+
 def test_no_jobs_are_a_header_and_a_file_of_bytes_none_is_an_error(tmp_path: Path) -> None:
     io.write_jobs([], tmp_path / "jobs")
     assert io.read_jobs(tmp_path / "jobs") == ()
