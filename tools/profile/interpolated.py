@@ -16,7 +16,7 @@ nothing is known, and nothing is claimed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
@@ -63,7 +63,7 @@ class PlacementTable:
         self._by_text: dict[str, Samples] = {}
         counted: list[tuple[Point, StepTimes]] = []
         grouped: dict[Point, list[StepTimes]] = {}
-        self._locals: set[int] = set()
+        local_batches: set[int] = set()
         for row in rows:
             if row.step_seconds is None or row.accum_steps != 1:
                 continue
@@ -74,7 +74,9 @@ class PlacementTable:
                 continue
             self._samples_of(row.node_order or row.placement).append((row.local_batch, times))
             grouped.setdefault(point, []).append(times)
-            self._locals.add(row.local_batch)
+            local_batches.add(row.local_batch)
+        self.local_batches: Sequence[int] = sorted(local_batches)
+        """Local batches of measured placements, ascending."""
         for samples in self._rings.values():
             samples.sort()
         means = [(point, _mean(grouped[point])) for point in sorted(grouped)]
@@ -99,21 +101,6 @@ class PlacementTable:
             found = self._by_text[text] = self._rings.setdefault(ring, [])
         return found
 
-    @property
-    def least_local(self) -> int:
-        """Smallest local batch of a measured placement; 1 if there is none."""
-        return min(self._locals, default=1)
-
-    @property
-    def most_local(self) -> int | None:
-        """Largest local batch of a measured placement."""
-        return max(self._locals, default=None)
-
-    @property
-    def local_batches(self) -> list[int]:
-        """Local batches of measured placements, ascending."""
-        return sorted(self._locals)
-
     def times(self, ring: Placement, local_batch: int) -> StepTimes | None:
         """Of one micro-batch of ``local_batch`` samples a GPU; None: nothing is known."""
         key = (ring, local_batch)
@@ -125,8 +112,9 @@ class PlacementTable:
         samples = self._rings.get(ring)
         if samples is not None:
             return _between(samples, local_batch)
-        local = max(local_batch, self.least_local)
-        local = local if self.most_local is None else min(local, self.most_local)
+        local = local_batch
+        if self.local_batches:
+            local = min(max(local, self.local_batches[0]), self.local_batches[-1])
         found = self._simplices.at((min(len(ring), MOST_NODES), sum(ring), local))
         return None if found is None else StepTimes(*found)
 
@@ -172,17 +160,13 @@ class PlacementTimes:
         """Models with training rows."""
         return self._rows.keys()
 
-    def min_local_batch(self, model: str, gpu_type: str) -> int:
-        """Smallest number of samples that a GPU was measured with."""
-        return self._table(model, gpu_type)[0].least_local
-
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
         """Largest number of samples known to fit one GPU of the type."""
-        limits = (self._table(model, gpu_type)[0].most_local, self._most_local.get(model))
+        limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def local_batches(self, model: str, gpu_type: str) -> list[int]:
-        """Local batches that were measured, ascending."""
+    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Local batches of measured placements, ascending."""
         return self._table(model, gpu_type)[0].local_batches
 
     def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:

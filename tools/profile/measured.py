@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.rows import shape
+from pliant.tools.profile.rows import key, shape
 from pliant.tools.profile.steptable import AllReduce, StepTable
 from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 
@@ -60,8 +60,8 @@ class MeasuredThroughput:
         """Largest number of samples known to fit one GPU of the type; None where nothing was found to fit."""
         return self._table(model, gpu_type)[0].max_local or None
 
-    def local_batches(self, model: str, gpu_type: str) -> list[int]:
-        """Local batches that were measured, ascending; between them times are linear."""
+    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Local batches that were measured, ascending."""
         return self._table(model, gpu_type)[0].local_batches
 
     def step_seconds(
@@ -134,7 +134,8 @@ class HoldOut:
 def holdout_errors(profile: Profile) -> list[HoldOut]:
     """The model's error on each measured row of several GPUs, left out one at a time.
 
-    Rows of which nothing can be told without them (the only one beyond one GPU) are not in the list.
+    With a row all others are left out that measure the same. Rows of which nothing can be told without them
+    (the only one beyond one GPU) are not in the list.
     """
     found = []
     allreduces = _allreduces(profile.rows)
@@ -148,7 +149,7 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
 
 
 def _without(row: ProfileRow, group: Collection[ProfileRow], allreduce: AllReduce) -> float | None:
-    table = StepTable([other for other in group if other is not row], allreduce)
+    table = StepTable([other for other in group if key(other) != key(row)], allreduce)
     plan = table.cut(shape(row), row.gpus * row.local_batch * row.accum_steps, row.local_batch)
     return None if plan is None else table.seconds(shape(row), plan)
 

@@ -6,7 +6,8 @@ With b samples a GPU and micro-step on k GPUs, one optimizer step takes
     S(b, k) = t_proc(b) + t_comm(b, k)
 
 after the job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al.,
-2020, section III-B; there accum is 1). A measured row wins over all of it. Else, in this order:
+2020, section III-B; there accum is 1). A measured row wins over all of it; several rows of one placement and
+local batch (rings in another order, repeated imports) are one, of their plain mean. Else, in this order:
 
 - t_proc: linear between the local batches measured on one GPU; below the smallest no faster than there.
 - S at a measured size: linear between its local batches; beyond them t_proc plus the overhead at the nearest.
@@ -22,13 +23,15 @@ accumulated rather than infeasible (Ares, section 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import TypeVar
 
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.curve import Curve, between
-from pliant.tools.profile.rows import shape
+from pliant.tools.profile.rows import Key, key, shape
 from pliant.tools.profile.throughput import Placement
 
 T = TypeVar("T")
@@ -52,8 +55,8 @@ class AllReduce:
 
     def __init__(self, rows: Iterable[ProfileRow]) -> None:
         points: dict[Placement, dict[int, float]] = {}
-        for row in rows:
-            if row.feasible and row.step_seconds is not None and row.parameters:
+        for row in _averaged(row for row in rows if row.feasible and row.step_seconds is not None):
+            if row.step_seconds is not None and row.parameters:
                 points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
         self._curves = ShapeIndex({place: Curve(by.items()) for place, by in points.items()})
 
@@ -66,7 +69,7 @@ class StepTable:
     """Answers from the training rows of one model on one GPU type."""
 
     def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
-        good = [row for row in rows if row.feasible and row.step_seconds is not None]
+        good = _averaged(row for row in rows if row.feasible and row.step_seconds is not None)
         self.max_local = _largest_safe(rows)
         """Largest local batch that fits; 0: none does."""
         self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
@@ -77,7 +80,7 @@ class StepTable:
 
     @property
     def local_batches(self) -> list[int]:
-        """Local batches that were measured, ascending; between them times are linear."""
+        """Local batches that were measured, ascending."""
         return sorted({local for _, local, _ in self._exact})
 
     def cut(self, place: Placement, global_batch: int, per_gpu_max: int | None) -> BatchPlan | None:
@@ -155,6 +158,27 @@ def _there(known: ShapeIndex[T], place: Placement, gpus: int) -> Placement:
 
 def _unlike(place: Placement, wanted: Placement) -> tuple[int, int, Placement]:
     return abs(len(place) - len(wanted)), -len(place), place
+
+
+def _averaged(rows: Iterable[ProfileRow]) -> list[ProfileRow]:
+    """Rows that measure the same as one, of their mean times.
+
+    Each counts once, however many iterations it is of; modelled ones only where there is nothing else.
+    """
+    groups: dict[Key, list[ProfileRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return [found[0] if len(found) == 1 else _mean(found) for found in groups.values()]
+
+
+def _mean(rows: Sequence[ProfileRow]) -> ProfileRow:
+    rows = [row for row in rows if row.source != "modelled"] or rows
+    compute = [row.compute_seconds for row in rows if row.compute_seconds is not None]
+    return replace(
+        rows[0],
+        step_seconds=fmean(row.step_seconds or 0.0 for row in rows),
+        compute_seconds=fmean(compute) if compute else None,
+    )
 
 
 def _largest_safe(rows: Iterable[ProfileRow]) -> int:

@@ -6,7 +6,7 @@ scaling curves given as numbers (toy examples, traces that state GPU-time only).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 Placement = tuple[int, ...]
@@ -22,6 +22,13 @@ class Throughput(Protocol):
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
         """Largest number of samples known to fit one GPU of the type; None: no limit is known."""
+        ...
+
+    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Numbers of samples that one GPU was measured with, ascending; empty: no measurements.
+
+        Between them step times are linear.
+        """
         ...
 
     def step_seconds(
@@ -59,6 +66,11 @@ class CurveThroughput:
         """No memory limit is known."""
         del model, gpu_type
         return None
+
+    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Nothing was measured."""
+        del model, gpu_type
+        return ()
 
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None

@@ -223,7 +223,8 @@ class Truth:
 
     def max_gpus(self, job: JobState) -> int:
         """As many as get the smallest measured local batch each."""
-        least = min(self._times.min_local_batch(job.spec.model, kind) for kind in self._node_gpus)
+        measured = [self._times.local_batches(job.spec.model, kind) for kind in self._node_gpus]
+        least = min((batches[0] for batches in measured if batches), default=1)
         most = self._most_gpus.get(job.spec.model, job.reference_batch // least)
         return min(most, job.spec.max_gpus(2**31))
 

@@ -99,7 +99,7 @@ def test_accumulation_repeats_the_step_without_its_sync():
 
 def test_limits_of_the_local_batch():
     held = times(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
-    assert (held.min_local_batch("m", "t4"), held.max_local_batch("m", "t4")) == (4, 8)
+    assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
     assert times(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
 
 

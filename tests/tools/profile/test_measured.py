@@ -31,6 +31,18 @@ def test_a_measured_row_is_the_answer() -> None:
     assert model.source("net", "gpu", (2,), 32, None) == "measured"
 
 
+def test_rows_that_measure_the_same_count_as_their_mean() -> None:
+    rows = (step(2, 16, 0.2), step("1,1", 16, 0.4), step(2, 16, 0.3), step(2, 16, 9.0, source="modelled"))
+    model = throughput(*ONE_GPU, step(1, 16, 0.16), *rows)
+    assert seconds(model, 2, 32) == pytest.approx(0.25), "two measurements; the modelled one is none"
+    assert seconds(model, (1, 1), 32) == 0.4
+    assert seconds(model, 1, 16) == pytest.approx(0.15)
+    assert model.source("net", "gpu", (2,), 32, None) == "measured"
+    errors = holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2), step(2, 16, 0.3), step(2, 32, 0.35))))
+    assert [error.predicted_s for error in errors[:2]] == [errors[0].predicted_s] * 2
+    assert errors[0].predicted_s not in (0.2, 0.3), "the other measurement was not seen either"
+
+
 def test_between_measured_batches_time_is_linear() -> None:
     assert seconds(throughput(*ONE_GPU), 1, 12) == pytest.approx(0.12)
     assert seconds(throughput(*ONE_GPU), 1, 24) == pytest.approx(0.22)

@@ -135,10 +135,10 @@ class Curves:
         """Local batches at which speed may be largest."""
         if most - least < _ALL_TRIED:
             return range(least, most + 1)
-        tell = getattr(self.speeds.throughput, "local_batches", None)
-        if tell is None:
+        measured = self.speeds.throughput.local_batches(job.spec.model, gpu_type)
+        if not measured:
             return [int(local) for local in np.geomspace(least, most, _ALL_TRIED)]
-        return [local for local in tell(job.spec.model, gpu_type) if least < local < most]
+        return [local for local in measured if least < local < most]
 
     def _base_rate(self, job: JobState, gpu_type: str, cap: int | None) -> float:
         """Samples per second on one GPU at the largest local batch, which the job's own range may limit."""

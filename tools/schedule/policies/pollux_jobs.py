@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.policies.pollux_fit import Fit, fit
 from pliant.tools.schedule.policies.pollux_goodput import (
     Candidates,
@@ -67,7 +66,7 @@ class Goodputs:
         if spec.elastic != "size+batch":
             return Limits(least, self._tried(job, least, most), batch, batch, 1, wide)
         low, high = spec.batch.min or batch, spec.batch.max or batch
-        local = least_local_batch(self.speeds.throughput, spec.model, pool.gpu_type)
+        local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
         most = min(most, max(least, high // local))
         if job.noise_scale is None:
             low = high = low if self._measured else batch
@@ -117,10 +116,3 @@ class Goodputs:
         known = self.speeds.throughput.max_local_batch(job.spec.model, pool.gpu_type)
         caps = [cap for cap in (known, job.spec.batch.per_gpu_max) if cap is not None]
         return min(caps, default=None)
-
-
-def least_local_batch(throughput: Throughput, model: str, gpu_type: str) -> int:
-    """Smallest local batch that was measured, where the throughput model can tell; else 1."""
-    tell = getattr(throughput, "min_local_batch", None)
-    found = tell(model, gpu_type) if tell is not None else None
-    return int(found or 1)
