@@ -1,0 +1,210 @@
+"""Worlds drawn at random: a trace, a cluster, speeds, a progress model, costs, failures, neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+from hypothesis import strategies as st
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.replay.costs import Cost
+from pliant.tools.replay.engine import Engine
+from pliant.tools.replay.failures import NodeEvent
+from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.progress import ProgressModel, Samples
+from pliant.tools.replay.progress_epochs import Epochs
+from pliant.tools.replay.progress_goodput import Goodput
+from pliant.tools.replay.progress_tables import validations
+from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.registry import make_policy
+from tests.builders import cluster, job, mixed_cluster
+from tests.tools.replay.ledger import Ledger
+from tests.tools.replay.world import Restless, play
+
+CLUSTERS: Final = {
+    "one node": cluster(8),
+    "small nodes": cluster(2, 2, 2, 2),
+    "uneven nodes": cluster(4, 2, 1, 1),
+    "two types": mixed_cluster(slow=(4, 2), fast=(2, 2)),
+}
+CURVE: Final = {1: 10.0, 2: 19.0, 4: 34.0, 8: 50.0}
+PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
+    "tiresias": {"queue_gpu_hours": "0.03125"},
+    "pollux": {"population": 10, "generations": 4},
+}
+"""Small enough that policies do in a short trace what they are for."""
+EVENT_DRIVEN: Final = ("ares", "fair-share", "fifo", "sjf", "srtf")
+ROUNDS: Final = ("las", "optimus", "tiresias")
+
+BATCHES: Final = (32, 64, 128)
+ITERATIONS: Final = {32: (10, 30, 5), 64: (6, 17, 3), 128: (5, 9, 2)}
+NOISE: Final = (16.0, 200.0, 50.0)
+"""Gradient noise scale by epoch; the same at every batch size."""
+EPOCHS: Final = len(NOISE)
+TABLES: Final = validations(
+    ConvergenceRow("m", batch, epoch, float(steps), 10.0 * (epoch + 1), None, 1.0, noise / BATCHES[0])
+    for batch in BATCHES
+    for epoch, (steps, noise) in enumerate(zip(accumulate(ITERATIONS[batch]), NOISE, strict=True))
+)
+
+Progress = Literal["samples", "constant noise", "goodput", "epochs", "stepwise epochs"]
+
+
+class Scattered(CurveThroughput):
+    """Slower by an eighth for each node more; one type is 2.5 times as fast; all of it times ``factor``."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        curve = {size: rate * factor for size, rate in CURVE.items()}
+        super().__init__({"m": curve}, {"fast": 2.5})
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        seconds = super().step_seconds(model, gpu_type, placement, global_batch, per_gpu_max)
+        return None if seconds is None else seconds * (1 + 0.125 * (len(placement) - 1))
+
+
+@dataclass(frozen=True)
+class World:
+    """One draw."""
+
+    trace: tuple[Job, ...]
+    where: str
+    progress: Progress
+    start_cost_s: float
+    rescale_cost_s: float
+    outages: tuple[tuple[float, int, float | None], ...]
+    """(from, number of a node, seconds; None: for good)."""
+    interference: float
+    seed: int
+
+    @property
+    def nodes(self) -> Cluster:
+        return CLUSTERS[self.where]
+
+    @property
+    def all_nodes_return(self) -> bool:
+        return all(seconds is not None for _, _, seconds in self.outages)
+
+    def node_events(self) -> tuple[NodeEvent, ...]:
+        names = [node.name for node in self.nodes.expanded()]
+        events = []
+        for at_s, number, seconds in self.outages:
+            name = names[number % len(names)]
+            events.append(NodeEvent(at_s, name, up=False))
+            if seconds is not None:
+                events.append(NodeEvent(at_s + seconds, name, up=True))
+        return tuple(events)
+
+    def physics(self) -> Physics:
+        return Physics(
+            Cost(self.start_cost_s),
+            Cost(self.rescale_cost_s),
+            progress=self.model,
+            node_events=self.node_events(),
+            interference=self.interference,
+        )
+
+    def model(self) -> ProgressModel:
+        match self.progress:
+            case "samples":
+                return Samples()
+            case "constant noise":
+                return Goodput({}, {"": 100.0})
+            case "goodput":
+                return Goodput(TABLES)
+            case _:
+                return Epochs(TABLES, stepwise=self.progress == "stepwise epochs")
+
+    def play(self, name: str, *, interval_s: float | None = None) -> Engine:
+        """The replay under a policy, asked as often as it prefers where nothing is said."""
+        policy = any_policy(name)
+        asked_s = policy.default_interval_s if interval_s is None else interval_s or None
+        speeds, physics = Scattered(), self.physics()
+        return play(
+            policy, self.trace, self.nodes, speeds, physics=physics, interval_s=asked_s, seed=self.seed
+        )
+
+    def ledger(self) -> Ledger:
+        return Ledger(
+            self.nodes, Scattered(), self._course, self.start_cost_s, self.rescale_cost_s, self.interference
+        )
+
+    def _course(self, spec: Job, batch: int, rate: float, done: float) -> tuple[float, float]:
+        """What the progress models say, in the plainest words."""
+        total: float = spec.work.model_dump()["samples"]  # type: ignore[union-attr]
+        width = total / EPOCHS
+        epoch = min(int(done / width + 1e-9), EPOCHS - 1)
+        until = total if epoch == EPOCHS - 1 else width * (epoch + 1)
+        reference = spec.batch.size or 0
+        match self.progress:
+            case "samples":
+                return rate, total
+            case "constant noise":
+                return rate * (100.0 + reference) / (100.0 + batch), total
+            case "goodput":
+                return rate * (NOISE[epoch] + reference) / (NOISE[epoch] + batch), until
+            case _:
+                return width / (_steps(batch, epoch) * batch / rate), until
+
+
+def _steps(batch: int, epoch: int) -> float:
+    """Iterations of an epoch, linear between the batch sizes that were validated."""
+    low = max((known for known in BATCHES if known <= batch), default=BATCHES[0])
+    high = min((known for known in BATCHES if known >= batch), default=BATCHES[-1])
+    part = (batch - low) / (high - low) if high > low else 0.0
+    return (1 - part) * ITERATIONS[low][epoch] + part * ITERATIONS[high][epoch]
+
+
+def any_policy(name: str) -> Policy:
+    """A policy by name, the one that deals everything out at random included."""
+    return Restless() if name == "restless" else make_policy(name, PARAMETERS.get(name, {}))
+
+
+@st.composite
+def traces(draw: st.DrawFn, *, most: int = 8, work: st.SearchStrategy[float] | None = None) -> list[Job]:
+    """Jobs of up to four GPUs, rigid and elastic, of which several may arrive at once."""
+    return [
+        job(
+            f"j{n}",
+            at=draw(st.integers(0, 30)) * 10.0,
+            gpus=(gpus := draw(st.sampled_from([1, 2, 3, 4]))),
+            work={"samples": draw(work or st.floats(0.5, 5000.0))},
+            model="m",
+            elastic=(elastic := draw(st.sampled_from(["none", "size", "size+batch"]))),
+            low=draw(st.integers(1, gpus)) if elastic != "none" else None,
+            high=8 if elastic != "none" else None,
+            batch={"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64,
+            convergence="m",
+            checkpoint_seconds=draw(st.sampled_from([None, 16.0])),
+        )
+        for n in range(draw(st.integers(1, most)))
+    ]
+
+
+OUTAGES: Final = st.tuples(
+    st.integers(0, 3200).map(lambda eighths: eighths / 8),
+    st.integers(0, 3),
+    st.sampled_from([0.5, 40.0, 40.0, None]),
+)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, most_jobs: int = 8) -> World:
+    """Anything that a replay may meet."""
+    return World(
+        tuple(draw(traces(most=most_jobs))),
+        draw(st.sampled_from(sorted(CLUSTERS))),
+        draw(st.sampled_from(["samples", "constant noise", "goodput", "epochs", "stepwise epochs"])),
+        draw(st.sampled_from([0.0, 0.5, 3.0])),
+        draw(st.sampled_from([0.0, 1.0, 5.0])),
+        tuple(draw(st.lists(OUTAGES, max_size=3))),
+        draw(st.sampled_from([0.0, 0.0, 0.5])),
+        draw(st.integers(0, 99)),
+    )
