@@ -7,6 +7,7 @@ Every job gets its smallest size; what is left to decide is how many GPUs more. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 GRID: Final = 2.0**-32
 """Resolution of gains, in throughput scaling factors."""
+
+_NOTHING: Final = np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,41 +41,37 @@ class Gains:
         return len(self.by_extra) - 1
 
     @classmethod
-    def of(cls, worth: npt.ArrayLike) -> Gains | None:
+    def of(cls, worth: Floats) -> Gains | None:
         """Gains of a curve, ``worth[k]`` with k GPUs, -inf where infeasible; ``worth[0]`` is not looked at.
 
         Increments that grow by less than the grid are rounding, and count as concave. None: no size is
         feasible.
         """
-        values = np.asarray(worth, dtype=np.float64)[1:]
-        feasible = np.flatnonzero(values > -np.inf)
-        if not feasible.size:
+        values: list[float] = worth.tolist()
+        least = next((size for size in range(1, len(values)) if values[size] > -inf), None)
+        if least is None:
             return None
-        first = int(feasible[0])
-        return cls(first + 1, float(values[first]), *_shape(values[first:] - values[first]))
+        base = values[least]
+        gains, steps = [0.0], [inf]
+        reached, concave = 0, True
+        for value in values[least + 1 :]:
+            gain = value - base
+            if gain > gains[reached]:
+                step = gain - gains[reached]
+                concave = concave and reached == len(gains) - 1 and step <= steps[-1] + GRID
+                steps.append(min(step, steps[-1]))
+                reached = len(gains)
+                gains.append(gain)
+            else:
+                gains.append(-inf)
+        by_extra = _sums(steps[1:]) if concave else _on_grid(gains[: reached + 1])
+        return cls(least, base, by_extra, concave)
 
 
-def _shape(gains: Floats) -> tuple[Floats, bool]:
-    """Gains on the grid without those that fewer GPUs reach, and whether they are concave."""
-    best = np.maximum.accumulate(gains)
-    better = np.flatnonzero(gains[1:] > best[:-1]) + 1
-    last = int(better[-1]) if better.size else 0
-    if better.size == last:
-        steps = np.diff(gains[: last + 1])
-        falling = np.minimum.accumulate(steps)
-        if not (steps - falling > GRID).any():
-            return _concave(falling), True
-    return _arbitrary(gains[: last + 1])
+def _on_grid(values: list[float]) -> Floats:
+    return np.rint(np.array(values) / GRID) * GRID
 
 
-def _concave(steps: Floats) -> Floats:
-    steps = np.rint(steps / GRID) * GRID
-    steps = steps[: np.count_nonzero(steps)]
-    return np.concatenate(([0.0], np.cumsum(steps)))
-
-
-def _arbitrary(gains: Floats) -> tuple[Floats, bool]:
-    gains = np.rint(gains / GRID) * GRID
-    reached = np.maximum.accumulate(gains)[:-1]
-    gains[1:][gains[1:] <= reached] = -np.inf
-    return gains, False
+def _sums(steps: list[float]) -> Floats:
+    rounded = _on_grid(steps)
+    return np.concatenate((_NOTHING, np.cumsum(rounded[: np.count_nonzero(rounded)])))

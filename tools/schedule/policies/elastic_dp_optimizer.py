@@ -17,6 +17,7 @@ them, and within them) together get the fewest; among either kind, those added l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -65,6 +66,25 @@ class Share:
         return int((row + merged[left]).argmax())
 
 
+@dataclass(slots=True)
+class _Group:
+    """Jobs whose GPUs are limited together, or by nothing but the whole."""
+
+    left: int = 0
+    """GPUs beyond their smallest sizes."""
+    jobs: list[Gains] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """Where they stand among all jobs."""
+    share: Share = field(default_factory=Share)
+
+    def as_one(self, budget: int) -> Gains:
+        """All of them as one job, for up to ``budget`` GPUs."""
+        self.share.update(self.jobs, min(budget, self.left))
+        found = Gains.of(np.concatenate(([0.0], self.share.curve())))
+        assert found is not None, "nothing more is feasible"  # noqa: S101
+        return found
+
+
 class Optimizer:
     """The sizes of jobs, added one by one, on GPUs of one kind.
 
@@ -76,48 +96,43 @@ class Optimizer:
         self.left = gpus
         """GPUs beyond the smallest sizes of the jobs added."""
         self._quota = quota
-        self._gains: list[Gains] = []
-        self._users: list[str] = []
-        self._left_of: dict[str, int] = {}
-        self._shares: dict[str, Share] = {}
+        self._sizes: list[int] = []
+        """Smallest sizes of the jobs, in order."""
+        self._free = _Group()
+        self._limited: dict[str, _Group] = {}
+        """By user, where there is a quota."""
         self._whole = Share()
 
     def room(self, user: str = "") -> int:
         """GPUs that one more job of this user could take as its smallest size."""
         if self._quota is None or not user:
             return self.left
-        return min(self.left, self._left_of.get(user, self._quota))
+        known = self._limited.get(user)
+        return min(self.left, self._quota if known is None else known.left)
 
     def add(self, gains: Gains, user: str = "") -> bool:
         """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
         if gains.least > self.room(user):
             return False
         self.left -= gains.least
-        self._gains.append(gains)
-        limited = user if self._quota is not None else ""
-        self._users.append(limited)
-        if limited:
-            self._left_of[user] = self._left_of.get(user, self._quota or 0) - gains.least
+        group = self._free
+        if self._quota is not None and user:
+            group = self._limited.setdefault(user, _Group(self._quota))
+        group.left -= gains.least
+        group.jobs.append(gains)
+        group.places.append(len(self._sizes))
+        self._sizes.append(gains.least)
         return True
 
     def sizes(self) -> list[int]:
         """GPUs of each job, in the order in which they were added."""
-        free = [i for i, user in enumerate(self._users) if not user]
-        limited = [self._limited(user) for user in self._left_of]
-        self._whole.update([*(self._gains[i] for i in free), *limited], self.left)
-        found = self._whole.extras(self.left)
-        extras = dict(zip(free, found[: len(free)], strict=True))
-        for user, budget in zip(self._left_of, found[len(free) :], strict=True):
-            extras |= zip(self._of(user), self._shares[user].extras(budget), strict=True)
-        return [gains.least + extras[i] for i, gains in enumerate(self._gains)]
-
-    def _of(self, user: str) -> list[int]:
-        return [i for i, each in enumerate(self._users) if each == user]
-
-    def _limited(self, user: str) -> Gains:
-        """All jobs of a user with a quota as one."""
-        share = self._shares.setdefault(user, Share())
-        share.update([self._gains[i] for i in self._of(user)], min(self.left, self._left_of[user]))
-        found = Gains.of(np.concatenate(([0.0], share.curve())))
-        assert found is not None  # noqa: S101
-        return found
+        limited = self._limited.values()
+        self._whole.update([*self._free.jobs, *(group.as_one(self.left) for group in limited)], self.left)
+        extras = self._whole.extras(self.left)
+        sizes = list(self._sizes)
+        for place, extra in zip(self._free.places, extras, strict=False):
+            sizes[place] += extra
+        for group, budget in zip(limited, extras[len(self._free.jobs) :], strict=True):
+            for place, extra in zip(group.places, group.share.extras(budget), strict=True):
+                sizes[place] += extra
+        return sizes

@@ -65,9 +65,10 @@ def max_plus(row: Floats, gains: Floats, budget: int) -> tuple[Floats, Ints]:
     """
     most, size = len(gains) - 1, row.itemsize
     reach = min(budget, len(row) - 1 + most)
-    padded = np.full(most + reach + 1, row[-1])
+    padded = np.empty(most + reach + 1)
     padded[:most] = -np.inf
     padded[most : most + len(row)] = row[: reach + 1]
+    padded[most + len(row) :] = row[-1]
     shifted = np.ndarray((reach + 1, most + 1), row.dtype, padded, most * size, (size, -size))
     """[κ, g] is row[κ - g]."""
     best, shares = np.empty(reach + 1), np.empty(reach + 1, np.min_scalar_type(most))
