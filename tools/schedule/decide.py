@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,8 +124,13 @@ def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
     return throughput_from(profile, cluster)
 
 
-def schedule_of(session: Session, effects: Iterable[Applied], time_s: float) -> Schedule:
-    """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected."""
+def schedule_of(
+    session: Session, effects: Iterable[Applied], time_s: float, *, explain: bool = False
+) -> Schedule:
+    """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected.
+
+    ``explain``: say of those that wait what they need and when they are predicted to start.
+    """
     done = {effect.job.id: effect for effect in effects}
     reasons = explanations(session, time_s)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
@@ -140,7 +145,7 @@ def schedule_of(session: Session, effects: Iterable[Applied], time_s: float) -> 
             for job in active
             if job.gpus or job.id in done
         ),
-        waiting=tuple(Verdict(job=job.id, reason=reasons[job.id].reason) for job in active if not job.gpus),
+        waiting=_waiting(session, [job for job in active if not job.gpus], reasons, time_s, explain=explain),
         rejected=tuple(Verdict(job=effect.job.id, reason=effect.reason) for effect in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *(effect.job for effect in rejects))),
@@ -186,15 +191,12 @@ def _ask(
     started = time.perf_counter()
     effects = session.decide(now_s)
     seconds = time.perf_counter() - started
-    found = schedule_of(session, effects, now_s)
+    found = schedule_of(session, effects, now_s, explain=question.explain)
     ahead = sorted(future, key=lambda job: (job.submit_time, job.id))
     arriving = tuple(Verdict(job=job.id, reason=f"arrives at {job.submit_time:.10g} s") for job in ahead)
     return found.model_copy(
         update={
-            "waiting": (
-                *(_explained(session, found, now_s) if question.explain else found.waiting),
-                *arriving,
-            ),
+            "waiting": (*found.waiting, *arriving),
             "jobs": (*found.jobs, *ahead),
             "profile": profile_to_columns(profile.rows) if profile is not None else None,
             "decision_seconds": seconds if question.timing else None,
@@ -202,17 +204,25 @@ def _ask(
     )
 
 
-def _explained(session: Session, found: Schedule, now_s: float) -> tuple[Verdict, ...]:
-    reasons = explanations(session, now_s)
-    starts = predicted_starts(session, now_s)
+def _waiting(
+    session: Session,
+    jobs: Sequence[JobState],
+    reasons: Mapping[str, Explanation],
+    time_s: float,
+    *,
+    explain: bool,
+) -> tuple[Verdict, ...]:
+    if not explain:
+        return tuple(Verdict(job=job.id, reason=reasons[job.id].reason) for job in jobs)
+    starts = predicted_starts(session, time_s)
     return tuple(
-        verdict.model_copy(
-            update={
-                "needs_gpus": reasons[verdict.job].needs_gpus or session.jobs[verdict.job].spec.min_gpus,
-                "predicted_start": starts.get(verdict.job),
-            }
+        Verdict(
+            job=job.id,
+            reason=reasons[job.id].reason,
+            needs_gpus=reasons[job.id].needs_gpus or job.spec.min_gpus,
+            predicted_start=starts.get(job.id),
         )
-        for verdict in found.waiting
+        for job in jobs
     )
 
 

@@ -107,6 +107,13 @@ def test_explaining_adds_what_is_needed_and_when_it_starts():
     assert plain.policy_state == told.policy_state
 
 
+def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
+    asked, explain = [], Srtf.explain
+    monkeypatch.setattr(Srtf, "explain", lambda self, seen: asked.append(1) or explain(self, seen))
+    ask(job("a", gpus=8), job("b", gpus=8), policy="srtf", explain=True)
+    assert asked == [1]
+
+
 def test_a_start_behind_unknown_work_is_not_predicted():
     told = ask(job("a", gpus=8), job("b", gpus=8), explain=True)
     assert told.waiting[0].predicted_start is None
