@@ -27,6 +27,7 @@ class Reference(StrEnum):
 
     fair_share = "fair-share"
     gps = "gps"
+    isolated = "isolated"
 
 
 @garbage_collection_paused(to_the_end=True)
@@ -50,6 +51,17 @@ def report(
     reference: Annotated[
         Reference, typer.Option(help="Fair sharing that the table's FTF is relative to.")
     ] = Reference.fair_share,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Add lower bounds that no schedule of the finished jobs can beat.")
+    ] = False,
+    completed_at: Annotated[
+        str | None,
+        typer.Option(
+            "--completed-at",
+            metavar="HOURS,…",
+            help="Count the jobs finished so many hours after the first submission.",
+        ),
+    ] = None,
     expect: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Compare with expected figures; exit 5 where one is out of range."),
@@ -82,6 +94,7 @@ def report(
         refuse_missed,
     )
     from pliant.tools.report.fold import read_run
+    from pliant.tools.report.metrics import Wanted
     from pliant.tools.report.output import Extras, render, shows_expectations
     from pliant.tools.report.output import Format as FormatName
     from pliant.tools.report.render import as_table
@@ -90,7 +103,8 @@ def report(
     if not events and nothing_comes_in():
         raise UsageError("no events: name event files, or pipe one in")
     expectations = None if expect is None else read_expectations(expect)
-    made = read_report(events or ["-"], reference=reference.value, baseline=baseline)
+    wanted = Wanted(bound, _seconds(completed_at))
+    made = read_report(events or ["-"], reference=reference.value, baseline=baseline, wanted=wanted)
     twin = None if simulated is None else read_run(simulated)
     if twin is not None and len(made.runs) > 1:
         raise UsageError("--simulated goes with one measured run")
@@ -121,6 +135,21 @@ def report(
         if extras.checked:
             stderr().print(as_table([expectations_section(extras.checked)]), end="", soft_wrap=True)
     refuse_missed(extras.checked)
+
+
+def _seconds(hours: str | None) -> tuple[float, ...]:
+    """Times of ``--completed-at`` in seconds."""
+    from math import isfinite
+
+    from pliant.schemas.errors import UsageError
+
+    try:
+        found = tuple(3600 * float(text) for text in hours.split(",")) if hours is not None else ()
+    except ValueError:
+        found = (-1.0,)
+    if not all(isfinite(time_s) and time_s >= 0 for time_s in found):
+        raise UsageError(f"--completed-at {hours}: expected hours of 0 or more, like 4,8.5")
+    return found
 
 
 def _width() -> int:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pliant.schemas.record import NonNegativeInt, Record
+from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, Record
 
 Number = float | None
 
@@ -26,6 +26,8 @@ class RunMetrics(Record):
     jobs_rejected: NonNegativeInt
     jobs_failed: NonNegativeInt = 0
     jobs_cancelled: NonNegativeInt = 0
+    jobs_completed_at: tuple[tuple[NonNegativeFloat, NonNegativeInt], ...] = ()
+    """[[seconds since the first submission, jobs finished by then], …] at the times that were asked for."""
     mean_jct_s: Number = None
     median_jct_s: Number = None
     p90_jct_s: Number = None
@@ -51,8 +53,17 @@ class RunMetrics(Record):
     rescales_per_job: Number = None
     sjs_efficiency: Number = None
     drop_ratio: Number = None
+    rescales_per_hour: Number = None
+    """Of all jobs together, between the first submission and the last completion."""
     total_utility: Number = None
     mean_decision_ms: Number = None
+    bound_jct_s: Number = None
+    """No schedule of these jobs has a smaller mean JCT: the larger of the next two."""
+    bound_jct_alone_s: Number = None
+    bound_jct_pooled_s: Number = None
+    bound_makespan_s: Number = None
+    cheapest_gpu_s: Number = None
+    """GPU-seconds of the finished jobs, each at the size at which it needs the fewest."""
 
 
 class Metrics(Record):

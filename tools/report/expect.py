@@ -26,7 +26,7 @@ from pliant.tools.report.report import Report, find_run
 from pliant.tools.report.sections import Section, value_of
 from pliant.tools.report.units import NOTHING, percent
 
-_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle")
+_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "jobs_completed_at")
 
 
 class Expected(Record):

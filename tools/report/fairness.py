@@ -9,15 +9,16 @@ from typing import Final, Literal
 from pliant.tools.report.records import JobRecord, RunRecord
 from pliant.tools.report.reference.fluid import fluid_finishes
 from pliant.tools.report.reference.gps import gps_finishes
+from pliant.tools.report.reference.isolated import isolated_finishes
 from pliant.tools.report.reference.jobs import ReferenceJob, reference_jobs
 
-Reference = Literal["fair-share", "gps"]
-REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps")
+Reference = Literal["fair-share", "gps", "isolated"]
+REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
 
-System = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
-"""What a reference is computed from: GPUs over time, and jobs."""
+Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
+"""What runs of one trace share, and their references follow from: GPUs over time, and jobs."""
 
 _SYSTEMS: Final[dict[Reference, Callable[..., dict[str, float]]]] = {
     "fair-share": fluid_finishes,
@@ -53,24 +54,28 @@ class Fairness:
 
 
 class References:
-    """The reference systems, each computed once for equal jobs on equal GPUs: policies share a trace."""
+    """The reference systems, each computed once for equal jobs on equal GPUs: policies share a trace.
+
+    The isolated one depends on what the policy did, and is computed for every run.
+    """
 
     def __init__(self) -> None:
-        self._known: list[tuple[System, Mapping[Reference, dict[str, float]]]] = []
+        self._known: list[tuple[Shared, Mapping[Reference, dict[str, float]]]] = []
 
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
         """The run against every reference."""
-        found = self._finishes((run.capacity, tuple(reference_jobs(run))))
+        jobs = tuple(reference_jobs(run))
+        found = {**self._finishes((run.capacity, jobs)), "isolated": isolated_finishes(run, jobs)}
         return {name: _against(run, found[name]) for name in REFERENCES}
 
-    def _finishes(self, system: System) -> Mapping[Reference, dict[str, float]]:
+    def _finishes(self, shared: Shared) -> Mapping[Reference, dict[str, float]]:
         """Compared one by one: different systems differ early, and to hash one costs more than to compare."""
         for known, finishes in self._known:
-            if known == system:
+            if known == shared:
                 return finishes
-        capacity, jobs = system
-        made = {name: _SYSTEMS[name](jobs, capacity) for name in REFERENCES}
-        self._known.append((system, made))
+        capacity, jobs = shared
+        made = {name: system(jobs, capacity) for name, system in _SYSTEMS.items()}
+        self._known.append((shared, made))
         return made
 
 

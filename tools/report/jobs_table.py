@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pliant.tools.report.fairness import REFERENCES
 from pliant.tools.report.report import RunReport
 from pliant.tools.report.sections import Section
 from pliant.tools.report.units import number, time_unit
@@ -13,7 +14,7 @@ Row = dict[str, Any]
 
 def job_rows(each: RunReport) -> list[Row]:
     """One row a job, in order of submission; times in seconds, null where one does not apply."""
-    fair, gps = each.fair["fair-share"].ftf, each.fair["gps"].ftf
+    fair, gps, isolated = (each.fair[name].ftf for name in REFERENCES)
     until = each.run.last_event_s
     return [
         {
@@ -26,6 +27,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "jct_s": job.jct_s,
             "ftf": fair.get(job.id),
             "ftf_gps": gps.get(job.id),
+            "ftf_isolated": isolated.get(job.id),
             "gpu_seconds": job.gpu_seconds(until),
             "overhead_s": sum(step.overhead_s + step.checkpoint_s for step in job.steps),
             "preemptions": job.preemptions,

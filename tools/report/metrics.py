@@ -6,10 +6,14 @@ interpolate linearly between order statistics: the value at position q·(n − 1
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import floor
+from typing import Final
 
 from pliant.schemas.metrics import RunMetrics
+from pliant.tools.report.bounds import bounds
 from pliant.tools.report.fairness import TOLERANCE, Fairness, Reference, fairness
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.reference.jobs import rate_at
@@ -17,8 +21,24 @@ from pliant.tools.report.usage import Usage, gpu_usage
 from pliant.tools.report.utility import total_utility
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Figures that are computed on demand."""
+
+    bound: bool = False
+    """Lower bounds on mean JCT and makespan."""
+    completed_at_s: tuple[float, ...] = ()
+    """Seconds since the first submission at which the finished jobs are counted."""
+
+
+NOTHING_MORE: Final = Wanted()
+
+
 def run_metrics(
-    run: RunRecord, fair: Mapping[Reference, Fairness] | None = None, usage: Usage | None = None
+    run: RunRecord,
+    fair: Mapping[Reference, Fairness] | None = None,
+    usage: Usage | None = None,
+    wanted: Wanted = NOTHING_MORE,
 ) -> RunMetrics:
     """Every figure that applies; what the caller has computed already is taken over."""
     fair = fairness(run) if fair is None else fair
@@ -28,10 +48,12 @@ def run_metrics(
         **_times(run),
         **_fairness(fair["fair-share"], ""),
         **_fairness(fair["gps"], "_gps"),
+        **_fairness(fair["isolated"], "_isolated"),
         **_gps_bound(run, fair["gps"], usage),
         **_service(run, usage),
         "total_utility": total_utility(run),
         "mean_decision_ms": _mean_decision_ms(run),
+        **(_bounds(run) if wanted.bound else {}),
     }
     return RunMetrics.model_validate(
         {
@@ -41,6 +63,7 @@ def run_metrics(
             "parameters": run.info.parameters,
             "simulated": run.info.simulated,
             "oracle": run.info.oracle,
+            "jobs_completed_at": completed_at(run, wanted.completed_at_s),
             **figures,
         }
     )
@@ -73,6 +96,17 @@ def _counts(run: RunRecord) -> dict[str, int]:
     }
 
 
+def completed_at(run: RunRecord, times_s: Iterable[float]) -> tuple[tuple[float, int], ...]:
+    """(time, jobs that finished by then), seconds since the first submission."""
+    ends = completions(run)
+    return tuple((time_s, bisect_right(ends, time_s)) for time_s in times_s)
+
+
+def completions(run: RunRecord) -> list[float]:
+    """When jobs finished, ascending."""
+    return sorted(job.end_s for job in run.with_outcome("finished") if job.end_s is not None)
+
+
 def _times(run: RunRecord) -> dict[str, float | None]:
     jcts = [job.jct_s for job in run.jobs if job.jct_s is not None]
     delays = (job.queueing_delay_s for job in run.jobs)
@@ -87,8 +121,7 @@ def _times(run: RunRecord) -> dict[str, float | None]:
 
 
 def _last_completion_s(run: RunRecord) -> float | None:
-    ends = (job.end_s for job in run.with_outcome("finished"))
-    return max((end for end in ends if end is not None), default=None)
+    return max(completions(run), default=None)
 
 
 def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
@@ -123,6 +156,7 @@ def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
         "utilization": None if last is None else usage.share(0.0, last),
         "preemptions_per_job": mean(job.preemptions for job in started),
         "rescales_per_job": mean(job.rescales for job in started),
+        "rescales_per_hour": 3600 * sum(job.rescales for job in run.jobs) / last if last else None,
         "sjs_efficiency": _sjs_efficiency(run),
         "drop_ratio": len(run.with_outcome("rejected")) / len(run.jobs) if run.jobs else None,
     }
@@ -137,6 +171,19 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
             alone += samples / rate_at(job.curve, 1)
             used += job.gpu_seconds(run.last_event_s)
     return alone / used if used else None
+
+
+def _bounds(run: RunRecord) -> dict[str, float | None]:
+    found = bounds(run)
+    if found is None:
+        return {}
+    return {
+        "bound_jct_s": found.jct_s,
+        "bound_jct_alone_s": found.alone_jct_s,
+        "bound_jct_pooled_s": found.pooled_jct_s,
+        "bound_makespan_s": found.makespan_s,
+        "cheapest_gpu_s": found.cheapest_gpu_s,
+    }
 
 
 def _mean_decision_ms(run: RunRecord) -> float | None:

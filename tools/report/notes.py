@@ -45,6 +45,19 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     return found
 
 
+def bound_caveats(run: RunRecord) -> list[str]:
+    """What the lower bounds of a run take for granted."""
+    found = []
+    if run.info.progress != "samples" or any(job.job.elastic == "size+batch" for job in run.jobs):
+        found.append(
+            "lower bounds: of work in samples at the requested batches; a policy that moves batches, or work "
+            "in epochs that take fewer samples, may pass them"
+        )
+    if len({node.gpu_type for node in run.info.cluster.nodes}) > 1:
+        found.append("lower bounds: at the mean speed of the GPU types; jobs on the fastest may pass them")
+    return found
+
+
 def differences(runs: Sequence[RunRecord]) -> list[str]:
     """Warnings about runs that should not be compared without a thought."""
     found = []

@@ -89,6 +89,7 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
     rows = []
     for each in report.runs:
         row = {"run": each.label, **each.metrics.model_dump(mode="json")}
+        row["jobs_completed_at"] = " ".join(f"{at:g}={jobs}" for at, jobs in each.metrics.jobs_completed_at)
         row["parameters"] = " ".join(parameters_text(each.run))
         if report.baseline is not None:
             base = report.baseline.metrics

@@ -12,8 +12,8 @@ from pliant.schemas.metrics import Metrics, RunMetrics
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.fold import read_run
 from pliant.tools.report.labels import labels
-from pliant.tools.report.metrics import run_metrics
-from pliant.tools.report.notes import caveats, differences, provenance
+from pliant.tools.report.metrics import NOTHING_MORE, Wanted, run_metrics
+from pliant.tools.report.notes import bound_caveats, caveats, differences, provenance
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.usage import Usage, gpu_usage
 
@@ -49,13 +49,19 @@ class Report:
 
 @garbage_collection_paused()
 def read_report(
-    paths: Sequence[str | Path], *, reference: Reference = "fair-share", baseline: str | None = None
+    paths: Sequence[str | Path],
+    *,
+    reference: Reference = "fair-share",
+    baseline: str | None = None,
+    wanted: Wanted = NOTHING_MORE,
 ) -> Report:
     """Read event files (or folders of them) and compute their figures; see :func:`make_report`."""
     if sum(str(path) == "-" for path in paths) > 1:
         raise UsageError("stdin (-) holds one event file, it cannot be named twice")
     files = [file for path in paths for file in event_files(path)]
-    return make_report([read_run(file) for file in files], reference=reference, baseline=baseline)
+    return make_report(
+        [read_run(file) for file in files], reference=reference, baseline=baseline, wanted=wanted
+    )
 
 
 def event_files(path: str | Path) -> list[str | Path]:
@@ -74,14 +80,19 @@ def event_files(path: str | Path) -> list[str | Path]:
 
 
 def make_report(
-    runs: Sequence[RunRecord], *, reference: Reference = "fair-share", baseline: str | None = None
+    runs: Sequence[RunRecord],
+    *,
+    reference: Reference = "fair-share",
+    baseline: str | None = None,
+    wanted: Wanted = NOTHING_MORE,
 ) -> Report:
     """Compute the figures of folded runs.
 
     :raises UsageError: no run is called ``baseline``.
     """
     references = References()
-    made = tuple(_run_report(run, label, references) for run, label in zip(runs, labels(runs), strict=True))
+    named = zip(runs, labels(runs), strict=True)
+    made = tuple(_run_report(run, label, references, wanted) for run, label in named)
     base = None if baseline is None else find_run(made, baseline)
     return Report(made, tuple(differences(runs)), reference, base)
 
@@ -101,8 +112,8 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
     return matches[0]
 
 
-def _run_report(run: RunRecord, label: str, references: References) -> RunReport:
+def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
     fair, usage = references.fairness(run), gpu_usage(run)
-    metrics = run_metrics(run, fair, usage)
-    notes = caveats(run, fair["fair-share"], usage)
+    metrics = run_metrics(run, fair, usage, wanted)
+    notes = [*caveats(run, fair["fair-share"], usage), *(bound_caveats(run) if wanted.bound else ())]
     return RunReport(label, run, fair, usage, metrics, provenance(run), notes)

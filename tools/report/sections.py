@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
 from pliant.tools.report.report import Report, RunReport
-from pliant.tools.report.units import TimeUnit, number, percent, time_unit
+from pliant.tools.report.units import TimeUnit, duration, number, percent, time_unit
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
 
@@ -48,30 +48,41 @@ FIGURES: Final = (
     Figure("mean_ftf_gps", "FTF (linear GPS), mean", "ratio"),
     Figure("worst_ftf_gps", "FTF (linear GPS), worst", "ratio"),
     Figure("unfair_fraction_gps", "unfair fraction (linear GPS)", "percent"),
+    Figure("mean_ftf_isolated", "FTF (isolated), mean", "ratio"),
+    Figure("worst_ftf_isolated", "FTF (isolated), worst", "ratio"),
+    Figure("unfair_fraction_isolated", "unfair fraction (isolated)", "percent"),
     Figure("gps_bound_s", "GPS bound", "time"),
     Figure("worst_gps_delay_s", "completion after GPS, worst", "time"),
     Figure("jobs_past_gps_bound", "jobs past the GPS bound", "count"),
     Figure("utilization", "GPUs held", "percent"),
     Figure("preemptions_per_job", "preemptions per job", "ratio"),
     Figure("rescales_per_job", "rescales per job", "ratio"),
+    Figure("rescales_per_hour", "rescales per hour", "ratio"),
     Figure("sjs_efficiency", "SJS efficiency", "percent"),
     Figure("drop_ratio", "jobs rejected", "percent"),
     Figure("total_utility", "total utility", "ratio"),
     Figure("mean_decision_ms", "decision time, mean", "ms"),
+    Figure("bound_jct_s", "lower bound of the mean JCT", "time"),
+    Figure("bound_jct_alone_s", "… every job alone", "time"),
+    Figure("bound_jct_pooled_s", "… GPUs pooled", "time"),
+    Figure("bound_makespan_s", "lower bound of the makespan", "time"),
+    Figure("cheapest_gpu_s", "GPU time at the cheapest sizes", "time"),
 )
 _OF_ONE_REFERENCE: Final = {
     "fair-share": ("mean_ftf", "worst_ftf", "unfair_fraction"),
     "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
+    "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
 }
 _NOT_COMPARED: Final = {"gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound"}
 
 
 def metrics_section(report: Report) -> Section:
     """The runs side by side; a figure that applies to none of them is left out."""
-    times = [value for row in FIGURES if row.kind == "time" for value in _values(report, row)]
+    shown = _shown(report)
+    times = [value for row in shown if row.kind == "time" for value in _values(report, row)]
     unit = time_unit(times)
-    rows = [_jobs_row(report)]
-    for row in _shown(report):
+    rows = [_jobs_row(report), *_completed_rows(report)]
+    for row in shown:
         cells = [_cell(row, each, report.baseline, unit) for each in report.runs]
         rows.append((row.title, _unit_name(row.kind, unit), *cells))
     notes = (f"{each.label}: {note}" for each in report.runs for note in (each.provenance, *each.caveats))
@@ -93,8 +104,8 @@ def ratio_to(metrics: RunMetrics, base: RunMetrics, name: str) -> float | None:
 
 
 def _shown(report: Report) -> list[Figure]:
-    other = "gps" if report.reference == "fair-share" else "fair-share"
-    hidden = {*_OF_ONE_REFERENCE[other]}
+    others = (names for reference, names in _OF_ONE_REFERENCE.items() if reference != report.reference)
+    hidden = {name for names in others for name in names}
     if not any(each.metrics.jobs_rejected for each in report.runs):
         hidden.add("drop_ratio")
     return [
@@ -111,6 +122,15 @@ def _values(report: Report, row: Figure) -> list[float | None]:
 def _jobs_row(report: Report) -> tuple[str, ...]:
     counts = (f"{m.jobs_finished} of {m.jobs_submitted}" for m in (each.metrics for each in report.runs))
     return ("jobs finished", "", *counts)
+
+
+def _completed_rows(report: Report) -> list[tuple[str, ...]]:
+    """Jobs finished by the times that were asked for; the runs have the same."""
+    counts = [each.metrics.jobs_completed_at for each in report.runs]
+    return [
+        (f"jobs finished by {duration(at[0][0])}", "", *(str(finished) for _, finished in at))
+        for at in zip(*counts, strict=True)
+    ]
 
 
 def _cell(row: Figure, each: RunReport, base: RunReport | None, unit: TimeUnit) -> str:

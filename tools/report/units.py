@@ -35,6 +35,12 @@ def time_unit(values_s: Iterable[float | None]) -> TimeUnit:
     return MINUTES if largest < 10 * 3600 else HOURS
 
 
+def duration(value_s: float) -> str:
+    """A single time with the unit in which it reads best."""
+    unit = next((unit for unit in (HOURS, MINUTES) if value_s >= unit.seconds), SECONDS)
+    return f"{value_s / unit.seconds:,.4g} {unit.name}"
+
+
 def number(value: float | None, digits: int) -> str:
     """A number with thousands separated; no minus sign on zero."""
     if value is None:

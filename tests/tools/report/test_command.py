@@ -81,7 +81,7 @@ def test_the_product_alone_is_on_stdout(runs, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["runs"]
     assert "holds" in err
-    assert "8 figures in" in err
+    assert "10 figures in" in err
 
 
 def test_warnings_reach_a_reader_of_documents(runs, tmp_path, capsys):
@@ -100,3 +100,28 @@ def test_simulated_beside_measured(runs, capsys):
     out = capsys.readouterr().out
     assert "Simulated beside measured" in out
     assert "share of finished jobs by JCT" in out
+
+
+def test_bounds_and_completed_jobs_in_every_form(runs, capsys):
+    for form in Format:
+        report(list(runs), format=form, bound=True, completed_at="0.05,1")
+        out = capsys.readouterr().out
+        if form in (Format.json, Format.csv):
+            assert "bound_jct_s" in out
+            assert ("[180.0, 1]" if form is Format.json else "180=1 3600=2") in out
+        else:
+            assert "lower bound of the mean JCT" in out
+            assert "jobs finished by 3 min" in out
+
+
+def test_ftf_against_isolated_jobs(runs, capsys):
+    report(list(runs), reference=Reference.isolated)
+    out = capsys.readouterr().out
+    assert "FTF (isolated), mean" in out
+    assert "GPS)," not in out
+
+
+@pytest.mark.parametrize("hours", ["", "soon", "-1", "1,,2", "inf", "nan"])
+def test_hours_that_are_none(runs, hours):
+    with pytest.raises(UsageError, match="--completed-at"):
+        report([runs[0]], completed_at=hours)

@@ -51,7 +51,7 @@ def test_a_figure_in_its_range_holds(report, figure):
         {"value": 200.0, "tolerance": 0.05},
         {"low": 175.1},
         {"high": 174.9},
-        {"metric": "mean_ftf_isolated", "low": 0},
+        {"metric": "mean_decision_ms", "low": 0},
     ],
 )
 def test_a_figure_out_of_its_range_fails(report, figure):

@@ -34,7 +34,7 @@ def many_jobs(models):
 
 def test_every_figure_is_written_in_both_forms(report, tmp_path):
     names = {path.name for path in write_figures(report, tmp_path / "new" / "figures")}
-    stems = ("jct-cdf", "ftf-cdf", "gpu-use", "allocation-fifo", "allocation-ares")
+    stems = ("jct-cdf", "ftf-cdf", "completed", "gpu-use", "allocation-fifo", "allocation-ares")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
 from pliant.tools.report.fold import fold
-from pliant.tools.report.metrics import percentile, run_metrics
+from pliant.tools.report.metrics import Wanted, percentile, run_metrics
 from pliant.tools.report.usage import gpu_usage
 from pliant.tools.report.utility import worth
 from tests.builders import cluster, job
@@ -239,3 +239,48 @@ def test_total_utility_is_of_the_finished_jobs_and_only_where_stated():
     run = fold([*events, Event(0, "start", "a", 1), Event(4, "finish", "a", 0)])
     assert run_metrics(run).total_utility == 5.0
     assert run_metrics(one_by_one()).total_utility is None
+
+
+def test_jobs_completed_by_given_times():
+    found = run_metrics(one_by_one(), wanted=Wanted(completed_at_s=(1.9, 2.0, 100.0)))  # they end at 2, 4, 8
+    assert found.jobs_completed_at == ((1.9, 0), (2.0, 1), (100.0, 3))
+
+
+def test_rescales_per_job_and_per_hour():
+    # One grow and one shrink until the last completion after 15 minutes: 8 an hour; of two jobs, so 1 a job.
+    run = fold(
+        [
+            begin(),
+            submit(job("a", low=1), 1.0, at=50),
+            submit(job("b", low=1), 1.0, at=50),
+            Event(50, "start", "a", 1),
+            Event(50, "start", "b", 1),
+            Event(60, "grow", "a", 2),
+            Event(70, "shrink", "a", 1),
+            Event(900, "finish", "a", 0),
+            Event(950, "finish", "b", 0),
+        ]
+    )
+    found = run_metrics(run)
+    assert (found.rescales_per_job, found.rescales_per_hour) == (1.0, 8.0)
+
+
+def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
+    # a: 6 s on one GPU, 4 s on two it held: 6 / 8. b: 6 s on one GPU that it held: 6 / 6. Together 12 / 14.
+    curve = ((1, 1.0), (2, 1.5))
+    run = fold(
+        [
+            begin(),
+            submit(job("a", gpus=2), 6.0, curve),
+            submit(job("b"), 6.0, curve),
+            Event(0, "start", "a", 2),
+            Event(0, "start", "b", 1),
+            Event(4, "finish", "a", 0),
+            Event(6, "finish", "b", 0),
+        ]
+    )
+    assert run_metrics(run).sjs_efficiency == pytest.approx(12 / 14)
+
+
+def test_a_run_in_which_nothing_finished_has_no_rate_of_rescales():
+    assert run_metrics(fold([begin(), submit(job("a"), 1.0)])).rescales_per_hour is None

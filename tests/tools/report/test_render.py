@@ -100,7 +100,7 @@ class Page(HTMLParser):
 def test_the_page_is_whole_and_loads_nothing(report):
     text = render(report, "html", Extras(jobs=True))
     page = Page(text)
-    assert (page.open, page.loaded, page.figures) == ([], [], 5)
+    assert (page.open, page.loaded, page.figures) == ([], [], 6)
     assert len(set(page.ids)) == len(page.ids)
     assert "<script" not in text
 

@@ -10,6 +10,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.files import atomic_write
 from pliant.tools.report.figures.allocation import allocation
 from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
+from pliant.tools.report.figures.completed import completed_over_time
 from pliant.tools.report.figures.style import image
 from pliant.tools.report.figures.usage import gpu_use
 from pliant.tools.report.report import Report
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 def draw(report: Report) -> dict[str, Figure]:
     """All figures by file name (without its ending); those that would be empty are left out."""
-    drawn = {"jct-cdf": jct_cdf(report), "ftf-cdf": ftf_cdf(report), "gpu-use": gpu_use(report)}
+    drawn = {
+        "jct-cdf": jct_cdf(report),
+        "ftf-cdf": ftf_cdf(report),
+        "completed": completed_over_time(report),
+        "gpu-use": gpu_use(report),
+    }
     for each in report.runs:
         drawn[f"allocation-{_file_name(each.label)}"] = allocation(each)
     return {name: figure for name, figure in drawn.items() if figure is not None}

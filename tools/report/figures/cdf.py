@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WIDE_JCT: Final = 30
 _WIDE_FTF: Final = 3
 """A logarithmic axis where the largest value is more than so many times the median."""
-_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS"}
+_NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
 
 
 def jcts(each: RunReport) -> list[float]:
