@@ -1,0 +1,1 @@
+"""Reproductions of published tables and figures; CONTRIBUTING.md says how one is made."""

@@ -1,0 +1,123 @@
+"""The reproduction of "Effective Elastic Scaling of Deep Learning Workloads"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any, Final
+
+from experiments.elastic_scaling.model import ASSUMPTIONS, MOST_GPUS, Model, fitted, residuals
+from experiments.elastic_scaling.workloads import prepare
+from experiments.harness.experiment import Experiment, Plot, Replays
+from experiments.harness.page import markdown
+
+_OURS, _BASELINE = "our method", "random-bs"
+_WORLDS: Final = {
+    "mixed": "as above",
+    "rounds": "asked every 10 minutes",
+    "literal": "arrivals at 10 λ",
+    "light": "category 2: steps half as long",
+    "heavy": "category 2: steps twice as long",
+    "first": "category 3 scales as category 1",
+    "second": "category 3 scales as category 2",
+}
+
+
+def _completed(name: str, title: str, trace: str, mode: str = "drop", baseline: str = _BASELINE) -> Plot:
+    lines = {_OURS: f"{trace}-*elastic-dp-mode{mode}-*", baseline: f"{trace}-*{baseline}-mode{mode}-*"}
+    return Plot(name, title, lines)
+
+
+def _plots() -> Iterator[Plot]:
+    for letter, category in zip("abcd", range(1, 5), strict=True):
+        title = f"Figure 5({letter}): category {category}, high arrivals"
+        yield _completed(f"figure5{letter}", title, f"cat{category}-high")
+    yield _completed("figure6a", "Figure 6(a): category 1, low arrivals", "cat1-low")
+    yield _completed("figure6b", "Figure 6(b): category 1, bursty arrivals", "cat1-bursty")
+    yield _completed("figure7a", "Figure 7(a): 40 GPUs, jobs dropped", "mixed-40")
+    yield _completed("figure7b", "Figure 7(b): 40 GPUs, jobs queued", "mixed-40", "queue")
+    yield _completed("figure8a", "Figure 8(a): category 1, high arrivals", "cat1-high", baseline="max-bs")
+    yield _completed("figure8b", "Figure 8(b): category 1, high arrivals", "cat1-high", baseline="min-bs")
+    yield _completed("figure8c", "Figure 8(c): category 1, low arrivals", "cat1-low", baseline="min-bs")
+    yield _completed("figure9a", "Figure 9(a): 400 GPUs, jobs dropped", "mixed-400")
+    yield _completed("figure9b", "Figure 9(b): 400 GPUs, jobs queued", "mixed-400", "queue")
+
+
+def facts(replays: Replays) -> Mapping[str, Any]:
+    """The model, what it was fitted to, and the tables of other worlds."""
+    model = fitted()
+    return {
+        "assumptions": [" ".join(text.split()) for text in ASSUMPTIONS],
+        "model": model,
+        "residuals": _residuals(model),
+        "factors": _factors(model),
+        "worlds": _worlds(replays),
+    }
+
+
+def _residuals(model: Model) -> str:
+    head = ("fact", "published", "model", "residual")
+    body = [
+        (
+            f"{each.fact} ({each.source})",
+            f"{each.published:g}",
+            f"{each.fitted:.3g}",
+            f"{100 * (each.fitted / each.published - 1):+.1f} %",
+        )
+        for each in residuals(model)
+    ]
+    return markdown(head, body)
+
+
+def _factors(model: Model) -> str:
+    """Best throughput scaling factor of each category by number of GPUs."""
+    sizes = range(1, MOST_GPUS + 1)
+    head = ("category", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in sizes))
+    body = []
+    for job in model.jobs[:3]:
+        batches = range(job.category.batch_min, job.category.batch_max + 1)
+        best = [max(job.factor(batch, gpus, model.links) for batch in batches) for gpus in sizes]
+        name = f"{job.category.number}, {job.category.kind}"
+        body.append((name, *(f"{factor:.2f}" for factor in best)))
+    return markdown(head, body)
+
+
+def _worlds(replays: Replays) -> str:
+    """Table III under other assumptions: means over the seeds, elastic / baseline."""
+    head = ("", "SJS, drop, %", "dropped, %", "JCT, drop, min", "SJS, queue, %", "JCT, queue, min")
+    body = [(words, *_pairs(replays, f"{trace}-40-*")) for trace, words in _WORLDS.items()]
+    return markdown(head, body)
+
+
+def _pairs(replays: Replays, trace: str) -> Sequence[str]:
+    def mean(policy: str, mode: str, field: str, scale: float) -> float:
+        names = [name for name in replays if fnmatchcase(name, f"{trace}{policy}-mode{mode}-*")]
+        return scale * fmean(replays[name][field] for name in names)
+
+    wanted = (
+        ("drop", "sjs_efficiency", 100.0),
+        ("drop", "drop_ratio", 100.0),
+        ("drop", "mean_jct_s", 1 / 60),
+        ("queue", "sjs_efficiency", 100.0),
+        ("queue", "mean_jct_s", 1 / 60),
+    )
+    return [f"{mean('elastic-dp', *each):.1f} / {mean('random-bs', *each):.1f}" for each in wanted]
+
+
+EXPERIMENT: Final = Experiment(
+    name="elastic-scaling",
+    title="Elastic scaling with batch sizes",
+    paper="Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, 2020 (arXiv 2006.13878)",
+    sweeps=(
+        "single.toml",
+        "extremes.toml",
+        "mixed-40.toml",
+        "worlds-40.toml",
+        "rounds-40.toml",
+        "mixed-400.toml",
+    ),
+    plots=tuple(_plots()),
+    prepare=prepare,
+    facts=facts,
+)

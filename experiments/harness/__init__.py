@@ -1,0 +1,1 @@
+"""What all experiments share: replay, compare with the published numbers, draw, write the page."""

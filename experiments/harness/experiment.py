@@ -1,0 +1,87 @@
+"""What an experiment is: sweeps to replay, published numbers to hold them against, figures to draw."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.errors import UsageError
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PAGES: Final = ROOT.parent / "docs" / "experiments"
+
+Replays = Mapping[str, Mapping[str, Any]]
+"""Main figures by the name of the replay, as the results hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Jobs completed over time, as papers draw them: one line a policy, and the arrivals."""
+
+    name: str
+    title: str
+    lines: Mapping[str, str]
+    """Names of replays by the words that the legend has for them; patterns, the first match is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One reproduction; module ``experiment`` of a package under ``experiments`` holds it as EXPERIMENT."""
+
+    name: str
+    """As people type it: ``elastic-scaling``."""
+    title: str
+    paper: str
+    sweeps: tuple[str, ...]
+    """Recipes of sweeps in the experiment's folder, as ``pliant replay --recipe`` takes them."""
+    plots: tuple[Plot, ...] = ()
+    prepare: Callable[[Path, bool], None] = lambda _folder, _smoke: None
+    """Writes what the sweeps read and no file holds (profile, clusters, traces) into a folder, to which the
+    recipes are copied. The flag asks for something that replays in seconds."""
+    facts: Callable[[Replays], Mapping[str, Any]] = lambda _replays: {}
+    """What the page's template wants to know beyond the comparisons, made from the figures of all replays."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its recipes, published numbers and page template are."""
+        return ROOT / self.name.replace("-", "_")
+
+    @property
+    def numbers(self) -> Path:
+        """The published numbers."""
+        return self.folder / "published.toml"
+
+    @property
+    def page(self) -> Path:
+        """The page made from its results; the figures are in a folder of its name beside it."""
+        return PAGES / f"{self.name}.md"
+
+    @property
+    def results(self) -> Path:
+        """What came out, as committed."""
+        return self.folder / "results.json"
+
+
+def names() -> list[str]:
+    """Every experiment."""
+    return sorted(
+        path.parent.name.replace("_", "-")
+        for path in ROOT.glob("*/experiment.py")
+        if path.parent.name != "harness"
+    )
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name.
+
+    :raises UsageError: there is none.
+    """
+    if name not in names():
+        raise UsageError(f'no experiment "{name}"; there are: {", ".join(names())}')
+    module = importlib.import_module(f"experiments.{name.replace('-', '_')}.experiment")
+    found = module.EXPERIMENT
+    assert isinstance(found, Experiment)  # noqa: S101
+    return found

@@ -1,0 +1,61 @@
+"""The command ``python -m experiments``: reproduce an experiment from the first to the last step."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from experiments.harness.experiment import PAGES, Experiment, load, names
+from experiments.harness.page import Results, page_text, results_bytes, table_text
+from experiments.harness.plots import write_plots
+from experiments.harness.published import Compared, compare, read_numbers
+from experiments.harness.replays import carry_out
+from pliant.schemas.errors import PliantError
+from pliant.schemas.files import atomic_write
+
+BUILD: Final = Path("build") / "experiments"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the named experiments, or all; the exit code of what went wrong."""
+    parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--page", action="store_true", help="write the page anew from the committed results")
+    wanted = parser.parse_args(arguments)
+    try:
+        for name in wanted.names or names():
+            experiment = load(name)
+            if not wanted.page:
+                reproduce(experiment, BUILD / name, workers=wanted.workers)
+            _write_page(experiment)
+    except PliantError as error:
+        _tell(str(error))
+        return error.exit_code
+    return 0
+
+
+def reproduce(experiment: Experiment, folder: Path, *, workers: int) -> list[Compared]:
+    """Replay into ``folder``, compare, draw; results go beside the experiment, figures beside its page.
+
+    :raises JobsFailedError: a replay failed.
+    """
+    outcomes = carry_out(experiment, folder, workers=workers, tell=_tell)
+    compared = compare(read_numbers(experiment.numbers), outcomes)
+    atomic_write(experiment.results, results_bytes(experiment, compared, outcomes))
+    write_plots(experiment, outcomes, PAGES / experiment.name)
+    for name in dict.fromkeys(each.table for each in compared):
+        print(f"{name}\n{table_text([each for each in compared if each.table == name])}\n")
+    return compared
+
+
+def _write_page(experiment: Experiment) -> None:
+    experiment.page.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(experiment.page, page_text(experiment, Results.read(experiment.results)).encode())
+    _tell(f"written to {experiment.page}")
+
+
+def _tell(text: str) -> None:
+    print(f"experiments: {text}", file=sys.stderr, flush=True)

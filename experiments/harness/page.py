@@ -1,0 +1,123 @@
+"""Results as data, and the page made from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Self
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from experiments.harness.experiment import Experiment, Replays
+from experiments.harness.published import NEAR, Compared, read_numbers
+from experiments.harness.replays import Outcome
+from pliant.schemas.files import read_bytes
+
+HEADER: Final = (
+    "<!-- Written by `make experiment NAME={}` from its results; edit the template instead. -->\n\n"
+)
+_KEPT: Final = (
+    "jobs_submitted",
+    "jobs_finished",
+    "jobs_rejected",
+    "mean_jct_s",
+    "sjs_efficiency",
+    "drop_ratio",
+    "makespan_s",
+)
+
+
+def results_bytes(
+    experiment: Experiment, compared: Iterable[Compared], outcomes: Mapping[str, Outcome]
+) -> bytes:
+    """What is committed: every comparison, and the main figures, seed and trace hash of every replay."""
+    document = {
+        "experiment": experiment.name,
+        "command": f"make experiment NAME={experiment.name}",
+        "pliant": version("pliant"),
+        "compared": [
+            {**asdict(each), "ratio": each.ratio, "reproduces": each.reproduces} for each in compared
+        ],
+        "replays": {name: _replay(outcomes[name]) for name in sorted(outcomes)},
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What is committed of an experiment."""
+
+    compared: tuple[Compared, ...]
+    replays: Replays
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The results in a file."""
+        document = json.loads(read_bytes(path))
+        known = [field.name for field in fields(Compared)]
+        rows = [Compared(**{name: row[name] for name in known}) for row in document["compared"]]
+        return cls(tuple(rows), document["replays"])
+
+
+def page_text(experiment: Experiment, results: Results) -> str:
+    """The page: ``page.md.j2`` of the experiment, its tables filled.
+
+    The template has ``table(NAME)``, ``figure(NAME)``, ``ratios``, those ``missed``, ``near`` and the facts.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(experiment.folder),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Markdown
+    )
+    compared = results.compared
+    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
+    text = environment.get_template("page.md.j2").render(
+        experiment=experiment,
+        results=results,
+        table=lambda name: table_text([each for each in compared if each.table == name]),
+        figure=lambda name: f"![{name}]({experiment.name}/{name}.svg)",
+        missed=[(each, notes[each.name]) for each in compared if each.is_ratio and not each.reproduces],
+        ratios=[each for each in compared if each.is_ratio],
+        near=NEAR,
+        **experiment.facts(results.replays),
+    )
+    return HEADER.format(experiment.name) + text
+
+
+def table_text(rows: Sequence[Compared]) -> str:
+    """Ours beside theirs in Markdown."""
+    head = ("", "published", "ours", "smallest to largest", "deviation", "reproduced")
+    body = [
+        (
+            each.what,
+            _number(each.published, each.unit),
+            _number(each.ours, each.unit),
+            f"{_number(each.low)} to {_number(each.high)}" if each.seeds > 1 else "one seed",
+            f"{100 * each.deviation:+.0f} %",
+            ("yes" if each.reproduces else "no") if each.is_ratio else "",
+        )
+        for each in rows
+    ]
+    return markdown(head, body)
+
+
+def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table; the first column is words, the others numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *body))
+
+
+def _number(value: float, unit: str = "") -> str:
+    text = f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{text} {unit}" if unit else text
+
+
+def _replay(outcome: Outcome) -> dict[str, Any]:
+    kept = {key: outcome.metrics[key] for key in _KEPT if key in outcome.metrics}
+    return {"trace_hash": outcome.trace_hash, "seed": outcome.seed, **kept}

@@ -1,0 +1,43 @@
+"""Jobs completed over time, drawn as the papers draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from experiments.harness.experiment import Experiment, Plot
+from experiments.harness.replays import Outcome, matching
+from pliant.schemas.files import atomic_write
+from pliant.tools.report.figures.style import GREY, axes, image, legend, line_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MINUTE_S: Final = 60.0
+
+
+def write_plots(experiment: Experiment, outcomes: Mapping[str, Outcome], folder: Path) -> None:
+    """Write every figure as SVG; equal outcomes give equal bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in experiment.plots:
+        drawn = image(completed_over_time(plot, outcomes), plot.name, "svg")
+        atomic_write(folder / f"{plot.name}.svg", drawn)
+
+
+def completed_over_time(plot: Plot, outcomes: Mapping[str, Outcome]) -> Figure:
+    """One figure: total jobs completed by minutes, beside the arrivals."""
+    figure, chart = axes(plot.title, "Minutes", "Jobs completed")
+    runs = {label: matching(pattern, outcomes)[0] for label, pattern in plot.lines.items()}
+    arrivals = next(iter(runs.values())).arrivals_s
+    chart.plot(*_steps(arrivals), drawstyle="steps-post", label="arrivals", color=GREY, linewidth=1.0)
+    for index, (label, run) in enumerate(runs.items()):
+        chart.plot(*_steps(run.completions_s), drawstyle="steps-post", label=label, **line_style(index))
+    chart.set_xlim(left=0)
+    chart.set_ylim(bottom=0)
+    legend(figure, chart)
+    return figure
+
+
+def _steps(times_s: tuple[float, ...]) -> tuple[list[float], list[int]]:
+    return [0.0, *(time / _MINUTE_S for time in times_s)], list(range(len(times_s) + 1))

@@ -1,0 +1,171 @@
+"""What all experiments share: numbers as data, ours beside them, figures, pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.harness.experiment import Experiment, Plot, load, names
+from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
+from experiments.harness.plots import write_plots
+from experiments.harness.published import Compared, compare, read_numbers
+from experiments.harness.replays import Outcome, carry_out
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.io import write_cluster
+from tests.builders import cluster
+
+NUMBERS = """
+[[numbers]]
+name = "t1_jct"
+table = "Table 1"
+what = "average JCT, fifo"
+value = 2.0
+unit = "min"
+metric = "mean_jct_s"
+scale = 0.016666666666666666
+run = "small*-fifo"
+
+[[numbers]]
+name = "t1_ratio"
+table = "Table 1"
+what = "average JCT: srtf / fifo"
+value = 0.5
+metric = "mean_jct_s"
+run = "small*-srtf"
+over = "small*-fifo"
+"""
+
+
+def outcome(name: str, **metrics: float) -> Outcome:
+    return Outcome(name, 0, "hash", metrics, (0.0, 60.0), (120.0, 180.0))
+
+
+def outcomes(**jcts: float) -> dict[str, Outcome]:
+    """``small_t0_fifo=120`` is replay ``small-t0-fifo`` with that mean JCT."""
+    pairs = ((name.replace("_", "-"), jct) for name, jct in jcts.items())
+    return {name: outcome(name, mean_jct_s=jct) for name, jct in pairs}
+
+
+def numbers(folder: Path, text: str = NUMBERS) -> Path:
+    path = folder / "published.toml"
+    path.write_text(text)
+    return path
+
+
+def test_ours_is_the_mean_over_the_seeds_and_a_ratio_pairs_them(tmp_path: Path) -> None:
+    found = outcomes(small_t0_fifo=100, small_t1_fifo=200, small_t0_srtf=50, small_t1_srtf=50)
+    jct, ratio = compare(read_numbers(numbers(tmp_path)), found)
+    assert jct.ours == pytest.approx(150 / 60)
+    assert (jct.low, jct.high, jct.seeds) == (pytest.approx(100 / 60), pytest.approx(200 / 60), 2)
+    assert ratio.ours == pytest.approx((50 / 100 + 50 / 200) / 2)
+    assert (jct.is_ratio, ratio.is_ratio) == (False, True)
+    assert ratio.deviation == pytest.approx(0.375 / 0.5 - 1)
+
+
+@pytest.mark.parametrize(
+    ("published", "ours", "reproduces"),
+    [
+        (2.0, 1.4, True),
+        (2.0, 1.3, False),
+        (2.0, 3.1, False),
+        (1.2, 0.9, False),
+        (0.8, 0.9, True),
+        (1.0, 1.2, True),
+    ],
+)
+def test_a_ratio_reproduces_with_the_same_sign_and_within_half_as_much_again(
+    published: float, ours: float, reproduces: bool
+) -> None:
+    found = Compared("n", "t", "w", "", published, ours, ours, ours, 1, is_ratio=True)
+    assert found.reproduces is reproduces
+
+
+def test_numbers_that_name_no_replay_or_no_figure_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r'no replay of this experiment is called "small\*-fifo"'):
+        compare(read_numbers(numbers(tmp_path)), outcomes(other=1))
+    unpaired = outcomes(small_t0_fifo=1, small_t1_fifo=1, small_t0_srtf=1)
+    with pytest.raises(BadInputError, match="t1_ratio: 1 replays over 2"):
+        compare(read_numbers(numbers(tmp_path)), unpaired)
+    with pytest.raises(BadInputError, match=r'/numbers/0/metric: "jct" is no figure'):
+        read_numbers(numbers(tmp_path, NUMBERS.replace('"mean_jct_s"', '"jct"', 1)))
+
+
+SWEEP = """
+policies = ["fifo", "srtf"]
+[[traces]]
+name = "small"
+synth = "small.json"
+seeds = [0, 1]
+[[clusters]]
+name = "c2"
+path = "cluster.json"
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """A complete one in ``tmp_path/toy_one``."""
+
+    def prepare(folder: Path, smoke: bool) -> None:
+        write_cluster(cluster(2), folder / "cluster.json")
+        (folder / "small.json").write_text(f'{{"jobs": {3 if smoke else 6}, "rate_per_hour": 60}}')
+
+    monkeypatch.setattr("experiments.harness.experiment.ROOT", tmp_path)
+    monkeypatch.setattr("experiments.harness.experiment.PAGES", tmp_path / "docs")
+    plot = Plot("figure1", "Figure 1", {"first come": "small*-fifo"})
+    made = Experiment("toy-one", "Toy", "A paper", ("sweep.toml",), (plot,), prepare)
+    made.folder.mkdir()
+    numbers(made.folder)
+    (made.folder / "sweep.toml").write_text(SWEEP)
+    (made.folder / "page.md.j2").write_text(
+        '# {{ experiment.title }}\n{{ table("Table 1") }}\n{{ figure("figure1") }}\n'
+    )
+    return made
+
+
+def test_an_experiment_goes_from_recipes_to_a_page(experiment: Experiment, tmp_path: Path) -> None:
+    found = carry_out(experiment, tmp_path / "out")
+    assert sorted(found) == ["small-t0-fifo", "small-t0-srtf", "small-t1-fifo", "small-t1-srtf"]
+    assert len(found["small-t0-fifo"].arrivals_s) == 6
+    compared = compare(read_numbers(experiment.numbers), found)
+    experiment.results.write_bytes(results_bytes(experiment, compared, found))
+    results = Results.read(experiment.results)
+    assert results.compared == tuple(compared)
+    assert results.replays["small-t1-srtf"]["jobs_submitted"] == 6
+    page = page_text(experiment, results)
+    assert page.startswith(HEADER.format("toy-one") + "# Toy\n| ")
+    assert table_text(compared) in page
+    assert "![figure1](toy-one/figure1.svg)" in page
+    write_plots(experiment, found, tmp_path / "figures")
+    assert (tmp_path / "figures" / "figure1.svg").read_text().startswith("<?xml")
+
+
+def test_a_smoke_run_takes_small_inputs_and_one_seed(experiment: Experiment, tmp_path: Path) -> None:
+    found = carry_out(experiment, tmp_path / "out", smoke=True)
+    assert sorted(found) == ["small-fifo", "small-srtf"]
+    assert len(found["small-fifo"].arrivals_s) == 3
+    assert compare(read_numbers(experiment.numbers), found)
+
+
+def test_what_an_earlier_run_left_does_not_count(experiment: Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    carry_out(experiment, out, smoke=True)
+    stale = out / "sweep" / "small-fifo.parquet"
+    stale.write_bytes(b"not a result")
+    found = carry_out(experiment, out, smoke=True)
+    assert len(found["small-fifo"].arrivals_s) == 3
+
+
+def test_a_replay_that_fails_is_named(experiment: Experiment, tmp_path: Path) -> None:
+    recipe = experiment.folder / "sweep.toml"
+    recipe.write_text(recipe.read_text() + '\n[[traces]]\nname = "lost"\njobs = "nowhere.jsonl"\n')
+    with pytest.raises((BadInputError, JobsFailedError), match="nowhere"):
+        carry_out(experiment, tmp_path / "out")
+
+
+def test_experiments_are_found_by_the_name_people_type() -> None:
+    assert "elastic-scaling" in names()
+    assert load("elastic-scaling").folder.name == "elastic_scaling"
+    with pytest.raises(UsageError, match=r'no experiment "nothing"; there are: .*elastic-scaling'):
+        load("nothing")
