@@ -1,0 +1,259 @@
+"""The live loop: what is asked of it while it runs, and what becomes of its jobs when it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.io import read_schedule, write_cluster
+from pliant.tools.run import runner
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.options import Options
+from pliant.tools.run.runner import run_and_follow, run_once, run_until_done
+from pliant.tools.run.spool import Spool
+from pliant.tools.run.submit import cancel, submit
+from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.policies.fifo import Fifo
+from tests.tools.run.conftest import left_running
+from tests.tools.run.scripts import PlainBackend
+from tests.tools.run.site import QUICK, Site, in_order
+
+Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
+
+
+@pytest.fixture(autouse=True)
+def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
+        return PlainBackend(nodes, dirs.jobs)
+
+    monkeypatch.setattr(runner, "open_backend", backend)
+    monkeypatch.setattr(runner, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    found = Site(tmp_path)
+    write_cluster(found.cluster, found.folder / "cluster.json")
+    return found
+
+
+def begin(site: Site, policy: str = "fair-share", **more: object) -> Options:
+    path = str(site.folder / "cluster.json")
+    return Options(site.state, question=Question(policy), cluster=path, timeouts=QUICK, **more)  # type: ignore[arg-type]
+
+
+def go_on(site: Site, policy: str | None = None) -> Options:
+    return Options(site.state, question=(policy and Question(policy)) or None, timeouts=QUICK)
+
+
+def ask(site: Site, job_id: str, *words: object, **more: object) -> None:
+    """Submit one job."""
+    site.jobs.clear()
+    spec = site.job(job_id, *words, **more)  # type: ignore[arg-type]
+    submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
+
+
+def story(*steps: Step) -> runner.View:
+    """A view that takes one step after the other, each as soon as its condition holds; then it leaves."""
+    left = [*steps, (lambda log: True, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+
+    def view(log: RunLog, now_s: float) -> None:
+        if left and left[0][0](log):
+            left.pop(0)[1]()
+
+    return view
+
+
+def phase(job_id: str, *wanted: str) -> Callable[[RunLog], bool]:
+    return lambda log: job_id in log.jobs and log.jobs[job_id].phase in wanted
+
+
+def trains(job_id: str) -> Callable[[RunLog], bool]:
+    return lambda log: phase(job_id, "running")(log) and log.jobs[job_id].samples_done > 0
+
+
+def nobody_is_left(site: Site) -> Callable[[RunLog], bool]:
+    return lambda log: left_running(site.folder) == []
+
+
+def nothing(log: RunLog) -> bool:
+    return True
+
+
+def end_all(site: Site, *job_ids: str) -> None:
+    """Cancel jobs that a test has left training, and wait for their end."""
+    cancel(site.state, job_ids)
+    run_and_follow(go_on(site), story((nobody_is_left(site), lambda: None)))
+
+
+def test_jobs_are_taken_up_run_and_ended_while_it_lives(site: Site) -> None:
+    _, left_by = run_and_follow(
+        begin(site),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6, high=2)),
+            (trains("a"), lambda: ask(site, "b", samples=50, high=1)),
+            (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
+            (nobody_is_left(site), lambda: None),
+        ),
+    )
+    assert left_by == signal.SIGTERM
+    assert site.story()[:5] == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
+    assert site.of("b")[-1] == "finish b 0"
+    assert site.of("a")[-1] == "cancel a 0"
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it stopped by the protocol"
+    assert Spool(StateDir(site.state)).requests() == []
+
+
+def test_slots_of_a_cancelled_job_go_to_the_next_one(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
+            (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
+            (phase("b", "waiting"), lambda: cancel(site.state, ["a"])),
+            (phase("b", "finished"), lambda: None),
+        ),
+    )
+    assert in_order(["start a 2", "submit b", "cancel a 0", "start b 2", "finish b 0"], site.story())
+
+
+def test_a_waiting_job_and_one_that_is_to_come_can_be_cancelled(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
+            (trains("a"), lambda: ask(site, "b", gpus=2)),
+            (phase("b", "waiting"), lambda: ask(site, "c", at=9e9)),
+            (nothing, lambda: cancel(site.state, ["b", "c"])),
+            (phase("c", "cancelled"), lambda: cancel(site.state, ["a"])),
+            (nobody_is_left(site), lambda: None),
+        ),
+    )
+    assert site.of("b") == ["submit b", "cancel b 0"]
+    assert site.of("c") == ["submit c", "cancel c 0"]
+
+
+def test_jobs_train_on_when_it_leaves_and_the_next_one_takes_them_up(site: Site) -> None:
+    run_and_follow(
+        begin(site),
+        story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (trains("a"), lambda: None)),
+    )
+    assert left_running(site.folder) != []
+    ask(site, "b", samples=20, high=1)
+    run_and_follow(go_on(site), story((phase("b", "finished"), lambda: None)))
+    assert in_order(["start a 2", "shrink a 1", "start b 1", "finish b 0"], site.story())
+    assert "requeue a 0" not in site.story()
+    end_all(site, "a")
+
+
+def test_another_policy_can_take_over(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a", samples=1e6)), (trains("a"), lambda: None)),
+    )
+    run_and_follow(go_on(site, "las"), story((trains("a"), lambda: None)))
+    assert read_schedule(site.state / "schedule.json").policy.name == "las"
+    decisions = [(event.detail or {}).get("policy") for event in site.events() if event.event == "decision"]
+    assert decisions[-1] == "las"
+    end_all(site, "a")
+
+
+def test_what_was_submitted_before_the_first_run_is_taken_up(site: Site) -> None:
+    ask(site, "a", samples=20)
+    run_and_follow(begin(site), story((phase("a", "finished"), lambda: None)))
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+
+
+def test_a_run_that_could_not_take_up_what_was_submitted_does_not_begin(site: Site) -> None:
+    ask(site, "a", gpus=7)
+    with pytest.raises(BadInputError, match='job "a" needs 7 GPUs, the cluster has 2'):
+        run_and_follow(begin(site), story())
+    cancel(site.state, ["a"])
+    run_and_follow(begin(site), story())
+
+
+def test_until_done_takes_up_submissions_and_ends_when_they_have_ended(site: Site) -> None:
+    site.job("a", samples=1e6)
+    options = site.options("fifo")
+    steps: list[Step] = [
+        (trains("a"), lambda: ask(site, "b", samples=20)),
+        (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
+    ]
+
+    def view(log: RunLog, now_s: float) -> None:
+        if steps and steps[0][0](log):
+            steps.pop(0)[1]()
+
+    log, stopped_by = run_until_done(options, view)
+    assert stopped_by is None
+    assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
+    assert left_running(site.folder) == []
+
+
+def test_one_reconciliation_records_requests_and_keeps_jobs_to_come_for_the_next(site: Site) -> None:
+    site.job("a", samples=1e6)
+    site.job("later", at=1e5)
+    run_once(site.options("fifo"))
+    log = RunLog()
+    for event in site.events():
+        log.add(event)
+    assert list(log.jobs) == ["a"]
+    with pytest.raises(BadInputError, match="submitted"):
+        ask(site, "later")
+    cancel(site.state, ["a", "later"])
+    run_once(site.options("fifo"))
+    assert site.of("a")[-1] == "cancel a 0"
+    assert site.of("later") == ["submit later", "cancel later 0"]
+    assert left_running(site.folder) == []
+
+
+def test_rounds_go_on_while_there_are_jobs_and_rest_while_there_are_none(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
+    decisions, looks = [], []
+
+    def count(log: RunLog) -> bool:
+        looks.append(sum(event.event == "decision" for event in log.events))
+        return len(looks) >= 30
+
+    def decided(log: RunLog) -> bool:
+        decisions.append(sum(event.event == "decision" for event in log.events))
+        return decisions[-1] >= 8
+
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6)),
+            (decided, lambda: cancel(site.state, ["a"])),
+            (nobody_is_left(site), lambda: None),
+            (count, lambda: None),
+        ),
+    )
+    assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
+    assert looks[0] == looks[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"cluster": "other.json"}, "brings its own cluster"), ({"schedule": "s.json"}, "name no schedule")],
+)
+def test_a_state_directory_that_holds_a_run_brings_its_own_inputs(
+    site: Site, options: dict[str, str], said: str
+) -> None:
+    run_and_follow(begin(site), story())
+    with pytest.raises(UsageError, match=said):
+        run_and_follow(Options(site.state, **options), story())  # type: ignore[arg-type]
+
+
+def test_a_new_state_directory_needs_a_cluster(site: Site) -> None:
+    with pytest.raises(UsageError, match="holds no run: name its --cluster"):
+        run_and_follow(Options(site.state, question=Question("fifo")), story())
+    assert not site.state.exists()
