@@ -30,6 +30,8 @@ class RunInfo(Record):
     """The simulator whose quirks were switched on."""
     trace_hash: str
     """SHA-256 of the jobs, in order of (submit_time, id): equal for equal traces."""
+    trace: str | None = None
+    """What the trace is called, after its file; null: it came through a pipe, or there was none."""
     cluster: Cluster
     profile: dict[str, list[Any]] | None = None
     """The profile's rows as columns, for the fair-share references; null: linear scaling was assumed."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.checks import check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.files import source_name
+from pliant.schemas.files import PIPE, source_name
 from pliant.schemas.io import profile_to_columns, read_cluster, read_convergence, read_jobs, read_profile
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.profile import Profile
@@ -45,9 +46,8 @@ class Sources:
         profile = None if self.profile is None else read_profile(self.profile)
         jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
         found = inputs(jobs[: self.jobs_limit], read_cluster(self.cluster), profile, source_name(self.jobs))
-        if self.convergence is None:
-            return found
-        return replace(found, tables=validations(read_convergence(self.convergence)))
+        tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
+        return replace(found, tables=tables, name=trace_name(self.jobs))
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class Inputs:
     throughput: Throughput
     tables: Mapping[str, Validation] = field(default_factory=dict)
     """Validation runs by the key that jobs name in ``convergence``."""
+    name: str | None = None
+    """What reports call the trace."""
 
     @cached_property
     def trace_hash(self) -> str:
@@ -71,6 +73,14 @@ class Inputs:
     def profile_columns(self) -> dict[str, list[object]] | None:
         """The profile as event files embed it."""
         return None if self.profile is None else profile_to_columns(self.profile.rows)
+
+
+def trace_name(path: str) -> str | None:
+    """The stem of a job file, or its folder where the file is but ``jobs`` as importers write it."""
+    if path == PIPE:
+        return None
+    file = Path(path)
+    return (file.parent.name if file.stem == "jobs" else "") or file.stem
 
 
 def inputs(

@@ -187,6 +187,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         progress=trained.progress,
         compat=run.training.compat,
         trace_hash=inputs.trace_hash,
+        trace=inputs.name,
         cluster=inputs.cluster,
         profile=inputs.profile_columns,
         pliant_version=version("pliant"),

@@ -11,13 +11,27 @@ from pliant.tools.report.records import RunRecord
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The policy of each run; where one occurs twice, with what sets its runs apart."""
+    """The policy of each run and, of several traces, the trace; then what else sets equal ones apart."""
+    traces = _traces(runs)
+    kinds = [(run.info.policy, *traces[run.info.trace_hash]) for run in runs]
     found = []
-    for run in runs:
-        alike = [other for other in runs if other.info.policy == run.info.policy]
+    for run, named in zip(runs, kinds, strict=True):
+        alike = [other for other, name in zip(runs, kinds, strict=True) if name == named]
         parts = _differences(run, alike) if len(alike) > 1 else []
-        found.append(" ".join([run.info.policy, *parts]))
+        found.append(" ".join([*named, *parts]))
     return _numbered(found)
+
+
+def _traces(runs: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """What labels call each trace, by its hash: nothing if it is the only one."""
+    names = {run.info.trace_hash: run.info.trace or "" for run in runs}
+    if len(names) == 1:
+        return dict.fromkeys(names, ())
+    total = Counter(names.values())
+    return {
+        found: (name,) if name and total[name] == 1 else (f"{name}@{found[:6]}".removeprefix("@"),)
+        for found, name in names.items()
+    }
 
 
 def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:

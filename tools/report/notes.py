@@ -18,7 +18,7 @@ def provenance(run: RunRecord) -> str:
     parts = [
         kind(run),
         f"{run.total_gpus} {'GPUs' if info.cluster.slots == 'gpu' else 'CPU slots'}",
-        f"trace {info.trace_hash[:12]}",
+        " ".join(["trace", *([info.trace] if info.trace else []), info.trace_hash[:12]]),
         f"seed {info.seed}",
         *parameters_text(run),
         f"pliant {info.pliant_version}",

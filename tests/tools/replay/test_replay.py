@@ -17,7 +17,7 @@ from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.costs import Cost
 from pliant.tools.replay.failures import NodeEvent
-from pliant.tools.replay.inputs import Sources, inputs
+from pliant.tools.replay.inputs import Sources, inputs, trace_name
 from pliant.tools.replay.output import output_paths
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.pool import worker_pool
@@ -266,3 +266,17 @@ def test_simultaneous_arrivals_of_one_kind_finish_in_order_of_their_ids() -> Non
 
 if __name__ == "__main__":
     GOLDEN.write_text(golden_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("traces/philly-t0.jsonl", "philly-t0"),
+        ("w6/jobs.jsonl", "w6"),
+        ("jobs.jsonl", "jobs"),
+        ("/jobs.jsonl", "jobs"),
+        ("-", None),
+    ],
+)
+def test_a_trace_is_called_after_its_file(path, name):
+    assert trace_name(path) == name

@@ -126,3 +126,17 @@ def test_a_folder_without_runs(tmp_path):
 def test_stdin_is_one_run():
     with pytest.raises(UsageError, match="cannot be named twice"):
         read_report(["-", "-"])
+
+
+def test_runs_of_several_traces_are_told_apart_by_the_names_of_those():
+    one, two = {"trace": "philly", "trace_hash": "ab" * 32}, {"trace": "helios", "trace_hash": "cd" * 32}
+    assert labels([run(**one), run(**two)]) == ["fifo philly", "fifo helios"]
+    assert labels([run(**one), run(policy="ares", **one)]) == ["fifo", "ares"]
+    seeds = [run(**one), run(**one, seed=1), run(**two)]
+    assert labels(seeds) == ["fifo philly seed=0", "fifo philly seed=1", "fifo helios"]
+
+
+def test_traces_without_a_name_or_of_the_same_are_called_by_their_hashes():
+    one, two = {"trace_hash": "ab" * 32}, {"trace_hash": "cd" * 32}
+    assert labels([run(**one), run(**two)]) == ["fifo ababab", "fifo cdcdcd"]
+    assert labels([run(trace="a", **one), run(trace="a", **two)]) == ["fifo a@ababab", "fifo a@cdcdcd"]
