@@ -109,7 +109,8 @@ def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site
     assert site.poll()[0] == RUNNING
     assert len(left_running(site.job.parent)) >= 2
     site.backend.stop(site.handle, "kill")
-    assert ended(site)[0] == UnitStatus("lost")
+    killed = (UnitStatus("lost"), UnitStatus("exited", -9))  # with its keeper, or just before it
+    assert ended(site)[0] in killed
     until(lambda: left_running(site.job.parent) == [])
 
 
