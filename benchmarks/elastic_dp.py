@@ -3,7 +3,8 @@
 Times are CPU seconds of this process, the least of several: from curves as arrays to the sizes of all jobs.
 The increments of a concave curve are random, largest first. An arbitrary curve is made of random increments
 in any order, or of random values; the small instances, with infeasible sizes and quotas of users among them,
-are compared with all possible allocations.
+are compared with all possible allocations. Tables III and IV are replayed as docs/experiments/elastic-scaling.md
+tells.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from typing import Final
 import numpy as np
 
 from benchmarks.figure import Figure
+from benchmarks.published import published
 from pliant.tools.schedule.policies.elastic_dp_gains import Floats, Gains
 from pliant.tools.schedule.policies.elastic_dp_optimizer import Optimizer
 
 SEED: Final = 20201124
 INSTANCES: Final = 5000
 """Small instances compared with all possible allocations."""
+TABLES: Final = ("Table III", "Table IV")
+SWEEPS: Final = ("mixed-40.toml", "mixed-400.toml")
+"""What the tables are made from: 28 replays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,13 @@ class Instance:
     users: Sequence[str]
 
 
-def figures(instances: int = INSTANCES, repeats: int = 7, scale: int = 1) -> list[Figure]:
-    """Time by instance, and how many of the small instances were solved wrongly.
+def figures(
+    instances: int = INSTANCES, repeats: int = 7, scale: int = 1, *, tables: bool = True
+) -> list[Figure]:
+    """Time by instance, and how many of the small instances were solved wrongly; then the paper's tables.
 
     :param scale: divides the sizes of the two large instances.
+    :param tables: replay tables III and IV of Saxena et al., 2020, which takes minutes.
     """
     rng = np.random.default_rng(SEED)
     middle = [rng.uniform(0.1, 10.0, 11) if job % 2 else _jumping(rng, 10) for job in range(151)]
@@ -55,6 +63,7 @@ def figures(instances: int = INSTANCES, repeats: int = 7, scale: int = 1) -> lis
         Figure("dp_add_job_ms", 1000 * _adding_s(middle, 400, 8 * repeats), "ms", 0.2),
         Figure("dp_wrong_of_n", wrong, "instances", 0.0),
         Figure("dp_n", instances, "instances"),
+        *(published("elastic-scaling", SWEEPS, TABLES) if tables else ()),
     ]
 
 
