@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import figure
 
-SUPPORT = {"__init__", "__main__", "figure"}
+SUPPORT = {"__init__", "__main__", "figure", "published"}
 
 
 def names() -> list[str]:

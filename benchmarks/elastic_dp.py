@@ -3,8 +3,8 @@
 Times are CPU seconds of this process, the least of several: from curves as arrays to the sizes of all jobs.
 The increments of a concave curve are random, largest first. An arbitrary curve is made of random increments
 in any order, or of random values; the small instances, with infeasible sizes and quotas of users among them,
-are compared with all possible allocations. Tables III and IV are replayed as docs/experiments/elastic-scaling.md
-tells.
+are compared with all possible allocations. Tables III and IV of the paper are replayed as the page
+docs/experiments/elastic-scaling.md tells.
 """
 
 from __future__ import annotations
