@@ -125,7 +125,7 @@ class ElasticDp(Policy):
             f"interval_s {interval_s:g} is below 0": interval_s < 0,
             f"ended_part {ended_part} is not above 0 and at most 1": ended_part is not None
             and not 0 < ended_part <= 1,
-            f"priority_base {priority_base:g} is below 1": priority_base < 1,
+            f"priority_base {priority_base:g} is not from 1 to 10": not 1 <= priority_base <= 10,
             f"quota {quota} is below 1": quota is not None and quota < 1,
             f"rescale_s {rescale_s:g} is below 0": rescale_s < 0,
             "rescale_s is spread over interval_s, which is 0": rescale_s > 0 and interval_s == 0,

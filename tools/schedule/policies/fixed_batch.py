@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from pliant.tools.schedule.policies.elastic_dp import ElasticDp
 from pliant.tools.schedule.policies.elastic_dp_curves import BatchRange, allowed_batches
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pliant.tools.schedule.protocol import Decision
     from pliant.tools.schedule.snapshot import JobState, Snapshot
 
@@ -64,8 +65,9 @@ class RandomBs(ElasticDp):
         low, high = allowed_batches(job)
         if low == high:
             return low, high
-        drawn = np.random.default_rng([self._seed or 0, *job.id.encode()]).integers(low, high, endpoint=True)
-        return int(drawn), int(drawn)
+        digest = sha256(f"{self._seed} {job.id}".encode()).digest()
+        drawn = low + int.from_bytes(digest[:16]) % (high - low + 1)
+        return drawn, drawn
 
     def dump_state(self) -> dict[str, Any]:
         """The seed, beside what elastic-dp keeps."""
