@@ -33,6 +33,14 @@ def trace_import(
     lenient: Annotated[
         bool, typer.Option("--lenient", help="Drop malformed rows and count them instead of failing.")
     ] = False,
+    cluster_out: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster-out",
+            metavar="FILE",
+            help="Cluster to write (JSON) from the list of nodes among the paths (alibaba-v2023).",
+        ),
+    ] = None,
     workload: Annotated[
         str | None,
         typer.Option(help="The trace beside the measurements (pollux, sia, ones, gavel)."),
@@ -50,6 +58,14 @@ def trace_import(
     from pliant.tools.replay.importers.run import import_trace
 
     with progress("import", "rows") as advance:
-        report = import_trace(format_name, paths, out, lenient=lenient, workload=workload, progress=advance)
+        report = import_trace(
+            format_name,
+            paths,
+            out,
+            lenient=lenient,
+            workload=workload,
+            cluster_out=cluster_out,
+            progress=advance,
+        )
     for line in report.lines():
         note(line)

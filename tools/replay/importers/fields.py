@@ -46,7 +46,7 @@ def optional_number(row: Record, name: str) -> float | None:
 def parse_number(found: str, name: str) -> float:
     """A finite number, 0 or more, of a text."""
     try:
-        value = float(found)
+        value = float(found.replace("_", "?"))  # Python reads 1_000 as a number, traces do not write it
     except ValueError:
         raise MalformedRowError(name, f"{found!r} is not a number") from None
     if not math.isfinite(value) or value < 0:
@@ -89,7 +89,7 @@ def parse_moment(value: object, name: str) -> float | None:
     if found.lower() in NOTHING:
         return None
     if found[0].isdecimal() and found.replace(".", "", 1).isdecimal():
-        return float(found)
+        return parse_number(found, name)
     try:
         stamp = datetime.fromisoformat(found)
     except ValueError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
@@ -17,18 +18,23 @@ NO_GPU: Final = "asked for no GPU"
 NO_SUBMISSION: Final = "had no time of submission"
 NEVER_STARTED: Final = "never started"
 NO_DURATION: Final = "ran for no time"
+BACKWARDS: Final = "ended before they started"
 NOT_FINISHED: Final = "had not finished when the trace ended"
 UNKNOWN_MODEL: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0."""
+    """A format that holds jobs. ``jobs`` reads the given paths; ``absolute``: its times are shifted to 0.
+
+    ``cluster`` reads the nodes of those paths that list some; None: there is no such path.
+    """
 
     name: str
     summary: str
     jobs: Callable[[Sequence[str], Intake], Iterator[Job]]
     absolute: bool = True
+    cluster: Callable[[Sequence[str], Intake], Cluster | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +88,15 @@ def executed_job(
 def executed_seconds(start_s: float | None, end_s: float | None) -> float:
     """Seconds from start to end.
 
-    :raises DroppedRowError: it did not start, did not end, or took no time.
+    :raises DroppedRowError: it did not start, did not end, took no time, or ended first.
     """
     if start_s is None:
         raise DroppedRowError(NEVER_STARTED)
     if end_s is None:
         raise DroppedRowError(NOT_FINISHED)
-    if end_s <= start_s:
+    if end_s < start_s:
+        raise DroppedRowError(BACKWARDS)
+    if end_s == start_s:
         raise DroppedRowError(NO_DURATION)
     return end_s - start_s
 

@@ -75,7 +75,7 @@ def model_and_batch(job_type: str) -> tuple[str, int]:
 def _document(path: Path) -> Mapping[str, Any]:
     try:
         document = json.loads(read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInputError.one(str(path), f"is not readable JSON: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(types, dict) for types in document.values()):
         raise BadInputError.one(str(path), "expected throughputs by GPU type and job type")
@@ -117,6 +117,12 @@ def _alone(record: Record) -> tuple[ProfileRow, list[dict[str, Any]]]:
     return row, list(_pairs(row, record))
 
 
+def _entry(types: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The entry of a job type, empty where there is none."""
+    found = types.get(key)
+    return found if isinstance(found, dict) else {}
+
+
 def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 
@@ -144,11 +150,12 @@ def _pairs(row: ProfileRow, record: Record) -> Iterator[dict[str, Any]]:
     place, types, name = (record.values[key] for key in ("place", "types", "name"))
     this_key = name.partition("/")[2]
     for key, rates in record.values["entry"].items():
-        if key == ALONE or (key < this_key and this_key in types.get(key, {})):
+        if key == ALONE or (key < this_key and this_key in _entry(types, key)):
             continue
-        other = types.get(key, {}).get(ALONE)
-        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, rates))):
-            raise MalformedRowError(f"{name}/{key}", "expected the throughputs of both job types")
+        other = _entry(types, key).get(ALONE)
+        if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, [*rates, other]))):
+            what = "expected the throughputs of both job types, each of which also stands alone"
+            raise MalformedRowError(f"{name}/{key}", what)
         alone = (row.samples_per_second or 0.0) / row.local_batch, other
         second, second_batch = model_and_batch(_parsed(key)[0])
         fits = all(rates) and all(alone)

@@ -76,6 +76,8 @@ class Intake:
                 self.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
             except ValidationError as error:
                 self.refuse(problems_of(error, row.source, row.line))
+            except OverflowError:
+                self.refuse([Problem(row.source, row.line, "", "holds a number that is out of all bounds")])
             else:
                 yield made
 

@@ -58,10 +58,10 @@ class _Reader:
         while True:
             try:
                 value, end = _decode(self.text, self.at)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 # The end of the text at hand may be in the middle of the object.
                 if len(self.text) - self.at > LONGEST or not self.more():
-                    reason = error.msg.lower() if isinstance(error, json.JSONDecodeError) else "too deep"
+                    reason = "too deep" if isinstance(error, RecursionError) else _reason(error)
                     raise self.problem(f"is not readable JSON: {reason}") from None
             else:
                 self.skip(end - self.at)
@@ -99,3 +99,7 @@ class _Reader:
 
     def problem(self, message: str) -> BadInputError:
         return BadInputError.one(self.source, message, line=self.line)
+
+
+def _reason(error: ValueError) -> str:
+    return error.msg.lower() if isinstance(error, json.JSONDecodeError) else "a number has too many digits"

@@ -53,6 +53,8 @@ def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
         _join(demands, name, demand)
     rows = _rows(jobs, intake, JOB_COLUMNS)
     yield from intake.convert(rows, lambda row: _job(row, demands, intake))
+    if demands:
+        intake.report.assume(f"GPU tasks of {len(demands)} jobs that {JOBS} does not have were left out")
 
 
 def _table(paths: Sequence[str], name: str) -> Path:
@@ -60,9 +62,10 @@ def _table(paths: Sequence[str], name: str) -> Path:
 
     :raises UsageError: it is not among the paths.
     """
-    folders = [Path(path) for path in paths if Path(path).is_dir()]
-    found = [Path(path) for path in paths if Path(path).name.startswith(name) and Path(path).is_file()]
-    found += [folder / f"{name}.csv" for folder in folders if (folder / f"{name}.csv").is_file()]
+    files = (f"{name}.csv", f"{name}.csv.gz")
+    given = [Path(path) for path in paths]
+    found = [path for path in given if path.name in files and path.is_file()]
+    found += [path / file for path in given for file in files if (path / file).is_file()]
     if len(found) != 1:
         raise UsageError(
             f"{len(found)} files {name}.csv are given, expected one: name the trace's folder or both tables"
@@ -71,7 +74,7 @@ def _table(paths: Sequence[str], name: str) -> Path:
 
 
 def _rows(path: Path, intake: Intake, needed: Sequence[str]) -> Iterator[Record]:
-    header = path.with_suffix(".header")
+    header = path.with_name(path.name.removesuffix(".gz")).with_suffix(".header")
     with open_text(header) as stream:
         names = [name.strip() for name in stream.readline().split(",")]
     missing = [name for name in needed if name not in names]
@@ -100,10 +103,10 @@ def _join(demands: dict[str, Demand], name: str, more: Demand) -> None:
 
 
 def _job(row: Record, demands: dict[str, Demand], intake: Intake) -> Job:
+    demand = demands.pop(text(row, "job_name"), None)
     submit_time_s = moment(row, "start_time")
     if submit_time_s is None:
         raise DroppedRowError(NO_SUBMISSION)
-    demand = demands.pop(text(row, "job_name"), None)
     if demand is None:
         raise DroppedRowError(NO_GPU)
     seconds = executed_seconds(demand.start_s, demand.end_s)

@@ -28,6 +28,7 @@ from pliant.tools.replay.importers.sheets import open_text, sheet
 REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
 _UNENDED: Final = "an attempt without an end was left out of its job's work"
+_BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 
 def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
@@ -53,12 +54,15 @@ def _job(row: Record, intake: Intake) -> Job:
     for name in ("jobid", "submitted_time", "attempts"):
         if name not in row.values:
             raise MalformedRowError(name, "is missing")
+    job_id = row.values["jobid"]
+    if not isinstance(job_id, str) or not job_id.strip():
+        raise MalformedRowError("jobid", "is no text, expected the name of the job")
     submit_time_s = moment(row, "submitted_time")
     if submit_time_s is None:
         raise DroppedRowError(NO_SUBMISSION)
     gpus, gpu_seconds = _executed(row.values["attempts"], intake)
     return executed_job(
-        intake.new_id(str(row.values["jobid"])),
+        intake.new_id(job_id),
         submit_time_s,
         gpus,
         gpu_seconds,
@@ -89,6 +93,8 @@ def _executed(attempts: Any, intake: Intake) -> tuple[int, float]:
     gpu_seconds = sum(gpus * max(0.0, end - start) for gpus, start, end in ended)
     if not gpu_seconds:
         raise DroppedRowError(NO_DURATION)
+    if any(end < start for _, start, end in ended):
+        intake.report.assume_here(_BACKWARDS)
     if len(sizes) > 1:
         intake.report.assume_here(_RESIZED)
     if len(ended) < len(started):
@@ -100,10 +106,13 @@ def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]
     """GPUs, start and end."""
     field = f"attempts/{index}"
     try:
-        gpus = sum(len(machine["gpus"]) for machine in attempt["detail"] or ())
+        machines = [machine["gpus"] for machine in attempt["detail"] or ()]
         start, end = attempt["start_time"], attempt["end_time"]
     except (KeyError, TypeError):
-        raise MalformedRowError(field, "expected start_time, end_time and detail with gpus") from None
+        machines = [None]
+    if not all(isinstance(gpus, list) for gpus in machines):
+        raise MalformedRowError(field, "expected start_time, end_time and detail with gpus")
+    gpus = sum(map(len, machines))
     return gpus, parse_moment(start, f"{field}/start_time"), parse_moment(end, f"{field}/end_time")
 
 

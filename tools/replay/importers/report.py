@@ -14,6 +14,7 @@ class ImportReport:
     rows: int = 0
     """Rows read: jobs and measurements, dropped ones included."""
     jobs: int = 0
+    nodes: int = 0
     profile_rows: int = 0
     convergence_rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -36,6 +37,8 @@ class ImportReport:
         made = f"{self.jobs} jobs"
         if self.profile_rows or self.convergence_rows:
             made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
+        if self.nodes:
+            made += f", {self.nodes} nodes"
         lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
         lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
         for sentence, count in self.assumptions.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas import io
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import PIPE, atomic_write, write_chunks
 from pliant.schemas.job import Job
@@ -33,12 +34,14 @@ def import_trace(
     *,
     lenient: bool = False,
     workload: str | None = None,
+    cluster_out: str | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
     """Import the inputs at ``paths`` and write jobs to ``out``, or a folder where there are measurements.
 
     :param lenient: drop malformed rows and count them, instead of failing with all of them.
     :param workload: the trace to import from beside the measurements of a data folder.
+    :param cluster_out: where the cluster goes that a list of nodes among the paths describes.
     :param progress: told the number of rows read, from time to time.
     :returns: what was read, dropped, assumed and written.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
@@ -49,8 +52,15 @@ def import_trace(
     intake = Intake(report, lenient=lenient, progress=progress)
     if isinstance(found, TraceFormat):
         _refuse_workload(found, workload)
+        cluster = _cluster(found, paths, cluster_out, intake)
         _import_jobs(found.jobs(paths, intake), found.absolute, out, intake)
+        if cluster is not None and cluster_out is not None:
+            io.write_cluster(cluster, cluster_out)
+            report.nodes = len(cluster.nodes)
+            report.files.append(cluster_out)
         return report
+    if cluster_out is not None:
+        raise UsageError(f"--cluster-out: {name} lists no nodes")
     if len(paths) != 1:
         raise UsageError(f"{name}: {len(paths)} paths, expected the data folder alone")
     path = Path(paths[0])
@@ -66,6 +76,22 @@ def import_trace(
 def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
     if workload is not None:
         raise UsageError(f"--workload: {found.name} brings no measurements, its traces are named as paths")
+
+
+def _cluster(
+    found: TraceFormat, paths: Sequence[str], cluster_out: str | None, intake: Intake
+) -> Cluster | None:
+    """The cluster of the paths, where one is wanted.
+
+    :raises UsageError: one is wanted and there is none, or the other way round.
+    """
+    cluster = None if found.cluster is None else found.cluster(paths, intake)
+    if cluster is None and cluster_out is not None:
+        what = "no list of nodes is among the paths" if found.cluster else f"{found.name} lists no nodes"
+        raise UsageError(f"--cluster-out: {what}")
+    if cluster is not None and cluster_out is None:
+        raise UsageError("a list of nodes is among the paths: say with --cluster-out FILE where it goes")
+    return cluster
 
 
 def _workload_path(folder: Path, workload: str | None) -> Path | None:

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import sys
+import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Final, Literal, TextIO, cast
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import PIPE, source_name
 from pliant.tools.replay.importers.intake import Intake, Record
+
+_GZIP: Final = b"\x1f\x8b"
 
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    """A text file, or stdin for ``-``.
+    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without.
 
-    :raises BadInputError: it is missing, unreadable, a folder, or no UTF-8 text.
+    :raises BadInputError: it is missing, unreadable, a folder, cut short, or no UTF-8 text.
     """
     source = source_name(path)
     try:
         if str(path) == PIPE:
-            yield sys.stdin
+            if sys.stdin is None:
+                raise UsageError("stdin is closed: pipe the trace in, or name a file")
+            with _text(cast(BufferedReader, sys.stdin.buffer)) as stream:
+                yield stream
         else:
-            with Path(path).open(encoding="utf-8-sig", newline="") as stream:
+            with Path(path).open("rb") as binary, _text(binary) as stream:
                 yield stream
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
@@ -35,6 +43,20 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         raise BadInputError.one(source, "cannot be read: permission denied") from None
     except UnicodeDecodeError as error:
         raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise BadInputError.one(source, "is gzipped, and cut short or damaged") from None
+
+
+@contextmanager
+def _text(binary: BufferedReader) -> Iterator[TextIO]:
+    """The text in a stream of bytes, which stays open."""
+    packed = binary.peek(2).startswith(_GZIP)
+    with gzip.GzipFile(fileobj=binary) if packed else nullcontext(binary) as plain:
+        stream = TextIOWrapper(plain, encoding="utf-8-sig", newline="")
+        try:
+            yield stream
+        finally:
+            stream.detach()
 
 
 def sheet(
@@ -70,6 +92,9 @@ def sheet(
 
 
 def _check_header(header: Sequence[str], needed: Collection[str], source: str) -> None:
+    twice = [name for name in needed if header.count(name) > 1]
+    if twice:
+        raise BadInputError.one(source, f"has more than one column {', '.join(twice)}", line=1)
     missing = [name for name in needed if name not in header]
     if missing:
         found = ", ".join(header) or "nothing"

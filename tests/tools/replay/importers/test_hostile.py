@@ -1,0 +1,216 @@
+"""Files as they come from other people's machines: packed, marked, cut short, backwards, or nearly right."""
+
+from __future__ import annotations
+
+import gzip
+import io as streams
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import read_cluster
+from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
+
+TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
+ROWS = (TIRESIAS, "1,2,30,606,vgg19,164,30", '2,1,40,606,"vgg,19",100,30')
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
+    "scheduled_time"
+)
+POD = "p1,1,1,2,1000,T4,LS,Running,100,400,200"
+NODES = "sn,cpu_milli,memory_mib,gpu,model"
+HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+
+
+def as_bytes(*lines: str, end: str = "\n") -> bytes:
+    return "".join(line + end for line in lines).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        as_bytes(*ROWS, end="\r\n"),
+        b"\xef\xbb\xbf" + as_bytes(*ROWS),
+        as_bytes(*ROWS).rstrip(b"\n"),
+        gzip.compress(as_bytes(*ROWS)),
+        gzip.compress(b"\xef\xbb\xbf" + as_bytes(*ROWS, end="\r\n")),
+    ],
+)
+@pytest.mark.parametrize("piped", [False, True])
+def test_packed_or_marked_it_is_the_same_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, piped: bool
+) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(data)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=streams.BufferedReader(streams.BytesIO(data))))
+    result = run(tmp_path, "tiresias", "-" if piped else str(path))
+    assert [(job.id, job.model, gpu_seconds(job)) for job in result.jobs] == [
+        ("1", "vgg19", 328.0),
+        ("2", "vgg,19", 100.0),
+    ]
+
+
+@pytest.mark.parametrize("cut", [12, 40])
+def test_a_packed_file_that_is_cut_short(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(gzip.compress(as_bytes(*ROWS))[:cut])
+    assert problems(tmp_path, "tiresias", str(path)) == ["jobs.csv: is gzipped, and cut short or damaged"]
+
+
+def test_a_closed_stdin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="stdin is closed"):
+        run(tmp_path, "tiresias", "-")
+
+
+def test_a_needed_column_twice_is_no_guess(tmp_path: Path) -> None:
+    path = text(tmp_path, "jobs.csv", f"{TIRESIAS},duration", "1,2,30,606,vgg19,164,30,7")
+    assert problems(tmp_path, "tiresias", path) == ["jobs.csv:1: has more than one column duration"]
+
+
+@pytest.mark.parametrize("field", ["1_000", "0x10", "1e999", "-1", "nan", "1,5"])
+def test_numbers_that_are_none(tmp_path: Path, field: str) -> None:
+    path = text(tmp_path, "jobs.csv", TIRESIAS, f'1,2,"{field}",606,vgg19,164,30')
+    (problem,) = problems(tmp_path, "tiresias", path)
+    assert problem.startswith("jobs.csv:2: /submit_time: ")
+
+
+def test_a_time_of_hundreds_of_digits_is_one_line(tmp_path: Path) -> None:
+    row = f"7,u,v,1,4,1,COMPLETED,{'9' * 400},2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
+    (problem,) = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, row))
+    assert problem.startswith("cluster_log.csv:2: /submit_time: ")
+
+
+def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
+    rows = [
+        f"{name},u,v,1,4,1,COMPLETED,{at},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
+        for name, at in (
+            ("a", "2020-04-04 10:00:00"),
+            ("b", "2020-04-04T12:30:00+02:00"),
+            ("c", "2020-04-04T11:00:00Z"),
+        )
+    ]
+    result = run(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
+    assert [(job.id, job.submit_time) for job in result.jobs] == [("a", 0.0), ("b", 1800.0), ("c", 3600.0)]
+
+
+def test_a_pod_that_ended_before_it_began(tmp_path: Path) -> None:
+    path = text(tmp_path, "pods.csv", PODS, POD, POD.replace("400", "150"), POD.replace("400", "200"))
+    result = run(tmp_path, "alibaba-v2023", path)
+    assert result.dropped == {"ended before they started": 1, "ran for no time": 1}
+
+
+def philly(folder: Path, **fields: object) -> str:
+    attempt = {
+        "start_time": "2017-10-09 07:00:00",
+        "end_time": "2017-10-09 08:00:00",
+        "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
+    }
+    entry = {"jobid": "j", "submitted_time": "2017-10-09 06:00:00", "attempts": [attempt], **fields}
+    path = folder / "log"
+    path.write_text(json.dumps([entry]))
+    return str(path)
+
+
+def test_an_attempt_that_ended_before_it_started_is_told(tmp_path: Path) -> None:
+    good = {
+        "start_time": "2017-10-09 07:00:00",
+        "end_time": "2017-10-09 08:00:00",
+        "detail": [{"gpus": ["gpu0"]}],
+    }
+    back = {**good, "end_time": "2017-10-09 06:59:00"}
+    result = run(tmp_path, "philly", philly(tmp_path, attempts=[good, back]))
+    assert gpu_seconds(result.jobs[0]) == 3600.0
+    assert result.report.assumptions["an attempt that ended before it started took no time"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"jobid": None}, "log:1: /jobid: is no text, expected the name of the job"),
+        ({"jobid": ["j"]}, "log:1: /jobid: is no text, expected the name of the job"),
+        (
+            {"attempts": [{"start_time": None, "end_time": None, "detail": [{"gpus": "gpu0"}]}]},
+            "log:1: /attempts/0: expected start_time, end_time and detail with gpus",
+        ),
+        ({"attempts": [7]}, "log:1: /attempts/0: expected start_time, end_time and detail with gpus"),
+    ],
+)
+def test_philly_entries_of_another_shape(tmp_path: Path, fields: dict[str, object], problem: str) -> None:
+    assert problems(tmp_path, "philly", philly(tmp_path, **fields)) == [problem]
+
+
+def test_a_number_of_thousands_of_digits_is_no_crash(tmp_path: Path) -> None:
+    path = text(tmp_path, "log", f'[{{"jobid": {"9" * 5000}}}]')
+    assert problems(tmp_path, "philly", path) == ["log:1: is not readable JSON: a number has too many digits"]
+
+
+def test_a_product_out_of_all_bounds_is_a_malformed_row(tmp_path: Path) -> None:
+    names = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+    path = text(tmp_path, "trace.csv", names, "0,vgg,cifar,100,10,32,1e-300,1e300,0.7,1")
+    assert problems(tmp_path, "ones", path) == ["trace.csv:2: holds a number that is out of all bounds"]
+
+
+def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
+    folder = tmp_path / "pai"
+    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
+    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    text(folder, "pai_task_table.header", names)
+    jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
+    for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
+    every = sorted(str(path) for path in folder.iterdir())  # as a shell expands pai/*
+    for paths in ([str(folder)], every):
+        result = run(tmp_path, "pai", *paths)
+        assert [job.id for job in result.jobs] == ["j1"]
+        assert (
+            "GPU tasks of 1 jobs that pai_job_table does not have were left out" in result.report.assumptions
+        )
+
+
+def test_a_list_of_nodes_becomes_a_cluster(tmp_path: Path) -> None:
+    pods = text(tmp_path, "pods.csv", PODS, POD)
+    nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "b,96500,2048,8,T4", "c,64000,1,0,")
+    result = run(tmp_path, "alibaba-v2023", nodes, pods, cluster_out=str(tmp_path / "cluster.json"))
+    found = read_cluster(tmp_path / "cluster.json")
+    assert [(node.name, node.gpus, node.gpu_type, node.cpus) for node in found.nodes] == [
+        ("a", 2, "P100", 64.0),
+        ("b", 8, "T4", 96.5),
+    ]
+    assert found.nodes[0].memory == 1024 * 2**20
+    assert result.dropped == {"are nodes without GPUs": 1}
+    assert result.report.lines()[0] == ("alibaba-v2023: 4 rows read, 1 jobs, 2 nodes written, 1 rows dropped")
+
+
+def test_nodes_that_share_a_name_are_no_cluster(tmp_path: Path) -> None:
+    pods = text(tmp_path, "pods.csv", PODS, POD)
+    nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "a,64000,1024,2,P100")
+    found = problems(tmp_path, "alibaba-v2023", pods, nodes, cluster_out=str(tmp_path / "cluster.json"))
+    assert found == ["nodes.csv: /nodes/1/name: node name 'a' is used twice"]
+    assert not (tmp_path / "cluster.json").exists()
+
+
+def test_a_cluster_and_a_list_of_nodes_go_together(tmp_path: Path) -> None:
+    pods = text(tmp_path, "pods.csv", PODS, POD)
+    nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100")
+    with pytest.raises(UsageError, match="say with --cluster-out FILE"):
+        run(tmp_path, "alibaba-v2023", pods, nodes)
+    with pytest.raises(UsageError, match="no list of nodes is among the paths"):
+        run(tmp_path, "alibaba-v2023", pods, cluster_out=str(tmp_path / "cluster.json"))
+    for kind in ("tiresias", "gavel"):
+        with pytest.raises(UsageError, match=f"{kind} lists no nodes"):
+            run(tmp_path, kind, pods, cluster_out=str(tmp_path / "cluster.json"))
+
+
+@pytest.mark.parametrize("other", [{}, {"('B (batch size 2)', 1)": 5}, {"('B (batch size 2)', 1)": {}}])
+def test_a_pair_needs_both_job_types_alone(tmp_path: Path, other: dict[str, object]) -> None:
+    alone = {"null": 4.0, "('B (batch size 2)', 1)": [2.0, 1.0]}
+    path = tmp_path / "data" / "simulation_throughputs.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"v100": {"('A (batch size 2)', 1)": alone, **other}}))
+    found = problems(tmp_path, "gavel", str(path.parent))
+    assert "expected the throughputs of both job types" in found[0]
