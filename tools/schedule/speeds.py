@@ -49,8 +49,9 @@ class Speeds:
     ) -> float:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
 
-        Without a GPU type on a mixed cluster: the mean over the types that the job can run on, weighted
-        by their GPUs, which is the average per-GPU computing power of Ares, section 3.5. Raises
+        Without a GPU type on a mixed cluster: the mean over the types that have so many GPUs and can run the
+        job on them, weighted by their GPUs, which is the average per-GPU computing power of Ares, section 3.5.
+        A size that no type has is asked of all of them, as on a cluster of one type. Raises
         ``BadInputError`` for a model that is not profiled.
         """
         batch = global_batch or job.reference_batch
@@ -69,8 +70,9 @@ class Speeds:
     def _mean_rate(self, job: JobState, gpus: int, global_batch: int) -> float:
         if len(self._total) == 1:
             return self.rate(job, gpus, next(iter(self._total)), global_batch=global_batch)
+        roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total
         weight = weighted = 0.0
-        for gpu_type, count in self._total.items():
+        for gpu_type, count in roomy.items():
             if rate := self.rate(job, gpus, gpu_type, global_batch=global_batch):
                 weight += count
                 weighted += count * rate

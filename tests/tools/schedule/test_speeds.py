@@ -75,6 +75,12 @@ def test_on_mixed_types_the_average_power_counts_weighted_by_gpus() -> None:
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
 
 
+def test_types_with_too_few_gpus_do_not_count_towards_the_average() -> None:
+    asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
+    assert asked.rate(state(), 4) == pytest.approx(4), "the fast type has three"
+    assert asked.rate(state(), 8) == pytest.approx((6 * 8 + 3 * 32) / 9), "no type has eight"
+
+
 def test_types_that_cannot_run_the_job_do_not_lower_the_average() -> None:
     asked = speeds(ByType(small=0, big=4), small=(8,), big=(2,))
     assert asked.rate(state(), 2) == pytest.approx(8)
