@@ -205,6 +205,6 @@ def worlds(draw: st.DrawFn, *, most_jobs: int = 8) -> World:
         draw(st.sampled_from([0.0, 0.5, 3.0])),
         draw(st.sampled_from([0.0, 1.0, 5.0])),
         tuple(draw(st.lists(OUTAGES, max_size=3))),
-        draw(st.sampled_from([0.0, 0.0, 0.5])),
+        draw(st.sampled_from([0.0, 0.5])),
         draw(st.integers(0, 99)),
     )

@@ -246,6 +246,13 @@ def test_a_job_that_takes_less_time_than_the_clock_can_show_keeps_nobody_waiting
     assert ends(play(Fifo(), trace, cluster(1))) == {"a": 3e8, "b": 3e8, "c": 3e8 + 5}
 
 
+def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_nevertheless() -> None:
+    policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
+    physics = Physics(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
+    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), physics=physics)
+    assert ends(engine) == {"a": 15 + 1 + 10}
+
+
 class FastThenSlow:
     def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
         if samples_done < 100:

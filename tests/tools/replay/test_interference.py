@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +15,13 @@ from pliant.tools.replay.interference import Interference
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress_goodput import Goodput
 from pliant.tools.replay.replay import Run, replay
-from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.protocol import Decision
+from pliant.tools.schedule.snapshot import NodeGpus, Snapshot
 from tests.builders import cluster, job
 from tests.tools.replay.world import Seats, ends, play
+
+if TYPE_CHECKING:
+    import numpy as np
 
 HALF = Physics(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
@@ -86,6 +92,29 @@ def test_in_rounds_the_pace_changes_at_once() -> None:
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
     engine = play(policy, trace, cluster(2, 2, 3), physics=HALF, interval_s=60)
     assert ends(engine) == {"a": 20, "b": 30}
+
+
+class Looks(Seats):
+    """Notes the speed of every job that it sees."""
+
+    def __init__(self, orders: dict[float, dict[str, NodeGpus]]) -> None:
+        super().__init__(orders)
+        self.seen: list[dict[str, float]] = []
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        self.seen.append({job.id: job.samples_per_second for job in snapshot.jobs.values()})
+        return super().decide(snapshot, rng)
+
+
+def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
+    policy = Looks({0: {"a": A, "b": B}, 4: {}})
+    trace = [
+        job("a", gpus=3, gpu_seconds=30),
+        job("b", gpus=3, gpu_seconds=60),
+        job("c", at=4, gpu_seconds=1),
+    ]
+    play(policy, trace, cluster(2, 2, 3), physics=HALF)
+    assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
 
 
 def test_goodput_is_slowed_as_throughput_is() -> None:

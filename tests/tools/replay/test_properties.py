@@ -104,6 +104,14 @@ def test_the_books_of_a_policy_that_searches_are_right(world: World) -> None:
     check_fold(world, "pollux", engine)
 
 
+@pytest.mark.parametrize("policy", ["fifo", "fair-share", "restless"])
+@often
+@given(world=worlds(), where=st.sampled_from(["small nodes", "uneven nodes"]))
+def test_the_books_are_right_where_jobs_disturb_each_other(policy: str, world: World, where: str) -> None:
+    crowded = replace(world, where=where, interference=0.5)
+    check_books(crowded, crowded.play(policy, interval_s=7.0 if policy == "restless" else None))
+
+
 def twice_as_fast(one: Job) -> Job:
     half = {"submit_time": one.submit_time / 2, "checkpoint_seconds": (one.checkpoint_seconds or 60.0) / 2}
     return one.model_copy(update=half)
