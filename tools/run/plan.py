@@ -2,8 +2,11 @@
 
 A worker finds its plan by two environment variables, :data:`ENV_JOB_DIR` (the job's folder) and
 :data:`ENV_SLOT` (which member of the plan it is). Plans are immutable and numbered by generation; the file
-``plan.json`` is replaced atomically, and workers look at its number at step boundaries. A plan with
-``abort`` asks them to agree on a step, save a checkpoint and exit 0.
+``plan.json`` is replaced atomically, and workers look at its number at step boundaries; a copy of every plan
+stays in the attempt's folder, so that all workers act on the very plan that they agreed on. A newer plan of
+the same attempt changes who trains, or how the batch is cut, while training goes on; workers that it does
+not name leave. It takes effect as soon as all workers that it adds are ready. A plan with ``abort`` asks
+them to agree on a step, save a checkpoint and exit 0.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from pliant.schemas.record import Identifier, NonNegativeInt, PositiveFloat, Pos
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"
+ENV_WORKER: Final = "PLIANT_WORKER"
+"""The worker's number in its attempt, where one unit starts one worker."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
 
@@ -30,6 +35,9 @@ class Member(Record):
     device: Literal["cpu", "cuda"] = "cpu"
     gpu: NonNegativeInt | None = None
     """Index of the GPU on its node; None on CPU slots."""
+    worker: NonNegativeInt | None = None
+    """Number of the worker, given once in an attempt; None: its rank, in plans that are never followed by
+    another one of their attempt."""
 
 
 class Plan(Record):
@@ -57,14 +65,31 @@ class Plan(Record):
     """How long workers wait for each other at the start, and for a newer plan to appear."""
     token: str = ""
     """Random secret that prefixes every key in the meeting point; never on a command line."""
+    patience_s: PositiveFloat = 30.0
+    """How long workers wait for a plan without a worker that died, before they save and leave."""
     abort: bool = False
     """Stop at a step boundary: save a checkpoint, exit 0."""
+    reason: str = ""
+    """Why the attempt before this one had to be left; of a plan with ``abort``: why this one has to be."""
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers' numbers in order of rank."""
+        return tuple(
+            rank if member.worker is None else member.worker for rank, member in enumerate(self.members)
+        )
+
+    @property
+    def cut(self) -> tuple[int | None, int, float]:
+        """(global batch, micro-steps, learning-rate scale)."""
+        return self.global_batch, self.accum, self.lr_scale
 
 
 class WorkerOutcome(Record):
     """How one worker ended, written atomically as its last act."""
 
-    outcome: Literal["done", "stopped", "crashed"]
+    outcome: Literal["done", "stopped", "crashed", "left"]
+    """``left``: a newer plan goes on without this worker."""
     samples_done: float = Field(default=0.0, ge=0)
     epoch: NonNegativeInt = 0
     message: str = ""

@@ -39,9 +39,9 @@ done = float(saved.read_text()) if saved.exists() else 0.0
 
 def leave(outcome, code=0):
     text = json.dumps({"outcome": outcome, "samples_done": done, "message": "as told"})
-    temporary = attempt / f"rank-{rank}.tmp"
+    temporary = attempt / f"worker-{rank}.tmp"
     temporary.write_text(text)
-    temporary.replace(attempt / f"rank-{rank}.json")
+    temporary.replace(attempt / f"worker-{rank}.json")
     sys.exit(code)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.cut import Cut, MicroBatch
 from pliant.tools.run.elastic.gradients import Gradients
+from pliant.tools.run.elastic.position import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Position
+from pliant.tools.run.elastic.replica import Averaging
 from pliant.tools.run.elastic.setting import Setting
-from pliant.tools.run.elastic.state import Mean
+from pliant.tools.run.elastic.state import Mean, seed_everything
 from pliant.tools.run.elastic.supervision import Supervision
 from pliant.tools.run.elastic.training import Training
 
@@ -19,7 +22,8 @@ class Engine:
     """Runs one training: called by the loader at every micro-step and by ``epochs`` at every epoch.
 
     A step is complete when the loader is asked for what comes after it: the loop body has run, and only
-    then the cursor moves. What is saved at that boundary is therefore always consistent.
+    then the cursor moves. What is saved at that boundary is therefore always consistent. While the loop body
+    is in a step that was broken by the loss of a worker, it is quiet: nothing of it counts.
     """
 
     def __init__(
@@ -27,22 +31,31 @@ class Engine:
         setting: Setting,
         training: Training,
         gradients: Gradients,
+        averaging: Averaging,
         *,
-        cut: Cut,
+        cut: Callable[[], Cut],
         seed: int,
         supervision: Supervision | None,
     ) -> None:
-        self.setting, self.training, self.cut, self.seed = setting, training, cut, seed
-        self._gradients, self._supervision = gradients, supervision
+        """:param cut: how the setting of now divides a global batch."""
+        self.setting, self.training, self.seed = setting, training, seed
+        self.cut = cut()
+        self.division = 0
+        """Counts how often the work was divided anew."""
+        self.started = False
+        self._gradients, self._averaging, self._supervision = gradients, averaging, supervision
+        self._cut_now = cut
+        self._phase = IN_EPOCH
         self._micro: MicroBatch | None = None
         self._mid_step = False
+        self._catching_up = False
+        self._losses = Mean()
         self._metric: float | None = None
         self._first_step: int | None = None
-        self.started = False
 
     @property
     def resumed(self) -> bool:
-        """Whether an epoch that an earlier attempt has begun goes on now, and no step of it is done yet."""
+        """Whether an epoch goes on now that was begun under another batch, and no step of it is done yet."""
         counters = self.training.counters
         return counters.cursor > 0 and counters.step == self._first_step
 
@@ -51,25 +64,31 @@ class Engine:
         self._start()
         try:
             while self.training.counters.epoch < count:
-                yield self.training.counters.epoch
-                self._end_epoch(count)
+                self._agree_to_begin()
+                if self._phase == IN_EPOCH:
+                    yield self.training.counters.epoch
+                self._end_epoch()
         except GeneratorExit:
             if self._supervision is not None:
                 self._supervision.left_early()
             raise
         if self._supervision is not None:
-            self._supervision.training_ends(self.training)
+            self._supervision.training_ends()
 
     def quiet(self) -> bool:
-        """Whether the loop body is in a micro-step that does not end its step."""
-        return self._micro is not None and not self._micro.last
+        """Whether the loop body must have no effect: it ends no step, or none that counts."""
+        between = self._micro is not None and not self._micro.last
+        return between or self._catching_up or self._averaging.failed
 
     def begin(self, micro: MicroBatch) -> None:
         """The loop body gets a micro-batch."""
         if not self._mid_step:
             self._gradients.forget()
+            division = self.division
             if self._supervision is not None:
                 self._supervision.step_begins(micro.steps_left)
+            if self.division != division:
+                return
         self._mid_step = True
         self._micro = micro
         self._gradients.begin(micro)
@@ -83,16 +102,14 @@ class Engine:
         micro = self._micro
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._supervision is not None:
-            self._supervision.boundary(self.training)
+            self._supervision.boundary()
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
         """Count what the author measured; outside of a batch a loss is not counted."""
         if metric is not None:
             self._metric = float(metric)
         if loss is not None and self._micro is not None:
-            self.training.epoch_loss.add(loss, self._micro.samples)
-            if self._supervision is not None:
-                self._supervision.log(loss, self._micro.samples)
+            self._losses.add(loss, self._micro.samples)
 
     def check_started(self) -> None:
         """Refuse to train outside of ``epochs``.
@@ -102,39 +119,115 @@ class Engine:
         if not self.started:
             raise UsageError("iterate the loader inside `for epoch in job.epochs(n):`")
 
+    # What supervision asks for when the workers change
+
+    @property
+    def position(self) -> Position:
+        """Where the next collective operation is."""
+        counters = self.training.counters
+        return Position(counters.epoch, counters.step, self._phase)
+
+    def part(self) -> None:
+        """Let go of the process group."""
+        for parameter in self.training.model.parameters():
+            parameter.grad = None
+        self._averaging.end()
+        self._gradients.bind(None, accumulates=False)
+
+    def join(self) -> int:
+        """Train with the workers of the process group, by the plan of now; returns the global batch."""
+        self._first_step, self.cut = self._first_step_now(), self._cut_now()
+        if self.setting.world_size > 1 and self._averaging.ddp is None:
+            self._averaging.begin(self.training.model, self.setting.device)
+        self._averaging.failed = False
+        self._gradients.bind(self._averaging.ddp, accumulates=self.cut.accum > 1)
+        self.division += 1
+        return self.cut.global_batch
+
+    def parcel(self) -> dict[str, Any]:
+        """What workers with an older state, or none, get."""
+        state = self.training.shared()
+        return {"training": state, "phase": self._phase, "first_step": self._first_step_now()}
+
+    def unpack(self, parcel: dict[str, Any], *, fresh: bool) -> None:
+        """Take the state of a worker that is further.
+
+        If that one has done already what the author does after an epoch, it comes with the state: here it
+        will be done, too, but must not count.
+        """
+        self._catching_up = not fresh and self._phase == IN_EPOCH and parcel["phase"] == EPOCH_THROUGH
+        self.training.restore(parcel["training"])
+        self._phase, self._first_step, self.cut = parcel["phase"], parcel["first_step"], self._cut_now()
+        if fresh:
+            seed_everything(self.seed, self.training.counters.step, self.setting.rank)
+
+    def _first_step_now(self) -> int:
+        """The step that the batch of now begins with, or the attempt."""
+        same = self._first_step is not None and self._cut_now().global_batch == self.cut.global_batch
+        return self._first_step if same and self._first_step is not None else self.training.counters.step
+
+    # The order of things
+
     def _start(self) -> None:
-        if not self.started and self._supervision is not None:
-            self._supervision.start(self.training, self.cut.global_batch, self.seed)
         if not self.started:
-            self._first_step = self.training.counters.step
+            if self._supervision is not None:
+                self._supervision.start(self)
+            else:
+                self._first_step = self.training.counters.step
         self.started = True
 
     def _complete(self) -> None:
-        """Count the step that the micro-batch ends, if it ends one."""
+        """Count the step that the micro-batch ends, if it ends one, and if it was not broken."""
         micro, self._micro = self._micro, None
-        if micro is not None and micro.last:
-            self._mid_step = False
-            self.training.counters.advance(micro.step_samples)
-            if self._supervision is not None:
-                self._supervision.step_ends(self.training)
+        if micro is None or not micro.last:
+            return
+        self._mid_step = False
+        losses, self._losses = self._losses, Mean()
+        if self._averaging.failed and self._supervision is not None:
+            self._supervision.step_void()
+            return
+        self.training.step_done(micro.step_samples, losses)
+        if self._supervision is not None:
+            self._supervision.step_ends(losses)
 
-    def _end_epoch(self, count: int) -> None:
+    def _agree_to_begin(self) -> None:
+        """Before every epoch but the first: look for news of the time before it, which may have been long."""
+        while self._phase == BETWEEN_EPOCHS:
+            if self._supervision is None:
+                self._phase = IN_EPOCH
+            elif self._supervision.between_epochs():
+                self._phase = IN_EPOCH
+                self._supervision.boundary()
+
+    def _end_epoch(self) -> None:
         """Everything of an epoch is done, the author's code after its steps included."""
         self._settle()
-        training = self.training
-        loss = training.epoch_loss.over_all_workers(self.setting.world_size).value()
-        if self._supervision is not None:
-            self._supervision.epoch_ends(training, loss, self._metric)
-        training.epoch_loss, self._metric = Mean(), None
-        training.counters.next_epoch()
-        if self._supervision is not None and training.counters.epoch < count:
-            self._supervision.between_epochs(training)
+        epoch = self.training.counters.epoch
+        self._phase = EPOCH_THROUGH
+        loss = self._whole_loss(epoch)
+        self._catching_up = False
+        if self.training.counters.epoch == epoch:
+            if self._supervision is not None:
+                self._supervision.epoch_ends(loss, self._metric)
+            self.training.epoch_done()
+            self._phase = BETWEEN_EPOCHS
+        self._metric = None
+
+    def _whole_loss(self, epoch: int) -> float | None:
+        """The loss of all workers; None also where a worker that was further has taken this one along."""
+        if self._supervision is None:
+            self.training.gather_loss(self.setting.world_size)
+        else:
+            while self.training.counters.epoch == epoch and not self._supervision.gather_loss():
+                pass
+        return self.training.common_loss.value() if self.training.counters.epoch == epoch else None
 
     def _settle(self) -> None:
         """Complete, or drop, the step that a ``break`` has left open."""
         self._complete()
         if self._mid_step:
             self._mid_step = False
+            self._losses = Mean()
             self._gradients.forget()
             if self._supervision is not None:
                 self._supervision.abandon_step()

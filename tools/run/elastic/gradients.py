@@ -25,15 +25,27 @@ class Gradients:
 
     def __init__(self, model: nn.Module, *, accumulates: bool) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        self._ddp: DistributedDataParallel | None = None
         self._weight = 1.0
         self._last = True
         self._joining = False
         self._aside: dict[torch.Tensor, torch.Tensor] = {}
         self._weighing: list[RemovableHandle] = []
-        if accumulates:
-            for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(self._collect)
+        self._collecting: list[RemovableHandle] = []
+        self.bind(model if isinstance(model, DistributedDataParallel) else None, accumulates=accumulates)
+
+    def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
+        """From now on the workers' gradients are averaged by ``ddp``; None: there is one worker."""
+        self.forget()
+        self._ddp = ddp
+        if accumulates and not self._collecting:
+            self._collecting = [
+                parameter.register_post_accumulate_grad_hook(self._collect) for parameter in self._parameters
+            ]
+        elif not accumulates:
+            for handle in self._collecting:
+                handle.remove()
+            self._collecting = []
 
     def begin(self, micro: MicroBatch) -> None:
         """Prepare for the backward pass of a micro-batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measure import order_from_env
-from pliant.tools.run.elastic import meeting
+from pliant.tools.run.elastic.circle import join_plainly
 from pliant.tools.run.elastic.cut import Cut
 from pliant.tools.run.elastic.engine import Engine
 from pliant.tools.run.elastic.gradients import Gradients
@@ -21,6 +22,7 @@ from pliant.tools.run.elastic.guard import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loader import ElasticLoader
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.reading import Reading
+from pliant.tools.run.elastic.replica import Averaging, Replica
 from pliant.tools.run.elastic.setting import Setting, find_setting
 from pliant.tools.run.elastic.state import Stateful, seed_everything
 from pliant.tools.run.elastic.supervision import Supervision
@@ -30,23 +32,23 @@ O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
 
 def init(batch_size: int | None = None, seed: int | None = None, backend: str | None = None) -> ElasticJob:
-    """Find out how this process was started and meet the other workers of the job.
+    """Find out how this process was started.
 
     ``batch_size``: samples per optimizer step over all workers; the plan's word counts where it has one.
     ``seed``: of the sample order and, where given or planned, of all random generators. ``backend``: of the
     process group; default gloo on CPUs, gloo and NCCL on GPUs.
 
     :raises UsageError: the environment contradicts itself.
-    :raises ServiceMissingError: other workers did not come.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
     setting = find_setting()
     if setting.device.type == "cuda":
         torch.cuda.set_device(setting.device)
-    supervision = None if setting.orders is None else Supervision(setting.orders)
+    supervision = None if setting.orders is None else Supervision(setting, setting.orders, backend)
     if supervision is not None:
         supervision.check_not_stopped()
-    meeting.join(setting, backend, supervision.check_not_stopped if supervision is not None else _nothing)
+    else:
+        join_plainly(setting, backend)
     planned = setting.seed if setting.seed is not None else seed
     if planned is not None:
         seed_everything(planned)
@@ -108,13 +110,14 @@ class ElasticJob:
             dataset has no length.
         """
         self._check_new()
-        model = self._placed(model, find_unused_parameters=find_unused_parameters)
+        averaging = Averaging(find_unused_parameters=find_unused_parameters)
+        model = self._placed(model, averaging, find_unused_parameters=find_unused_parameters)
         reading = Reading(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
             self._engine = measurement = Measurement(order, model, reading)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
             return model, optimizer, measurement
-        engine = self._trainer(model, optimizer, self._cut(drop_last=drop_last))
+        engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))
         loader = ElasticLoader(reading, engine, shuffle=shuffle)
         self._engine = engine
         if self._seed is not None and self.rank > 0:
@@ -145,9 +148,12 @@ class ElasticJob:
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left of ``count``, from 0; the loader is iterated inside.
 
-        The first one goes on where a checkpoint stands. Leaving the loop early ends the training, too.
+        Here the workers meet. The first epoch goes on where a checkpoint stands, or the workers that train
+        already. Leaving the loop early ends the training, too.
 
-        :raises SystemExit: with code 0, out of the loader, where the job was asked to stop.
+        :raises ServiceMissingError: other workers did not come.
+        :raises SystemExit: with code 0, out of the loader, where the job was asked to stop, or goes on
+            without this worker.
         """
         return self._trained().epochs(count)
 
@@ -166,20 +172,31 @@ class ElasticJob:
             raise UsageError(f"a global batch of {batch} is too small for {self.world_size} workers")
         return Cut(batch, self.world_size, 1 if plan is None else plan.accum, drop_last)
 
-    def _placed(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
+    def _placed(self, model: nn.Module, averaging: Averaging, *, find_unused_parameters: bool) -> nn.Module:
         model = model.to(self.device)
+        if self._supervision is not None:
+            return Replica(model, averaging)
         if self.world_size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
 
-    def _trainer(self, model: nn.Module, optimizer: Optimizer, cut: Cut) -> Engine:
+    def _trainer(
+        self, model: nn.Module, optimizer: Optimizer, averaging: Averaging, cut: Callable[[], Cut]
+    ) -> Engine:
         plan = None if self._setting.orders is None else self._setting.orders.plan
         training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
-        gradients = Gradients(model, accumulates=cut.accum > 1)
+        gradients = Gradients(model, accumulates=cut().accum > 1)
         guard_optimizer(optimizer, ("step",), self._quiet, gradients.join_rest)
-        seed = self._seed or 0
-        return Engine(self._setting, training, gradients, cut=cut, seed=seed, supervision=self._supervision)
+        return Engine(
+            self._setting,
+            training,
+            gradients,
+            averaging,
+            cut=cut,
+            seed=self._seed or 0,
+            supervision=self._supervision,
+        )
 
     def _check_new(self) -> None:
         if self._engine is not None:
@@ -192,7 +209,3 @@ class ElasticJob:
         if self._engine is None:
             raise UsageError("call job.prepare(model, optimizer, dataset) first")
         return self._engine
-
-
-def _nothing() -> None:
-    """Nobody can ask a worker without a plan to stop waiting."""

@@ -33,12 +33,24 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         engine = self._engine
         engine.check_started()
-        counters = engine.training.counters
-        self._generator.manual_seed(mixed_seed(engine.seed, counters.step, engine.setting.rank))
+        division = -1
+        while division != engine.division:
+            division = engine.division
+            yield from self._until_divided_anew(division)
+
+    def _until_divided_anew(self, division: int) -> Iterator[Any]:
+        """Batches to the end of the epoch, or until other workers share it or share it otherwise."""
+        engine = self._engine
+        step = engine.training.counters.step
+        self._generator.manual_seed(mixed_seed(engine.seed, step, engine.setting.rank))
         for micro, batch in zip(self._micros(), self._reading.on_device(self._batches), strict=True):
             engine.begin(micro)
+            if engine.division != division:
+                return
             yield batch
             engine.end()
+            if engine.division != division:
+                return
 
     def indices(self) -> Iterator[list[int]]:
         """The samples of every micro-batch from the cursor to the end of the epoch."""

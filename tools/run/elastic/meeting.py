@@ -1,85 +1,128 @@
-"""Where the workers of a plan meet: rank 0 opens a store, the others find its address in a file.
+"""Where the workers of a plan meet: its first one opens a store, the others find its address in a file.
 
 The store is not authenticated, so it listens on the members' own network only, and its keys carry the plan's
-secret. One machine: the loopback address. Everything here can be broken off by a newer plan.
+secret. One machine: the loopback address. Whoever waits here can be called away by a newer plan.
+
+A meeting ends with a verdict that is written once, by whoever comes first: the first worker, when all have
+come, writes how far each of them is; any worker that sees a newer plan in force writes that. So either all
+go on together or none does. Where a group does not form after all, the first worker calls the next round.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
+from pathlib import Path
 from typing import Final
 
 import psutil
 import torch.distributed as dist
 
-from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.schemas.io import atomic_write
+from pliant.schemas.errors import UsageError
 from pliant.tools.run.addresses import refuse_public
-from pliant.tools.run.elastic.setting import Orders, Setting
+from pliant.tools.run.elastic.position import Position, written
+from pliant.tools.run.elastic.setting import Orders
 from pliant.tools.run.plan import Plan
 
 LOOPBACK: Final = "127.0.0.1"
-COLLECTIVE: Final = timedelta(minutes=30)
-"""How long a worker waits for the others in a collective operation: rank 0 alone may validate that long. One
-that died is noticed at once, by its connection."""
-_POLL_S: Final = 0.02
-_SETTLE_S: Final = 0.1
+POLL_S: Final = 0.003
+_ANSWER: Final = timedelta(seconds=10)
+"""How long the store may take for an answer."""
+_VERDICT: Final = "verdict"
+_NEWER: Final = "newer"
+_INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_chosen_here: Final = dict[str, str]()
+"""Interfaces that this process has chosen itself, not its user."""
 
 
-def join(setting: Setting, backend: str | None, check: Callable[[], None]) -> None:
-    """Form the process group; does nothing for one worker.
+class CalledAwayError(Exception):
+    """A newer plan is in force."""
 
-    ``check`` is called while waiting and may raise to break it off. Backend: gloo on CPU slots; on GPUs gloo
-    for what lies in main memory and NCCL for what lies on the device.
 
-    :raises ServiceMissingError: the workers did not all come in time.
-    :raises UsageError: the address of this worker must not be listened on.
+class Meeting:
+    """One round of one generation.
+
+    :param wait: called again and again while waiting; sleeps, may raise, and says whether a newer plan is
+        in force.
     """
-    if setting.world_size == 1:
-        return
-    atexit.register(leave)
-    chosen = backend or ("cpu:gloo,cuda:nccl" if setting.device.type == "cuda" else "gloo")
-    if setting.orders is None:
-        dist.init_process_group(chosen)
-        return
-    dist.init_process_group(
-        chosen,
-        store=_meet(setting.orders, check),
-        rank=setting.rank,
-        world_size=setting.world_size,
-        timeout=COLLECTIVE,
-    )
+
+    def __init__(self, orders: Orders, number: int, wait: Callable[[], bool]) -> None:
+        self._orders, self._number, self._wait = orders, number, wait
+        self._address = own_address(orders.plan, orders.rank)
+        self._seen = number
+        use_interface(self._address)
+
+    def attend(self, position: Position | None) -> tuple[dist.Store, list[Position | None]]:
+        """Wait for the verdict: the store for the process group, and how far the workers are.
+
+        :raises CalledAwayError: there will be no group of this plan.
+        :raises RuntimeError: the store was lost; come again.
+        """
+        plan, rank = self._orders.plan, self._orders.rank
+        store = self._open() if rank == 0 else self._find()
+        shared = dist.PrefixStore(f"{plan.token}/{plan.generation}.{self._seen}", store)
+        shared.set(f"here/{rank}", written(position))
+        everybody = [f"here/{one}" for one in range(len(plan.members))]
+        while not shared.check([_VERDICT]):
+            if rank == 0 and shared.check(everybody):
+                told = ",".join(shared.get(key).decode() for key in everybody)
+                shared.compare_set(_VERDICT, "", told)
+            elif self._wait():
+                shared.compare_set(_VERDICT, "", _NEWER)
+        verdict = shared.get(_VERDICT).decode()
+        if verdict == _NEWER:
+            raise CalledAwayError
+        return dist.PrefixStore("group", shared), [Position.parse(text) for text in verdict.split(",")]
+
+    @property
+    def number(self) -> int:
+        """The round that was attended: the first worker's."""
+        return self._seen
+
+    def _open(self) -> dist.TCPStore:
+        """The store itself, on a free port of this address alone; its place is then made known."""
+        address = self._address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind((address, 0))
+            listener.listen(len(self._orders.plan.members) + 16)
+            port = listener.getsockname()[1]
+            store = dist.TCPStore(
+                address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_ANSWER,
+                master_listen_fd=listener.detach(),
+            )
+        place = self._orders.attempt.place(self._orders.plan.generation)
+        make_known(place, f"{address} {port} {self._number}\n")
+        return store
+
+    def _find(self) -> dist.TCPStore:
+        path = self._orders.attempt.place(self._orders.plan.generation)
+        while True:
+            try:
+                address, port, number = path.read_text().split()
+            except OSError:
+                number = "-1"
+            if int(number) >= self._number and _listens(address, int(port)):
+                self._seen = int(number)
+                return dist.TCPStore(address, int(port), is_master=False, timeout=_ANSWER)
+            if self._wait():
+                raise CalledAwayError
 
 
-def leave() -> None:
-    """Give up the process group, as the last thing before the interpreter ends.
-
-    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock; were the
-    interpreter gone by then, the process would abort. The model keeps that thread from being joined.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    time.sleep(_SETTLE_S)
-
-
-def _meet(orders: Orders, check: Callable[[], None]) -> dist.Store:
-    """A store that every worker of the generation has reached."""
-    address = own_address(orders.plan, orders.rank)
-    _use_interface(address)
-    limit = timedelta(seconds=orders.plan.timeout_s)
-    store: dist.Store = _open(orders, address, limit) if orders.rank == 0 else _find(orders, limit, check)
-    shared = dist.PrefixStore(f"{orders.plan.token}/{orders.plan.generation}", store)
-    shared.set(f"here/{orders.rank}", "1")
-    for rank, member in enumerate(orders.plan.members):
-        here = partial(shared.check, [f"here/{rank}"])
-        _wait(here, orders.plan, f"worker {rank} ({member.slot}) did not come", check)
-    return shared
+def _listens(address: str, port: int) -> bool:
+    """Whether somebody is there: a store's own attempt to connect would take its whole time to fail."""
+    try:
+        socket.create_connection((address, port), timeout=_ANSWER.total_seconds()).close()
+    except OSError:
+        return False
+    return True
 
 
 def own_address(plan: Plan, rank: int) -> str:
@@ -98,48 +141,24 @@ def own_address(plan: Plan, rank: int) -> str:
     return str(address)
 
 
-def _open(orders: Orders, address: str, limit: timedelta) -> dist.TCPStore:
-    """The store itself, on a free port of this address alone; its place is then made known."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        listener.listen(len(orders.plan.members) + 16)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=limit,
-            master_listen_fd=listener.detach(),
-        )
-    orders.attempt.path.mkdir(parents=True, exist_ok=True)
-    atomic_write(orders.attempt.store, f"{address} {port}\n".encode())
-    return store
-
-
-def _find(orders: Orders, limit: timedelta, check: Callable[[], None]) -> dist.TCPStore:
-    path = orders.attempt.store
-    _wait(path.exists, orders.plan, f"{path} was not written by worker 0", check)
-    address, port = path.read_text().split()
-    return dist.TCPStore(address, int(port), is_master=False, timeout=limit)
-
-
-def _wait(ready: Callable[[], bool], plan: Plan, problem: str, check: Callable[[], None]) -> None:
-    deadline = time.monotonic() + plan.timeout_s
-    while not ready():
-        check()
-        if time.monotonic() > deadline:
-            raise ServiceMissingError(
-                f"job {plan.job}, generation {plan.generation}: {problem} within {plan.timeout_s:g} s"
-            )
-        time.sleep(_POLL_S)
-
-
-def _use_interface(address: str) -> None:
+def use_interface(address: str) -> None:
     """Keep the collectives on the interface of this address, unless the user has chosen one."""
     for name, found in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in found):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+            for variable in _INTERFACES:
+                if os.environ.get(variable) == _chosen_here.get(variable):
+                    os.environ[variable] = _chosen_here[variable] = name
             return
+
+
+def make_known(path: Path, text: str) -> None:
+    """Replace a file that matters to living processes only: nothing is forced to disk, nobody has to wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def pause() -> None:
+    """The time between two looks."""
+    time.sleep(POLL_S)

@@ -1,10 +1,18 @@
-"""What rank 0 says about a job while it trains: events in the attempt's own file."""
+"""What rank 0 says about a job while it trains: events in the attempt's own file.
+
+The first step of an attempt, and the first one after each change of its workers or of its batch, is told by
+a ``progress`` event. Its detail names the ``generation`` that trains; after a change while training went on
+also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and, where a worker died,
+``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the ``reason``.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -12,50 +20,82 @@ import psutil
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.io import EventWriter
-from pliant.tools.run.elastic.setting import Orders
+from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Counters, Mean
+from pliant.tools.run.plan import Plan
 
 _log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that training went on over."""
+
+    since_s: float
+    """Since when no step is trained that counts (monotonic)."""
+    usual_step_s: float
+    """What a step took before it."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    lost: bool = False
+    """A worker died."""
+
+    def timed(self, part: str, began_s: float, ended_s: float | None = None) -> Change:
+        """The same, with the time of a part added; without an end, it ends now."""
+        took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
+        return replace(self, parts={**self.parts, part: self.parts.get(part, 0.0) + took_s})
 
 
 class Reporter:
     """Writes events at most every ``progress_s`` seconds. A file that cannot be written stops nothing.
 
-    The loss of a ``progress`` event is the mean over rank 0's samples since the last one, that of an
-    ``epoch`` event the mean over the epoch on all workers.
+    Every worker has one, that of rank 0 writes. The loss of a ``progress`` event is the mean over rank 0's
+    samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers.
     """
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
         self._batch: int | None = None
-        self._due_s: float | None = None
+        self._due_s = 0.0
+        self._started = False
+        self._change: Change | None = None
         self._writer: EventWriter | None = None
         self._loss = Mean()
 
-    def open(self, global_batch: int) -> None:
-        """Open the file of the attempt."""
-        self._batch = global_batch
-        self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._writer = EventWriter(self._orders.attempt.progress)
-        except PliantError as error:
-            _log.warning("no progress is reported: %s", error)
+    def turn_to(self, global_batch: int, change: Change | None = None) -> None:
+        """Report about the plan that is followed now."""
+        self._batch, self._change = global_batch, change
+        if self._setting.rank != 0:
+            self.close()
+        elif self._writer is None and self._setting.orders is not None:
+            attempt = self._setting.orders.attempt
+            attempt.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self._writer = EventWriter(attempt.progress)
+            except PliantError as error:
+                _log.warning("no progress is reported: %s", error)
 
-    def log(self, loss: Any, samples: int) -> None:
-        """Count a loss."""
-        self._loss.add(loss, samples)
+    def log(self, losses: Mean) -> None:
+        """Count the losses of a step."""
+        self._loss.include(losses)
 
     def step_done(self, counters: Counters, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
         now = time.monotonic()
-        if self._due_s is None:
+        orders, change = self._setting.orders, self._change
+        if orders is None:
+            return
+        if change is not None:
+            self._change = None
+            self._progress(counters, *_told(change, orders.plan, now, step_s))
+        elif not self._started:
             ready_s = time.time() - psutil.Process().create_time()
-            self._progress(counters, {"first_step": True, "ready_s": round(ready_s, 3)}, ready_s - step_s)
+            self._progress(counters, _first(orders.plan, ready_s), ready_s - step_s)
         elif now >= self._due_s:
             self._progress(counters)
         else:
             return
-        self._due_s = now + self._orders.plan.progress_s
+        self._started = True
+        self._due_s = now + orders.plan.progress_s
 
     def last_words(self, counters: Counters) -> None:
         """What is not reported yet, before leaving."""
@@ -92,7 +132,8 @@ class Reporter:
     def _write(
         self, name: EventName, counters: Counters, *, loss: float | None = None, **columns: Any
     ) -> None:
-        if self._writer is None:
+        orders = self._setting.orders
+        if self._writer is None or orders is None:
             return
         if loss is not None and not math.isfinite(loss):
             _log.warning("the loss is %s after step %d", loss, counters.step)
@@ -100,8 +141,8 @@ class Reporter:
         event = Event(
             time=time.time(),
             event=name,
-            job=self._orders.plan.job,
-            gpus=len(self._orders.plan.members),
+            job=orders.plan.job,
+            gpus=len(orders.plan.members),
             global_batch=self._batch,
             samples_done=float(counters.samples_done),
             loss=loss,
@@ -111,3 +152,22 @@ class Reporter:
             self._writer.append([event])
         except PliantError as error:
             _log.warning("a progress event is lost: %s", error)
+
+
+def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
+    """The detail of the first step of an attempt."""
+    detail = {"first_step": True, "ready_s": round(ready_s, 3), "generation": plan.generation}
+    return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
+
+
+def _told(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
+    """The detail of the first step after a change, and what it cost: all time beyond that of a usual step."""
+    parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
+    detail = {
+        "mechanism": "in place",
+        "generation": plan.generation,
+        "parts": {**parts, "first_step": round(step_s, 4), "usual_step": round(change.usual_step_s, 4)},
+    }
+    if change.lost:
+        detail["lost"] = True
+    return detail, now_s - change.since_s - change.usual_step_s

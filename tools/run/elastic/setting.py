@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.io import atomic_write
 from pliant.tools.run.elastic.watch import read_plan
 from pliant.tools.run.layout import AttemptDir, JobDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan, WorkerOutcome
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan, WorkerOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,14 @@ class Orders:
 
     folder: JobDir
     plan: Plan
-    rank: int
-    """Position of this worker among the plan's members."""
+    worker: int
+    """Number of this worker in its attempt."""
+
+    @property
+    def rank(self) -> int:
+        """Position of this worker among the plan's members; -1 in a plan that goes on without it."""
+        workers = self.plan.workers
+        return workers.index(self.worker) if self.worker in workers else -1
 
     @property
     def attempt(self) -> AttemptDir:
@@ -32,19 +38,37 @@ class Orders:
 
     def report_end(self, outcome: WorkerOutcome) -> None:
         """Write how this worker ended, as its last act."""
-        path = self.attempt.outcome(self.rank)
+        path = self.attempt.outcome(self.worker)
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, outcome.model_dump_json().encode() + b"\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Setting:
-    """Rank, world size and device of this process; ``orders`` only under ``pliant run``."""
+    """Rank, world size and device of this process; under ``pliant run`` they change, by its ``orders``."""
 
     rank: int
     world_size: int
     device: torch.device
     orders: Orders | None = None
+    known: frozenset[int] = frozenset()
+    """The workers that train together, or are starting together."""
+
+    @property
+    def left(self) -> bool:
+        """Whether the plan goes on without this worker."""
+        return self.rank < 0
+
+    def follow(self, plan: Plan) -> None:
+        """Act on another plan."""
+        if self.orders is not None:
+            self.orders = replace(self.orders, plan=plan)
+            self.rank, self.world_size = self.orders.rank, len(plan.members)
+
+    def settle(self) -> None:
+        """The workers of the plan train together."""
+        if self.orders is not None:
+            self.known = frozenset(self.orders.plan.workers)
 
     @property
     def seed(self) -> int | None:
@@ -68,7 +92,11 @@ def find_setting(environ: Mapping[str, str] = os.environ) -> Setting:
 def _planned(environ: Mapping[str, str]) -> Setting:
     folder = JobDir(Path(environ[ENV_JOB_DIR]))
     plan = read_plan(folder.plan)
-    rank = _rank(environ, plan)
+    worker = _worker(environ, plan)
+    orders = Orders(folder, plan, worker)
+    rank = orders.rank
+    if rank < 0:
+        return Setting(rank, len(plan.members), torch.device("cpu"), orders)
     # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
     gpu = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
     device = gpu if plan.members[rank].device == "cuda" else torch.device("cpu")
@@ -76,7 +104,13 @@ def _planned(environ: Mapping[str, str]) -> Setting:
         raise UsageError(f"slot {plan.members[rank].slot} is a GPU, but PyTorch sees none in this process")
     if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)  # a CPU slot is one core: neighbours must not slow each other down
-    return Setting(rank, len(plan.members), device, Orders(folder, plan, rank))
+    return Setting(rank, len(plan.members), device, orders, frozenset(plan.workers))
+
+
+def _worker(environ: Mapping[str, str], plan: Plan) -> int:
+    if ENV_WORKER in environ:
+        return _number(environ, ENV_WORKER, 0)
+    return plan.workers[_rank(environ, plan)]
 
 
 def _rank(environ: Mapping[str, str], plan: Plan) -> int:

@@ -48,6 +48,10 @@ class Counters:
         self.epoch += 1
         self.cursor = 0
 
+    def copy(self) -> Counters:
+        """The counters as they are now."""
+        return Counters(**self.as_dict())
+
     def as_dict(self) -> dict[str, int]:
         """The counters by name."""
         return asdict(self)
@@ -68,6 +72,11 @@ class Mean:
             self.total = self.total + value * samples
             self.samples += samples
 
+    def include(self, other: Mean) -> None:
+        """Count what another one has counted."""
+        self.total = self.total + other.total
+        self.samples += other.samples
+
     def value(self) -> float | None:
         """The mean; None of nothing."""
         return float(self.total) / self.samples if self.samples else None
@@ -79,11 +88,6 @@ class Mean:
         sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
         dist.all_reduce(sums)
         return Mean(float(sums[0]), int(sums[1]))
-
-    def gathered(self, rank: int, world_size: int) -> Mean:
-        """The sums of all workers on rank 0, nothing on the others: so the sum over all stays what it is."""
-        everywhere = self.over_all_workers(world_size)
-        return everywhere if rank == 0 else Mean()
 
 
 def seed_everything(*parts: int) -> None:

@@ -1,60 +1,87 @@
-"""A worker's side of ``pliant run``: watching the plan, stopping, checkpoints, and how it all ended."""
+"""A worker's side of ``pliant run``: acting on plans at step boundaries, without stopping where that can be.
+
+All workers act on a new plan, or on a signal to any one of them, after the same step. A plan that names the
+same workers changes the cut of the batch. One that names others makes all of them meet anew: those that it
+does not name leave, those that are new get the state from those that have it, and training goes on.
+
+A worker that dies takes the process group with it. The others void the step that it broke and meet anew,
+too, for the plan without it that the launcher writes; if none comes in time they save and leave. Whoever
+got one collective operation further than the rest takes the rest along, so no completed step is lost.
+"""
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 import time
-from types import TracebackType
-from typing import Final, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NoReturn, Protocol
 
-import torch
-import torch.distributed as dist
-
-from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError
 from pliant.tools.run.elastic.checkpoint import Checkpoints
-from pliant.tools.run.elastic.progress import Reporter
-from pliant.tools.run.elastic.setting import Orders
-from pliant.tools.run.elastic.state import Counters
+from pliant.tools.run.elastic.circle import Circle, LeftAloneError, leave_at_exit
+from pliant.tools.run.elastic.ending import Ending, How
+from pliant.tools.run.elastic.failure import lost_peer
+from pliant.tools.run.elastic.meeting import make_known
+from pliant.tools.run.elastic.position import Position
+from pliant.tools.run.elastic.progress import Change, Reporter
+from pliant.tools.run.elastic.saving import Saving
+from pliant.tools.run.elastic.setting import Orders, Setting
+from pliant.tools.run.elastic.state import Counters, Mean
 from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.transfer import pass_on
 from pliant.tools.run.elastic.watch import STOP, PlanWatch, StopSignal, Vote, ballot
-from pliant.tools.run.plan import Plan, WorkerOutcome
+from pliant.tools.run.plan import Plan
+from pliant.tools.run.presence import Presence
 
 _log = logging.getLogger("pliant")
-_BEFORE_LAST: Final = 0.25
-"""Part of the time between checkpoints after which one is due before the last step of an epoch."""
-_LOST_PEER: Final = ("closed by peer", "reset by peer", "gloo", "nccl", "broken pipe")
+_SMOOTHING: Final = 0.2
+"""Weight of the newest step in what a step usually takes."""
+
+
+class Trainer(Protocol):
+    """What supervision needs of the training that it watches over."""
+
+    training: Training
+
+    @property
+    def position(self) -> Position:
+        """How far it is."""
+        ...
+
+    def part(self) -> None:
+        """Let go of the process group."""
+        ...
+
+    def join(self) -> int:
+        """Train with the workers of the process group, by the plan of now; returns the global batch."""
+        ...
+
+    def parcel(self) -> dict[str, object]:
+        """What workers with an older state, or none, get."""
+        ...
+
+    def unpack(self, parcel: dict[str, object], *, fresh: bool) -> None:
+        """Take the state of a worker that is further."""
+        ...
 
 
 class Supervision:
-    """What happens at step boundaries and at the end under ``pliant run``.
+    """What happens at step boundaries and at the end under ``pliant run``."""
 
-    All workers act on a new plan, or on a signal to any one of them, after the same step. Ways to end: the
-    script ends after its training, or leaves it by ``break`` ("done"), a stop was agreed ("stopped"), an
-    exception, or a final state that could not be saved ("crashed").
-    """
-
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._alone = len(orders.plan.members) == 1
-        self._watch = PlanWatch(orders.folder.plan, orders.plan)
+    def __init__(self, setting: Setting, orders: Orders, backend: str | None) -> None:
+        self._setting = setting
+        self._watch = PlanWatch(orders.folder, orders.plan)
         self._signal = StopSignal()
-        self._vote = Vote(alone=self._alone)
-        self._checkpoints = Checkpoints(orders.folder.checkpoints)
-        self._reporter = Reporter(orders) if orders.rank == 0 else None
-        self._training: Training | None = None
-        self._saved = Counters()
-        self._saved_at_s = 0.0
-        self._step_began_s = 0.0
+        self._vote = Vote(alone=True)
+        self._reporter = Reporter(setting)
+        self._saving = Saving(setting, self._reporter, Checkpoints(orders.folder.checkpoints))
+        self._ending = Ending(setting, self._reached, lambda: self._signal.received)
+        self._ending.before(self._reporter.close)
+        self._circle = Circle(setting, backend, self._watch, self._check)
+        self._presence = Presence(orders.attempt.presence(orders.worker))
+        self._trainer: Trainer | None = None
         self._agreed = 0
-        self._complete = False
-        self._early = False
-        self._unsaved = ""
-        self._ended = False
-        self._previous_hook = sys.excepthook
-        sys.excepthook = self._on_exception
-        atexit.register(self._on_exit)
+        self._step_began_s = self._usual_step_s = 0.0
 
     # Before training
 
@@ -63,97 +90,204 @@ class Supervision:
 
         :raises SystemExit: it was.
         """
-        plan = self._watch.newest()
-        if plan.abort or self._signal.received or plan.generation > self._orders.plan.generation:
-            self._end("stopped", "asked to stop before the first step")
+        if self._setting.left:
+            self._leave()
+        if self._watch.newest().abort or self._signal.received:
+            self._ending.end("stopped", "asked to stop before the first step")
             raise SystemExit(0)
 
-    def start(self, training: Training, global_batch: int, seed: int) -> None:
-        """Go on from the newest whole checkpoint, the same one on every worker.
+    def start(self, trainer: Trainer) -> None:
+        """Say that this worker is ready, meet the others, and get the state.
 
-        :raises ServiceMissingError: the workers do not read the same.
+        That of the workers that train already; where none does, that of the newest whole checkpoint, which
+        rank 0 reads.
         """
-        loaded = self._checkpoints.load()
-        if loaded.state is not None:
-            training.restore(loaded.state, self._orders.rank, seed)
-        self._check_same(training.counters.step)
-        self._training = training
-        self._saved, self._saved_at_s = _copy(training.counters), time.monotonic()
-        if self._reporter is not None:
-            self._reporter.open(global_batch)
-            for problem in loaded.problems:
-                self._reporter.warn(training.counters, problem)
+        leave_at_exit()
+        self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
+        self._presence.begin()
+        self._enter(trainer)
+        self._trainer = trainer
 
     # While training
 
     def step_begins(self, steps_left: int) -> None:
         """Start to agree on what to do after the step that begins; the epoch has ``steps_left`` after it."""
         self._step_began_s = time.monotonic()
-        self._cast(before_last=steps_left == 1)
+        self._together(lambda: self._cast(before_last=steps_left == 1))
 
-    def log(self, loss: float | torch.Tensor, samples: int) -> None:
-        """Count a loss for the progress events."""
-        if self._reporter is not None:
-            self._reporter.log(loss, samples)
-
-    def step_ends(self, training: Training) -> None:
+    def step_ends(self, losses: Mean) -> None:
         """A step is complete; what was agreed is done at the next boundary."""
-        if self._reporter is not None:
-            self._reporter.step_done(training.counters, time.monotonic() - self._step_began_s)
-        self._agreed = max(self._agreed, self._vote.result())
+        step_s = time.monotonic() - self._step_began_s
+        self._reporter.log(losses)
+        self._reporter.step_done(self._training.counters, step_s)
+        self._usual_step_s += (step_s - self._usual_step_s) * (_SMOOTHING if self._usual_step_s else 1.0)
+        self._hear()
 
-    def boundary(self, training: Training) -> None:
+    def step_void(self) -> None:
+        """A worker was lost in the step: it does not count."""
+        self._recover(self._step_began_s)
+
+    def boundary(self) -> None:
         """Do what was agreed, where a later attempt can go on.
 
-        :raises SystemExit: that was to stop.
+        :raises SystemExit: that was to stop, or to go on without this worker.
         """
         agreed, self._agreed = self._agreed, 0
         generation, save = divmod(agreed, 2)
         if agreed == STOP:
-            self._stop(training)
+            self._stop()
         elif generation > self._orders.plan.generation:
-            self.switch(self._same_plan(generation), training)
-        elif save:
-            self._gather_loss(training)
-            self._save(training)
+            self.switch(self._watch.exactly(generation, self._orders.plan.timeout_s))
+        elif save and self.gather_loss():
+            self._saving.save(self._training)
 
-    def between_epochs(self, training: Training) -> None:
+    def between_epochs(self) -> bool:
         """All of an epoch is done and more are to come: look for news of its end, which may have been long.
+
+        False: a worker was lost meanwhile, look again.
 
         :raises SystemExit: it was agreed to stop.
         """
-        self._cast()
-        self._agreed = max(self._agreed, self._vote.result())
-        self.boundary(training)
+        return self._together(self._cast) and self._hear()
 
-    def switch(self, plan: Plan, training: Training) -> None:
-        """Act on a newer plan, at the same step boundary on every worker.
+    def gather_loss(self) -> bool:
+        """Let all workers know the loss of the epoch so far; False: a worker was lost meanwhile."""
+        return self._together(partial(self._training.gather_loss, self._setting.world_size))
 
-        A plan that cuts the work the same way is taken over on the spot. Any other one ends this attempt
-        with a checkpoint, from which the next attempt goes on.
-        """
-        if plan.abort or _division(plan) != _division(self._orders.plan):
-            self._stop(training)
-        training.scale_lr(plan.lr_scale)
-        self._orders = Orders(self._orders.folder, plan, self._orders.rank)
-
-    def epoch_ends(self, training: Training, loss: float | None, metric: float | None) -> None:
+    def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
-        if self._reporter is not None:
-            self._reporter.epoch_done(training.counters, loss, metric)
+        self._reporter.epoch_done(self._training.counters, loss, metric)
 
     def abandon_step(self) -> None:
         """The loop body left the loader in the middle of a step."""
-        self._agreed = max(self._agreed, self._vote.result())
+        self._hear()
+
+    # Changes
+
+    def switch(self, plan: Plan) -> None:
+        """Act on a newer plan, at the same step boundary on every worker.
+
+        :raises SystemExit: it is to stop, or to go on without this worker.
+        """
+        began_s = time.monotonic()
+        if plan.abort:
+            self._stop()
+        if plan.workers == self._orders.plan.workers:
+            self._setting.follow(plan)
+            self._report(self._join(self._engine), Change(began_s, self._usual_step_s))
+            return
+        if not self.gather_loss():
+            return
+        self._part()
+        self._setting.follow(plan)
+        if self._setting.left:
+            self._leave()
+        self._enter(self._engine, Change(began_s, self._usual_step_s).timed("leave", began_s))
+
+    def _together(self, operation: Callable[[], object]) -> bool:
+        """Whether a collective operation went through; else a worker was lost, and those left have met anew.
+
+        On GPUs a lost worker is not survived in place, because operations may hang there.
+        """
+        began_s = time.monotonic()
+        try:
+            operation()
+        except RuntimeError as error:
+            if self._setting.device.type == "cuda" or not lost_peer(error):
+                raise
+        else:
+            return True
+        # outside of the handler: what it caught keeps connections open
+        self._recover(began_s)
+        return False
+
+    def _recover(self, since_s: float) -> None:
+        """Go on with those that are left."""
+        began_s = time.monotonic()
+        self._part()
+        change = Change(since_s, self._usual_step_s, lost=True)
+        self._enter(self._engine, change.timed("leave", began_s))
+
+    def _part(self) -> None:
+        self._vote.drop(alone=True)
+        self._engine.part()
+        self._circle.leave()
+
+    def _enter(self, trainer: Trainer, change: Change | None = None) -> None:
+        """Meet for the plan that is followed, and get or give the state; without a change, to start."""
+        position = None if change is None else trainer.position
+        problems: tuple[str, ...] | None = None
+        self._agreed = 0
+        while problems is None:
+            began_s = time.monotonic()
+            positions = self._form(position)
+            met_s = time.monotonic()
+            problems = self._share(trainer, positions)
+            if change is not None:
+                change = change.timed("meet", began_s, met_s).timed("broadcast", met_s)
+        self._setting.settle()
+        self._vote.drop(alone=self._setting.world_size == 1)
+        self._report(self._join(trainer), change)
+        if self._setting.rank == 0:
+            make_known(self._orders.attempt.reached, f"{self._orders.plan.generation}\n")
+        for problem in problems:
+            self._reporter.warn(trainer.training.counters, problem)
+        if self._orders.plan.abort:
+            self._stop()
+
+    def _form(self, position: Position | None) -> list[Position | None]:
+        try:
+            positions = self._circle.form(self._orders.plan, position)
+        except LeftAloneError as error:
+            self._save_and_leave(error)
+        if self._setting.left:
+            self._leave()
+        return positions
+
+    def _share(self, trainer: Trainer, positions: list[Position | None]) -> tuple[str, ...] | None:
+        """All get the state of the furthest; what was wrong with checkpoints. None: a worker was lost."""
+        rank, furthest = self._setting.rank, max((one for one in positions if one), default=None)
+        problems: tuple[str, ...] = ()
+        if furthest is None and rank == 0:
+            problems = self._saving.load(trainer.training)
+        has = [one == furthest if furthest else index == 0 for index, one in enumerate(positions)]
+        if all(has):
+            return problems
+        try:
+            parcel = pass_on(
+                {**trainer.parcel(), "saved": self._saving.counters} if has[rank] else None, has, rank
+            )
+        except RuntimeError as error:
+            if not lost_peer(error):
+                raise
+            parcel = None
+        if parcel is None:
+            self._circle.leave()
+            return None
+        if not has[rank]:
+            self._saving.counters = parcel.pop("saved")
+            trainer.unpack(parcel, fresh=positions[rank] is None)
+        return problems
+
+    def _join(self, trainer: Trainer) -> int:
+        trainer.training.want_lr_scale(self._orders.plan.lr_scale)
+        return trainer.join()
+
+    def _report(self, batch: int, change: Change | None) -> None:
+        self._reporter.turn_to(batch, change)
+        self._saving.begin()
 
     # The end
 
-    def training_ends(self, training: Training) -> None:
+    def training_ends(self) -> None:
         """Every epoch is complete: save, and let no worker leave before that."""
-        if training.counters != self._saved:
-            self._unsaved = self._save(training)
-        self._barrier()
-        self._complete, self._early = True, False
+        training = self._training
+        met = False
+        while not met:
+            if training.counters != self._saving.counters:
+                self._ending.unsaved = self._saving.save(training)
+            met = self._together(self._vote.meet)
+        self._ending.complete, self._ending.early = True, False
 
     def left_early(self) -> None:
         """The script left its training, by ``break`` or on its way out: the exit code will tell which.
@@ -161,130 +295,76 @@ class Supervision:
         Nothing is saved: the body may be in the middle of a step, and what made the script give up should
         not be what another attempt goes on from.
         """
-        self._complete = self._early = True
+        self._ending.complete = self._ending.early = True
 
-    def _stop(self, training: Training) -> None:
-        self._gather_loss(training)
-        if self._reporter is not None:
-            self._reporter.last_words(training.counters)
-        problem = self._save(training)
-        self._barrier()
-        self._end("stopped", problem)
+    def _stop(self) -> None:
+        """Save and leave together."""
+        training = self._training
+        if not self.gather_loss():
+            return
+        self._reporter.last_words(training.counters)
+        problem = self._saving.save(training)
+        try:
+            self._vote.meet()
+        except RuntimeError as error:
+            _log.warning("a worker was lost while stopping: %s", error)
+        self._ending.end("stopped", problem)
         raise SystemExit(0)
 
+    def _leave(self) -> NoReturn:
+        """The others go on without this worker."""
+        self._ending.end("left")
+        raise SystemExit(0)
+
+    def _save_and_leave(self, error: LeftAloneError) -> NoReturn:
+        """Nobody says how to go on."""
+        problem = self._saving.save_alone(self._training)
+        if self._signal.received:
+            self._ending.end("stopped", problem)
+            raise SystemExit(0)
+        message = f"lost the connection to another worker ({error}), and no plan came without it"
+        self._ending.end("crashed", "; ".join(filter(None, (message, problem))))
+        raise SystemExit(1)
+
+    def _check(self) -> None:
+        """What breaks off the waiting for others."""
+        if self._trainer is None:
+            self.check_not_stopped()
+        elif self._signal.received:
+            raise LeftAloneError("asked to stop")
+
+    # Agreement
+
     def _cast(self, *, before_last: bool = False) -> None:
-        """Give this worker's word on the next boundary.
+        """Give this worker's word on the next boundary."""
+        plan = self._watch.in_force(self._setting.known)
+        due = self._saving.due(self._orders.plan.checkpoint_s, before_last=before_last)
+        generation = max(plan.generation, self._orders.plan.generation)
+        self._vote.cast(STOP if self._signal.received else ballot(generation, save=due))
 
-        Rank 0 says when a checkpoint is due. Before the last step of an epoch that is earlier: the author's
-        code at the end of the epoch may take long, and there is no checkpoint in it.
-        """
-        within_s = self._orders.plan.checkpoint_s * (_BEFORE_LAST if before_last else 1.0)
-        due = self._orders.rank == 0 and time.monotonic() - self._saved_at_s >= within_s
-        known = ballot(self._watch.newest().generation, save=due)
-        self._vote.cast(STOP if self._signal.received else known)
+    def _hear(self) -> bool:
+        """Take up what was agreed; False: a worker was lost meanwhile."""
+        found: list[int] = []
+        heard = self._together(lambda: found.append(self._vote.result()))
+        self._agreed = max([self._agreed, *found])
+        return heard
 
-    def _gather_loss(self, training: Training) -> None:
-        """Give the loss of the epoch so far to rank 0, which saves it."""
-        training.epoch_loss = training.epoch_loss.gathered(self._orders.rank, len(self._orders.plan.members))
+    @property
+    def _orders(self) -> Orders:
+        assert self._setting.orders is not None  # noqa: S101 there is no supervision without them
+        return self._setting.orders
 
-    def _save(self, training: Training) -> str:
-        """Write a checkpoint if this is rank 0. A failure is reported and returned, and training goes on."""
-        if self._reporter is None:
-            self._saved = _copy(training.counters)
-            return ""
-        began_s = self._saved_at_s = time.monotonic()
-        try:
-            self._checkpoints.save(training.capture(), training.counters.step)
-        except (PliantError, OSError) as error:
-            problem = f"the checkpoint of step {training.counters.step} failed: {error}"
-            self._reporter.warn(training.counters, problem)
-            return problem
-        self._saved = _copy(training.counters)
-        self._saved_at_s = time.monotonic()
-        self._reporter.checkpoint_done(training.counters, self._saved_at_s - began_s)
-        return ""
+    @property
+    def _engine(self) -> Trainer:
+        assert self._trainer is not None  # noqa: S101 called while training only
+        return self._trainer
 
-    def _barrier(self) -> None:
-        if not self._alone:
-            dist.barrier()
+    @property
+    def _training(self) -> Training:
+        return self._engine.training
 
-    def _same_plan(self, generation: int) -> Plan:
-        """A plan of at least this generation: the same one on all workers, should yet newer ones appear."""
-        while True:
-            plan = self._watch.wait_for(generation, self._orders.plan.timeout_s)
-            oldest, generation = self._vote.spread(plan.generation)
-            if oldest == generation:
-                return plan
-
-    def _check_same(self, step: int) -> None:
-        first, last = self._vote.spread(step)
-        if first != last:
-            raise ServiceMissingError(
-                f"{self._orders.folder.checkpoints}: some workers read the checkpoint of step {first}, "
-                f"others that of step {last}: is the folder shared by all nodes?"
-            )
-
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        self._end("crashed", _described(kind, error, alone=self._alone))
-        self._previous_hook(kind, error, trace)
-
-    def _on_exit(self) -> None:
-        if self._ended:
-            return
-        if not self._complete:
-            self._end("crashed", "the script ended before its training did")
-        elif self._unsaved:
-            self._end("crashed", self._unsaved)
-        else:
-            self._end("done")
-
-    def _earlier(self) -> Counters:
-        """Where a worker that ends before its training began would have gone on."""
-        try:
-            state = self._checkpoints.load().state
-        except BadInputError:
-            state = None
-        return Counters() if state is None else Counters(**state["counters"])
-
-    def _reached(self, outcome: str) -> Counters:
+    def _reached(self, outcome: How) -> Counters:
         """What counts as trained: all of it in a job that is done, else what is saved."""
-        if self._training is None:
-            return self._earlier()
-        return self._training.counters if outcome == "done" else self._saved
-
-    def _end(self, outcome: Literal["done", "stopped", "crashed"], message: str = "") -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if self._reporter is not None:
-            self._reporter.close()
-        reached = self._reached(outcome)
-        end = WorkerOutcome(
-            outcome=outcome,
-            samples_done=reached.samples_done,
-            epoch=reached.epoch,
-            message=message,
-            exit_counts=outcome == "done" and (self._early or not self._signal.received),
-        )
-        try:
-            self._orders.report_end(end)
-        except (PliantError, OSError) as error:
-            _log.warning("the outcome %r is not written: %s", outcome, error)
-
-
-def _copy(counters: Counters) -> Counters:
-    return Counters(**counters.as_dict())
-
-
-def _division(plan: Plan) -> tuple[object, ...]:
-    return plan.attempt, plan.members, plan.global_batch, plan.accum
-
-
-def _described(kind: type[BaseException], error: BaseException, *, alone: bool) -> str:
-    """One line about an exception; whether another worker's end is the likely cause."""
-    first = (str(error).splitlines() or [""])[0]
-    text = f"{kind.__name__}: {first}" if first else kind.__name__
-    lost = not alone and any(word in str(error).lower() for word in _LOST_PEER)
-    return f"lost the connection to another worker: {text}" if lost else text
+        if self._trainer is None:
+            return self._saving.earlier()
+        return self._training.counters if outcome == "done" else self._saving.counters

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.tools.run.elastic.replica import Replica
 from pliant.tools.run.elastic.state import (
     Counters,
     Mean,
@@ -17,10 +18,13 @@ from pliant.tools.run.elastic.state import (
     generator_states,
     hyperparameters,
     restore_generators,
-    seed_everything,
 )
 
 _log = logging.getLogger("pliant")
+
+
+DOUBLING_STEPS: Final = 10
+"""Optimizer steps in which a learning rate that rises may double."""
 
 
 class Training:
@@ -29,33 +33,40 @@ class Training:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, helpers: dict[str, Stateful], lr_scale: float = 1.0
     ) -> None:
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.model = model.module if isinstance(model, DistributedDataParallel | Replica) else model
         self.optimizer = optimizer
         self.helpers = helpers
         self.counters = Counters()
-        self.epoch_loss = Mean()
+        self.own_loss = Mean()
+        """Of the epoch, on this worker, as far as the others do not know it yet."""
+        self.common_loss = Mean()
+        """Of the epoch, of all workers."""
         self._lr_scale = 1.0
-        self.scale_lr(lr_scale)
+        self._scale_lr(lr_scale)
+        self._wanted_scale = lr_scale
 
     def capture(self) -> dict[str, Any]:
-        """The state as tensors and plain values, for ``torch.save``."""
-        loss = self.epoch_loss
+        """All of the state as tensors and plain values, for ``torch.save``."""
+        return {**self.shared(), "generators": generator_states()}
+
+    def shared(self) -> dict[str, Any]:
+        """What is the same on all workers."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
-            "epoch_loss": (float(loss.total), loss.samples),
             "lr_scale": self._lr_scale,
-            "generators": generator_states(),
+            "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
 
-    def restore(self, saved: Mapping[str, Any], rank: int, seed: int) -> None:
-        """Go on from a captured state, under the learning rate scale of now.
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Go on from all of a captured state, that of the random generators included."""
+        self.restore(saved)
+        restore_generators(saved["generators"])
 
-        Rank 0 gets the generators' states back; the others, whose number may have changed, get new ones
-        that depend on seed, step and rank only.
-        """
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what is the same on all workers; the learning rate turns to the scale that is wanted."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self._restore_helpers(saved["helpers"])
@@ -64,16 +75,35 @@ class Training:
             self.optimizer.param_groups, hyperparameters(saved["optimizer"]["param_groups"]), strict=True
         ):
             group.update(kept)
-        scale, self._lr_scale = self._lr_scale, saved["lr_scale"]
-        self.scale_lr(scale)
+        self._lr_scale = saved["lr_scale"]
         self.counters = Counters(**saved["counters"])
-        if rank == 0:
-            self.epoch_loss = Mean(*saved["epoch_loss"])
-            restore_generators(saved["generators"])
-        else:
-            seed_everything(seed, self.counters.step, rank)
+        self.common_loss = Mean(*saved["epoch_loss"])
+        self.want_lr_scale(self._wanted_scale)
 
-    def scale_lr(self, scale: float) -> None:
+    def want_lr_scale(self, scale: float) -> None:
+        """Turn to another factor on the author's learning rate: down at once, up step by step.
+
+        A rise takes ``DOUBLING_STEPS`` optimizer steps for each doubling: a sudden one spoils what momentum
+        and gradients have become.
+        """
+        self._wanted_scale = scale
+        if scale < self._lr_scale:
+            self._scale_lr(scale)
+
+    def gather_loss(self, world_size: int) -> None:
+        """Let all workers, which call this together, know the loss of the epoch so far."""
+        own = self.own_loss.over_all_workers(world_size)
+        self.common_loss.include(own)
+        self.own_loss = Mean()
+
+    def step_done(self, samples: int, losses: Mean) -> None:
+        """Count an optimizer step."""
+        self.own_loss.include(losses)
+        self.counters.advance(samples)
+        if self._lr_scale < self._wanted_scale:
+            self._scale_lr(min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS)))
+
+    def _scale_lr(self, scale: float) -> None:
         """Set the factor on the author's learning rate, schedulers included."""
         ratio = scale / self._lr_scale
         self._lr_scale = scale
@@ -85,6 +115,11 @@ class Training:
         for helper in self.helpers.values():
             if hasattr(helper, "base_lrs"):
                 helper.base_lrs = [rate * ratio for rate in helper.base_lrs]
+
+    def epoch_done(self) -> None:
+        """Count an epoch."""
+        self.counters.next_epoch()
+        self.own_loss, self.common_loss = Mean(), Mean()
 
     def _restore_helpers(self, saved: Mapping[str, Any]) -> None:
         for name in sorted(saved.keys() ^ self.helpers.keys()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Container
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -16,11 +17,13 @@ from pydantic import ValidationError
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.files import read_bytes
 from pliant.schemas.problems import problems_of
+from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import Plan
+from pliant.tools.run.presence import life
 
 STOP: Final = 1 << 62
 """Counts as newer than every generation: a worker was asked by signal to stop."""
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.01
 _log = logging.getLogger("pliant")
 
 
@@ -38,9 +41,11 @@ def read_plan(path: Path) -> Plan:
 class PlanWatch:
     """The newest plan of a job, looked up so cheaply that every step can do it (one ``stat``)."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        self._path = path
-        self._plan = plan
+    def __init__(self, job: JobDir, plan: Plan) -> None:
+        self._job = job
+        self._path = job.plan
+        self._plan = self._in_force = plan
+        self._look_again_s = 0.0
         self._mark = (0, 0, 0)
 
     def newest(self) -> Plan:
@@ -55,20 +60,39 @@ class PlanWatch:
             self._read()
         return self._plan
 
-    def wait_for(self, generation: int, timeout_s: float) -> Plan:
-        """The newest plan, once it is at least ``generation``: another worker has seen it already.
+    def in_force(self, known: Container[int]) -> Plan:
+        """The newest plan whose workers are all ready; until then the newest one that was.
+
+        :param known: workers that are ready beyond doubt: they train together, or are starting together.
+        """
+        plan = self.newest()
+        if plan.generation > self._in_force.generation and self._ready(plan, known):
+            self._in_force = plan
+        return self._in_force
+
+    def exactly(self, generation: int, timeout_s: float) -> Plan:
+        """The plan of that generation, which another worker has seen already.
 
         :raises ServiceMissingError: it did not appear in time.
         """
+        path = self._job.attempt(self._plan.attempt).plan(generation)
         deadline = time.monotonic() + timeout_s
-        while (plan := self.newest()).generation < generation:
+        while not path.exists():
             if time.monotonic() > deadline:
                 raise ServiceMissingError(
-                    f"{self._path}: generation {generation} was announced by another worker but is not here "
-                    f"after {timeout_s:g} s: is the folder shared by all nodes?"
+                    f"{path} was announced by another worker but is not here after {timeout_s:g} s: "
+                    "is the folder shared by all nodes?"
                 )
             time.sleep(_POLL_S)
-        return plan
+        return read_plan(path)
+
+    def _ready(self, plan: Plan, known: Container[int]) -> bool:
+        now = time.monotonic()
+        if now < self._look_again_s:
+            return False
+        self._look_again_s = now + _POLL_S
+        attempt = self._job.attempt(plan.attempt)
+        return all(worker in known or life(attempt.presence(worker)) == "alive" for worker in plan.workers)
 
     def _read(self) -> None:
         try:
@@ -123,9 +147,13 @@ class Vote:
         self._value.zero_()
         return agreed
 
-    def spread(self, number: int) -> tuple[int, int]:
-        """The smallest and the largest number that the workers give, which call this together."""
-        ends = torch.tensor([number, -number])
+    def meet(self) -> None:
+        """Wait until all workers call this."""
         if not self._alone:
-            dist.all_reduce(ends, dist.ReduceOp.MAX)
-        return -int(ends[1]), int(ends[0])
+            dist.barrier()
+
+    def drop(self, *, alone: bool) -> None:
+        """Forget what was cast: the workers have changed."""
+        self._pending = None
+        self._alone = alone
+        self._value = torch.zeros(1, dtype=torch.int64)

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from pliant.schemas.event import Event
-from pliant.schemas.io import atomic_write, read_events
+from pliant.schemas.io import read_events
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, Plan, WorkerOutcome
+from pliant.tools.run.planning import write_plan
 
 Script = Callable[[ElasticJob], None]
 SLOT = "n0/0"
@@ -44,7 +45,8 @@ class Alone:
         self.generation += 1
         members = ({"slot": SLOT, "node": "n0", "address": "127.0.0.1"},)
         record = {"job": "a", "generation": self.generation, "attempt": self.attempt, "members": members}
-        atomic_write(self.dir.plan, Plan.model_validate(record | fields).model_dump_json().encode())
+        self.dir.attempt(self.attempt).path.mkdir(parents=True, exist_ok=True)
+        write_plan(self.dir, Plan.model_validate(record | fields))
 
     def run(self, script: Script, **fields: Any) -> WorkerOutcome:
         """One attempt, from its plan to the worker's last word."""

@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pliant.schemas.event import Event
-from pliant.schemas.io import atomic_write, read_events
+from pliant.schemas.io import read_events
 from pliant.tools.run.layout import AttemptDir, JobDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, Plan, WorkerOutcome
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Plan, WorkerOutcome
+from pliant.tools.run.planning import write_plan
+from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
 PATIENCE_S = 90.0
@@ -36,18 +38,21 @@ class Gang:
         self.generation = 0
         self.attempt = 0
         self.plan: Plan | None = None
-        self.workers: list[subprocess.Popen[str]] = []
+        self.workers: list[Worker] = []
 
-    def publish(self, workers: int, **fields: Any) -> None:
-        """A newer plan of the attempt."""
+    def publish(self, workers: int | Sequence[int], **fields: Any) -> None:
+        """A newer plan of the attempt; ``workers``: how many, or their numbers in order of rank."""
         self.generation += 1
-        members = [{"slot": f"n0/{i}", "node": "n0", "address": "n0"} for i in range(workers)]
+        numbers = range(workers) if isinstance(workers, int) else workers
+        members = [{"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in numbers]
         record = {
             "job": "a", "generation": self.generation, "attempt": self.attempt, "members": members,
-            "global_batch": 10, "seed": 5, "token": "secret", "progress_s": 0.05, "timeout_s": 60, **fields,
+            "global_batch": 10, "seed": 5, "token": "secret", "progress_s": 0.05, "timeout_s": 60,
+            "patience_s": 1, **fields,
         }  # fmt: skip
         self.plan = Plan.model_validate_json(json.dumps(record))
-        atomic_write(self.dir.plan, self.plan.model_dump_json().encode())
+        self.here.path.mkdir(parents=True, exist_ok=True)
+        write_plan(self.dir, self.plan)
 
     def start(self, workers: int, *, only: tuple[int, ...] | None = None, **fields: Any) -> AttemptDir:
         """The next attempt, with so many workers."""
@@ -105,11 +110,30 @@ class Gang:
 
     def wait_for(self, name: str, count: int = 1) -> None:
         """Wait for an event of the attempt."""
+        self.until(lambda: len(self.events(name)) >= count, f"{name} event")
+
+    def add(self, *numbers: int) -> None:
+        """Start more workers of the attempt: they are called by number, in order."""
+        for number in numbers:
+            assert number == len(self.workers)
+            self.workers.append(self._worker(number))
+
+    def reaches(self, generation: int | None = None) -> None:
+        """Wait until training goes on under a generation, by default the newest."""
+        wanted = self.generation if generation is None else generation
+
+        def reached() -> bool:
+            return any((event.detail or {}).get("generation") == wanted for event in self.events("progress"))
+
+        self.until(reached, f"generation {wanted}")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that must happen while workers run."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(self.events(name)) < count:
-            assert time.monotonic() < deadline, f"no {name} event: {self.errors()}"
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what}: {self.errors()}"
             alive = any(worker.poll() is None for worker in self.workers)
-            assert alive or len(self.events(name)) >= count, f"all ended: {self.errors()}"
+            assert alive or condition(), f"all ended without {what}: {self.errors()}"
             time.sleep(0.02)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
@@ -124,20 +148,17 @@ class Gang:
         """Leave nothing running."""
         for worker in self.workers:
             worker.kill()
-            worker.wait()
 
-    def _worker(self, rank: int) -> subprocess.Popen[str]:
+    def _worker(self, rank: int) -> Worker:
         env = {
             **BASE,
             ENV_JOB_DIR: str(self.dir.path),
             ENV_SLOT: f"n0/{rank}",
+            ENV_WORKER: str(rank),
             "RANK": "7",
             "WORLD_SIZE": "8",
         }
-        with (self.out / f"err-{self.attempt}-{rank}").open("w") as stderr:
-            return subprocess.Popen(
-                [sys.executable, str(SCRIPT), json.dumps(self.options)], env=env, stderr=stderr, text=True
-            )
+        return Worker(SCRIPT, json.dumps(self.options), env, self.out / f"err-{self.attempt}-{rank}")
 
 
 def plain(folder: Path, *command: str, env: Mapping[str, str] | None = None, **options: Any) -> None:

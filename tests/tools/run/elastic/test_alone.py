@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.elastic import supervision
+from pliant.tools.run.elastic import saving
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
 
@@ -150,7 +150,7 @@ class TestEndOfEpoch:
                 return self.now_s
 
         clock = Clock()
-        monkeypatch.setattr(supervision, "time", clock)
+        monkeypatch.setattr(saving, "time", clock)
         author = Author()
 
         def second() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import OrderedDict
 from datetime import timedelta
@@ -16,15 +18,27 @@ import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.tools.run.elastic import meeting
+from pliant.tools.run.elastic import circle
 from pliant.tools.run.elastic.checkpoint import Checkpoints
-from pliant.tools.run.elastic.meeting import own_address
+from pliant.tools.run.elastic.circle import Circle
+from pliant.tools.run.elastic.meeting import Meeting, own_address
 from pliant.tools.run.elastic.reading import Reading, to_device
 from pliant.tools.run.elastic.setting import Orders, Setting, find_setting
 from pliant.tools.run.elastic.state import generator_states, restore_generators, seed_everything
 from pliant.tools.run.elastic.watch import PlanWatch
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan
+from pliant.tools.run.planning import write_plan
+from tests.tools.run.site import until
+
+PRESENT = """
+import sys
+from pathlib import Path
+from pliant.tools.run.presence import Presence
+
+Presence(Path(sys.argv[1])).begin()
+sys.stdin.read()
+"""
 
 
 class Pair(NamedTuple):
@@ -38,12 +52,11 @@ def plan(generation: int = 1, **fields: Any) -> Plan:
     return Plan.model_validate(record)
 
 
-def put(folder: Path, content: Plan) -> Path:
-    path = folder / "plan.json"
-    temporary = folder / "new"
-    temporary.write_text(content.model_dump_json())
-    temporary.replace(path)
-    return path
+def put(folder: Path, content: Plan) -> JobDir:
+    job = JobDir(folder)
+    job.attempt(content.attempt).path.mkdir(parents=True, exist_ok=True)
+    write_plan(job, content)
+    return job
 
 
 class TestCheckpoints:
@@ -135,30 +148,48 @@ class TestPlans:
     """Seen at once, never half."""
 
     def test_a_newer_plan_is_seen_and_an_older_one_is_not(self, tmp_path: Path) -> None:
-        path = put(tmp_path, plan(3))
-        watch = PlanWatch(path, plan(3))
+        job = put(tmp_path, plan(3))
+        watch = PlanWatch(job, plan(3))
         assert watch.newest().generation == 3
         put(tmp_path, plan(4, abort=True))
         assert watch.newest().abort
         put(tmp_path, plan(2))
         assert watch.newest().generation == 4
-        path.unlink()
+        job.plan.unlink()
         assert watch.newest().generation == 4
 
     def test_a_plan_that_cannot_be_understood_stops_no_training(self, tmp_path: Path) -> None:
-        path = put(tmp_path, plan(3))
-        watch = PlanWatch(path, plan(3))
-        path.write_text("{")
+        job = put(tmp_path, plan(3))
+        watch = PlanWatch(job, plan(3))
+        job.plan.write_text("{")
         assert watch.newest().generation == 3
         put(tmp_path, plan(5))
         assert watch.newest().generation == 5
 
     def test_a_plan_that_only_others_see_is_waited_for_and_then_missed(self, tmp_path: Path) -> None:
         watch = PlanWatch(put(tmp_path, plan(1)), plan(1))
-        began = time.monotonic()
-        with pytest.raises(ServiceMissingError, match="generation 2 was announced"):
-            watch.wait_for(2, timeout_s=0.05)
-        assert time.monotonic() >= began + 0.05
+        with pytest.raises(ServiceMissingError, match=r"plan-2\.json was announced by another worker"):
+            watch.exactly(2, timeout_s=0.05)
+        put(tmp_path, plan(2))
+        put(tmp_path, plan(3))
+        assert watch.exactly(2, timeout_s=60).generation == 2
+
+    def test_a_plan_is_in_force_when_the_workers_that_it_adds_are_ready(self, tmp_path: Path) -> None:
+        job = put(tmp_path, plan(1))
+        watch = PlanWatch(job, plan(1))
+        three = (*plan().members, {"slot": "n2/0", "node": "n2", "address": "10.0.0.2"})
+        put(tmp_path, plan(2, members=three))
+        assert watch.in_force({0, 1}).generation == 1
+        with subprocess.Popen(
+            [sys.executable, "-c", PRESENT, str(job.attempt(1).presence(2))],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as worker:
+            until(lambda: watch.in_force({0, 1}).generation == 2)
+            worker.kill()
+        put(tmp_path, plan(3, members=three))
+        time.sleep(0.02)  # longer than between two looks: it would be in force now
+        assert watch.in_force({0, 1}).generation == 2, "that worker is dead"
 
     def test_rank_is_the_position_in_the_plan_whatever_torchrun_says(self, tmp_path: Path) -> None:
         put(tmp_path, plan())
@@ -218,13 +249,15 @@ class TestAddresses:
     def test_a_validation_on_rank_0_may_last_longer_than_the_meeting(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        joined: dict[str, Any] = {}
-        monkeypatch.setattr(meeting.atexit, "register", lambda action: None)
-        monkeypatch.setattr(meeting, "_meet", lambda orders, check: None)
-        monkeypatch.setattr(meeting.dist, "init_process_group", lambda backend, **how: joined.update(how))
-        orders = Orders(JobDir(tmp_path), plan(timeout_s=1.0), 1)
-        meeting.join(Setting(1, 2, torch.device("cpu"), orders), None, lambda: None)
-        assert joined["timeout"] == timedelta(minutes=30)
+        limits: list[timedelta] = []
+        monkeypatch.setattr(Meeting, "attend", lambda self, position: (None, [None, None]))
+        monkeypatch.setattr(circle.dist, "init_process_group", lambda backend, **how: None)
+        monkeypatch.setattr(circle, "_set_pg_timeout", limits.append)
+        alone = plan(timeout_s=1.0, members=tuple({**one, "node": "n"} for one in self.public))
+        watch = PlanWatch(put(tmp_path, alone), alone)
+        setting = Setting(1, 2, torch.device("cpu"), Orders(JobDir(tmp_path), alone, 1))
+        Circle(setting, None, watch, lambda: None).form(alone, None)
+        assert limits == [timedelta(minutes=30)]
 
 
 def test_all_generators_go_on_where_they_were() -> None:

@@ -201,7 +201,7 @@ def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, 
     job.publish(1, lr_scale=2.0)
     job.end()
     assert job.outcomes() == ["done"]
-    assert final(tmp_path)["lr"] == 0.02
+    assert final(tmp_path)["lr"] == pytest.approx(0.02)
 
 
 def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Any) -> None:

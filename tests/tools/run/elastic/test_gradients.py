@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 from pliant.tools.run.elastic.cut import Cut, micro_batches
 from pliant.tools.run.elastic.gradients import Gradients
 from pliant.tools.run.elastic.guard import guard_helper, guard_optimizer
-from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.state import Mean
+from pliant.tools.run.elastic.training import DOUBLING_STEPS, Training
 
 X, Y = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
 
@@ -185,7 +187,7 @@ def test_a_gradient_scaler_and_an_averaged_model_wait_for_the_last_micro_step() 
     assert int(average.n_averaged) == 1
 
 
-def test_the_learning_rate_scale_multiplies_once_and_survives_a_restore_under_another() -> None:
+def test_the_learning_rate_scale_multiplies_once_and_rises_slowly_after_a_restore_under_another() -> None:
     def training(scale: float) -> tuple[Training, torch.optim.Optimizer, LambdaLR]:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -199,8 +201,14 @@ def test_the_learning_rate_scale_multiplies_once_and_survives_a_restore_under_an
     optimizer.step()
     scheduler.step()
     second, resumed, after = training(4.0)
-    second.restore(first.capture(), rank=0, seed=0)
-    assert resumed.param_groups[0]["lr"] == pytest.approx(0.2)
+    second.restore(first.capture())
+    rates = [resumed.param_groups[0]["lr"]]
+    for _ in range(DOUBLING_STEPS + 3):
+        second.step_done(1, Mean())
+        rates.append(resumed.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(0.1), "what a step before the restore had"
+    assert rates[DOUBLING_STEPS:] == pytest.approx([0.2] * 4)
+    assert all(1.0 <= after / before < 1.08 for before, after in pairwise(rates))
     resumed.step()
     after.step()
     assert resumed.param_groups[0]["lr"] == pytest.approx(0.1)

@@ -1,0 +1,71 @@
+"""Workers as real processes that start in milliseconds: forked from a server that has torch imported.
+
+A child does what an interpreter does with a script: runs it as ``__main__``, tells ``sys.excepthook`` what
+it died of, calls what is registered for its exit, and ends with the script's exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
+
+
+class Worker:
+    """A process that runs a script with one argument; its standard error goes to a file."""
+
+    def __init__(self, script: Path, argument: str, env: Mapping[str, str], errors: Path) -> None:
+        arguments = (str(script), argument, dict(env), str(errors))
+        self._process: ForkServerProcess = _CONTEXT.Process(target=_run, args=arguments)
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code, once it has ended."""
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, "it does not end"
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        if self._process.pid is not None and self.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+        self._process.join()
+        self._process.close()
+
+
+def _run(script: str, argument: str, env: dict[str, str], errors: str) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)  # for loading processes, as in a script
+    sys.argv = [script, argument]
+    sys.stderr = Path(errors).open("w", buffering=1)  # noqa: SIM115 until the process ends
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException as error:  # noqa: BLE001 as the interpreter does at its end
+        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(code)

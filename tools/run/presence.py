@@ -1,0 +1,66 @@
+"""Whether a worker is ready and lives: a file that it holds a lock on, which its death frees at once.
+
+The lock is of the kind that children do not inherit, so loading processes that outlive their worker do not
+hide its death. A thread sets the file's time every second; where that stands still, the whole process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final, Literal
+
+BEAT_S: Final = 1.0
+Life = Literal["absent", "alive", "gone"]
+
+
+class Presence:
+    """A worker's own file. It is there from :meth:`begin` on, and locked before anybody can see it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._ended = Event()
+
+    def begin(self) -> None:
+        """Be seen."""
+        temporary = self._path.with_suffix(".new")
+        self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        temporary.replace(self._path)
+        Thread(target=self._beat, name="pliant-presence", daemon=True).start()
+
+    def end(self) -> None:
+        """Beat no more; the lock goes with the process."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptor)
+
+
+def life(path: Path) -> Life:
+    """What another process's file says; never ask for one's own, that would free its lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return "absent"
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return "alive"
+    finally:
+        os.close(descriptor)
+    return "gone"
+
+
+def last_beat(path: Path) -> float:
+    """When the worker last showed that it runs, on the file system's clock; 0: there is no file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
