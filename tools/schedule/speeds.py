@@ -50,8 +50,8 @@ class Speeds:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
 
         Without a GPU type on a mixed cluster: the mean over the types that have so many GPUs and can run the
-        job on them, weighted by their GPUs, which is the average per-GPU computing power of Ares, section 3.5.
-        A size that no type has is asked of all of them, as on a cluster of one type. Raises
+        job on them, weighted by all their GPUs, which is the average per-GPU computing power of Ares, section
+        3.5. A size that no type has is asked of all of them, as on a cluster of one type. Raises
         ``BadInputError`` for a model that is not profiled.
         """
         batch = global_batch or job.reference_batch
