@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from pliant.tools.schedule import conformance
 from pliant.tools.schedule.audit import cluster, node
 from pliant.tools.schedule.conformance import CHECKS, Factory, Op
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.protocol import Decision
 from pliant.tools.schedule.registry import make_policy, policy_names
+from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
@@ -21,6 +25,10 @@ VARIANTS: dict[str, Factory] = {
     ),
     "fifo-easy": lambda: make_policy("fifo", {"backfill": "easy"}),
     "fifo-skip": lambda: make_policy("fifo", {"backfill": "skip"}),
+    "tiresias-gittins-queues": lambda: make_policy(
+        "tiresias-gittins",
+        {"queue_gpu_hours": "0.01,0.05", "history_gpu_hours": "0.01,0.03,0.1", "promote_after": 2.0},
+    ),
 }
 
 OPS = st.lists(
@@ -57,3 +65,32 @@ def test_any_sequence_of_events_keeps_the_rules(name: str, ops: list[Op]):
 def test_any_sequence_of_events_on_two_gpu_types_keeps_the_rules(name: str, ops: list[Op]):
     nodes = cluster(node(4, 1, "a"), node(2, 2, "b"))
     conformance.check_ops(VARIANTS[name], ops, nodes)
+
+
+class Unsteady(Fifo):
+    """Told a whole history at once, every second object of it starts nobody."""
+
+    name = "unsteady"
+    rebuilds_state = False
+    rebuilt = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle: bool | None = None
+
+    def dump_state(self) -> bool | None:
+        return self.idle or False
+
+    def load_state(self, state: bool, jobs: Mapping[str, JobState]) -> None:
+        self.idle = state
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if self.idle is None:
+            Unsteady.rebuilt += len(snapshot.changes) > 1
+            self.idle = len(snapshot.changes) > 1 and Unsteady.rebuilt % 2 == 1
+        return Decision() if self.idle else super().decide(snapshot, rng)
+
+
+def test_state_that_history_does_not_tell_is_still_rebuilt_one_way():
+    with pytest.raises(AssertionError, match="state rebuilt twice decides in two ways after 5 jobs"):
+        conformance.check_state_survives(Unsteady)
