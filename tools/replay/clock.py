@@ -67,6 +67,8 @@ class Agenda:
 
         Completions may be early by a rounding error.
         """
+        if not self._heap or self._heap[0].time_s > time_s * (1 + _ROUNDING):
+            return None  # whether it is void or not
         due_s = self.next_s()
         if due_s > time_s * (1 + _ROUNDING) or (due_s > time_s and self._heap[0].kind > STRETCH_END):
             return None

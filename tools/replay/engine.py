@@ -275,17 +275,17 @@ class Engine:
             self._apply(effect, now_s)
 
     def _apply(self, effect: Applied, now_s: float) -> None:
-        job = effect.job
+        job, done = effect.job, effect.job.samples_done(now_s)
         left = self._leave_gpus(job.id, now_s) if job.id in self._runs else None
         if effect.step == "reject":
             self.counters.rejected += 1
             detail = compact_json({"reason": effect.reason})
-            self.log.add(now_s, "reject", job.id, gpus=0, samples_done=job.samples_done(now_s), detail=detail)
+            self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
             self._tell_progress()
             return
         name: EventName = "move" if effect.step == "rebatch" else effect.step
         if not job.gpus:
-            self.log.add(now_s, name, job.id, gpus=0, samples_done=job.samples_done(now_s))
+            self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
         cost = self._rescale_cost if job.id in self._trained else self._start_cost
         cost_s = cost.of(job.spec.model)
@@ -298,12 +298,12 @@ class Engine:
             gpus=job.gpus,
             placement=job.placement,
             global_batch=job.global_batch,
-            samples_done=job.samples_done(now_s),
+            samples_done=done,
             overhead_s=cost_s,
         )
         self._sit(job.id, job.placement)
         paid_s = now_s + cost_s
-        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, job.samples_done(now_s))
+        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, done)
         self._train(job, run, now_s, paid_s)
 
     def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
@@ -368,6 +368,8 @@ class Engine:
         return self.counters.finished + self.counters.rejected
 
     def _tell_progress(self) -> None:
+        if self._advance is None:
+            return
         step = max(1, len(self._arrivals) // 200)
-        if self._advance and self._ended() % step == 0:
+        if self._ended() % step == 0:
             self._advance(self._ended(), len(self._arrivals))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pliant.tools.schedule.snapshot import Course, JobState
 
@@ -16,8 +15,7 @@ class WholeCourse(Course, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A piece of a job's life in which it advances at one rate, or along a course to the end of its work."""
 
     samples_per_second: float

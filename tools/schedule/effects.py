@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Phase
+from pliant.tools.schedule.snapshot import JobState, NodeGpus, Phase, gpus_of
 
 Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
 Outcome = Literal["finished", "cancelled", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(NamedTuple):
     """One effect of a decision on one job; the job's state already shows it.
 
     ``rebatch`` changes only the global batch. ``before`` is the placement held until now.
@@ -36,7 +35,7 @@ class Holding:
 
 def step_of(job: JobState, place: NodeGpus) -> Step:
     """What it means for a job to hold this place from now on."""
-    gpus = sum(count for _, count in place)
+    gpus = gpus_of(place)
     if gpus == 0:
         return "preempt"
     if job.gpus == 0:
@@ -49,7 +48,7 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
 def hold(job: JobState, time_s: float, place: NodeGpus) -> None:
     """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
     job.settle(time_s)
-    job.gpus, job.placement = sum(count for _, count in place), place
+    job.gpus, job.placement = gpus_of(place), place
     if place:
         job.phase = Phase.RUNNING
         if job.first_start_s is None:

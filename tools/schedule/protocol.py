@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.snapshot import JobState, NodeGpus, Snapshot
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 Need = Literal["demand", "history", "profile"]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What one job shall hold from now on; ``gpus`` 0 takes all of them away."""
 
     gpus: int

@@ -48,7 +48,7 @@ def seat(wishes: Mapping[str, Wish], free: FreeGpus, speeds: Speeds) -> dict[str
     """
     stay: set[str] = set()
     while True:
-        moving = {job_id: wish for job_id, wish in wishes.items() if job_id not in stay}
+        moving = {job_id: wish for job_id, wish in wishes.items() if job_id not in stay} if stay else wishes
         places, without = _attempt(moving, free, speeds)
         if without is None:
             return places
@@ -62,7 +62,8 @@ def _attempt(
     for job, _ in moving.values():
         free.give(job.placement)
     places: dict[str, NodeGpus] = {}
-    for job_id, (job, target) in sorted(moving.items(), key=lambda item: _turn(*item[1])):
+    turns = moving.items() if len(moving) == 1 else sorted(moving.items(), key=lambda item: _turn(*item[1]))
+    for job_id, (job, target) in turns:
         place = _choose(job, target, free, speeds)
         if place is None:
             for taken in places.values():

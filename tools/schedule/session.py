@@ -288,7 +288,7 @@ class Session:
         job.global_batch = batch
         if place:
             job.gpu_type = self.free.node(place[0][0]).gpu_type
-            shape = tuple(sorted((count for _, count in place), reverse=True))
+            shape = (job.gpus,) if len(place) == 1 else tuple(sorted((n for _, n in place), reverse=True))
             rate = self.speeds.rate(job, job.gpus, job.gpu_type, global_batch=batch, placement=shape)
             job.train_from(time_s, rate)
         if step == "preempt":

@@ -8,7 +8,6 @@ policy must not write to them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
@@ -79,6 +78,7 @@ class JobState:
         "global_batch",
         "gpu_type",
         "gpus",
+        "id",
         "losses",
         "noise_scale",
         "observations",
@@ -94,6 +94,7 @@ class JobState:
 
     def __init__(self, spec: Job, reference_batch: int, total_samples: float | None) -> None:
         self.spec = spec
+        self.id = spec.id
         self.arrival: tuple[float, str] = (spec.submit_time, spec.id)
         """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
         self.reference_batch = reference_batch
@@ -123,18 +124,15 @@ class JobState:
         self._trains_since_s = 0.0
         self._course: Course | None = None
 
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self.spec.id
-
     def samples_done(self, time_s: float) -> float:
         """Samples trained until ``time_s``, never more than the total."""
         if self._course is not None:
             return self._course.samples_done(self._trains_since_s, time_s)
-        trained = max(0.0, time_s - self._trains_since_s) * self.samples_per_second if self.gpus else 0.0
-        done = self._samples_done + trained
-        return done if self.total_samples is None else min(done, self.total_samples)
+        done = self._samples_done
+        if self.gpus and time_s > self._trains_since_s:
+            done += (time_s - self._trains_since_s) * self.samples_per_second
+        total = self.total_samples
+        return done if total is None or done <= total else total
 
     def remaining_samples(self, time_s: float) -> float | None:
         """Samples still to train; None: unknown."""
@@ -142,7 +140,9 @@ class JobState:
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, those without progress included."""
-        return self._attained_gpu_s + self.gpus * max(0.0, time_s - self._holds_since_s)
+        if not self.gpus or time_s <= self._holds_since_s:
+            return self._attained_gpu_s
+        return self._attained_gpu_s + self.gpus * (time_s - self._holds_since_s)
 
     def finish_time_s(self) -> float | None:
         """When the job ends if nothing changes; None: not running, or work unknown."""
@@ -181,7 +181,7 @@ class JobState:
     def report_progress(self, time_s: float, samples: float) -> None:
         """Correct the progress by a measurement: ``samples`` were done at ``time_s``."""
         self._samples_done, self._course = samples, None
-        self._trains_since_s = max(time_s, self._trains_since_s)
+        self._trains_since_s = max(self._trains_since_s, time_s)
 
 
 class NodeState:
@@ -198,6 +198,11 @@ class NodeState:
         self.up = True
 
 
+def gpus_of(placement: NodeGpus) -> int:
+    """GPUs of a placement on all its nodes; most have one."""
+    return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
+
+
 def node_states(cluster: Cluster) -> list[NodeState]:
     """The nodes of a cluster, all up."""
     return [
@@ -210,8 +215,7 @@ ChangeKind = Literal["arrived", "finished", "cancelled", "failed", "rejected", "
 _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One thing that happened since the policy was last asked; their times never run backwards.
 
     ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what the policy
@@ -230,8 +234,7 @@ class Change:
         return self.job if self.kind in _ENDS else None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Everything a policy may look at when it decides.
 
     ``changes`` holds what happened since the last decision of this very policy object (or of the state it

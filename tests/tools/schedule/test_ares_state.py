@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,7 +121,7 @@ def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_ali
         assert isinstance(held.policy, Recorded)
         before = held.snapshot(now_s)
         rebuilt = Ares(pool=0.25, compact_s=compact_s)
-        said = rebuilt.decide(replace(before, changes=(*held.policy.log, *before.changes)), rng)
+        said = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
         held.decide(now_s)
         assert list(held.policy.said.targets.items()) == list(said.targets.items())
         assert held.policy.dump_state() == rebuilt.dump_state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pliant.schemas.wording import in_gpus
 from pliant.tools.schedule.protocol import Decision, Target
@@ -16,8 +16,7 @@ Sizes = Callable[[JobState], Iterable[int]]
 """The sizes that a policy may give a job, in GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """So many GPUs of one type."""
 
     gpus: int
@@ -52,9 +51,8 @@ class GpuBudget:
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)
         roomy = [kind for kind, left in self.left.items() if left >= gpus]
-        rates = {kind: speeds.rate(job, gpus, kind) for kind in roomy}
-        able = [kind for kind in roomy if rates[kind] > 0]
-        return Grant(gpus, min(able, key=lambda kind: (-rates[kind], kind))) if able else None
+        rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
+        return Grant(gpus, min(rates)[1]) if rates else None
 
 
 def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Decision:
@@ -137,8 +135,9 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     if not roomy:
         most = max(speeds.gpu_types.values(), default=0)
         return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
-    if any(speeds.rate(job, gpus, kind) > 0 for kind in roomy):
-        return None
+    for kind in roomy:
+        if speeds.rate(job, gpus, kind) > 0:
+            return None
     return (
         f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
     )
