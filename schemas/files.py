@@ -15,6 +15,7 @@ from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingErro
 
 PIPE: Final = "-"
 PARQUET_MAGIC: Final = b"PAR1"
+_TEMPORARY: Final = ".pliant-"
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
@@ -108,6 +109,12 @@ def write_all(descriptor: int, data: bytes) -> None:
     os.fsync(descriptor)
 
 
+def remove_temporaries(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder. Nobody may be writing a file of it."""
+    for left in folder.glob(f"{_TEMPORARY}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Force a folder's own entries to disk, so that a new name survives a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -118,7 +125,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace(target: Path, chunks: Iterable[bytes]) -> None:
-    temporary = target.parent / f".pliant-{secrets.token_hex(8)}.tmp"
+    temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:

@@ -20,7 +20,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.files import sync_folder
+from pliant.schemas.files import remove_temporaries, sync_folder
 from pliant.schemas.io import atomic_write, read_jobs, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog, fold
@@ -89,6 +89,7 @@ class Spool:
             raise UsageError(text) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            remove_temporaries(self._folder)
             yield
         finally:
             os.close(descriptor)

@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from pliant.schemas.errors import LockedError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.files import remove_temporaries
 from pliant.schemas.io import EventWriter, read_events
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.layout import StateDir
@@ -106,12 +107,18 @@ class State:
         except OSError as error:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:
+            self._sweep()
             self._writer = EventWriter(self.dirs.events)
             self.log: RunLog = fold(read_events(self.dirs.events))
         except BaseException:
             self._lock.release()
             raise
         self._sinks: list[Sink] = []
+
+    def _sweep(self) -> None:
+        """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
+        for folder in (self.dirs.path, *self.dirs.jobs.iterdir()):
+            remove_temporaries(folder)
 
     def record(self, events: Iterable[Event]) -> None:
         """Append events: on disk when this returns.
