@@ -1,4 +1,4 @@
-# make demo | test | check | bench [NAME=x] | experiment [NAME=x] | docs: each does its own set-up in $(VENV) first.
+# make demo | test | check | bench [NAME=x] | chaos | experiment [NAME=x] | docs: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NAME ?=
 TESTS ?= -n 2
 
-.PHONY: demo test check lint types bench experiment docs clean
+.PHONY: demo test check lint types bench chaos experiment docs clean
 
 # The exact torch version comes first and alone: a range would let pip choose another build.
 $(STAMP): pyproject.toml constraints.txt
@@ -34,6 +34,9 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks $(NAME)
+
+chaos: $(STAMP)
+	$(BIN)/python -m benchmarks.chaos
 
 experiment: $(STAMP)
 	$(BIN)/python -m experiments $(NAME)
