@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.runinfo import RunInfo
@@ -19,13 +19,10 @@ from pliant.tools.replay.log import EventLog
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress_choice import Setting, Training, World, compat_parameters, setting
 from pliant.tools.replay.submissions import Submissions, measured_sizes
-from pliant.tools.replay.unfinished import Unfinished, unfinished
+from pliant.tools.replay.unfinished import Unfinished, in_words, rejections, unfinished
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.registry import make_policy, parse_pairs
 from pliant.tools.schedule.session import Session
-
-_SHOWN: Final = 10
-"""Jobs that are named one by one where a summary is told in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,8 @@ class Summary:
     rejected: int
     unfinished: tuple[Unfinished, ...]
     """Jobs that were left when nothing could happen any more."""
+    rejections: tuple[Unfinished, ...]
+    """Jobs that the policy turned away for good."""
     end_s: float
     """Simulated time of the last event."""
     events: int
@@ -73,11 +72,8 @@ class Summary:
         )
         parts += [f"ends at {self.end_s:.10g} s", f"{self.decisions} decisions{spent}"]
         listed = [f"{self.policy}: {', '.join(parts)}"]
-        listed += [
-            f'{self.policy}: job "{left.job}" is left: {left.reason}' for left in self.unfinished[:_SHOWN]
-        ]
-        more = len(self.unfinished) - _SHOWN
-        return [*listed, f"{self.policy}: … and {more} more are left"] if more > 0 else listed
+        left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
+        return [*listed, *(f"{self.policy}: {words}" for words in left)]
 
     def without_timing(self) -> Summary:
         """The part that is the same on every machine."""
@@ -162,6 +158,7 @@ def _summary(inputs: Inputs, engine: Engine, policy: Policy, seed: int, wall_s: 
         finished=counters.finished,
         rejected=counters.rejected,
         unfinished=tuple(unfinished(engine.session, stands_still=engine.stands_still)),
+        rejections=tuple(rejections(engine.log)) if counters.rejected else (),
         end_s=engine.log.time[-1],
         events=len(engine.log),
         decisions=counters.decisions,

@@ -1,13 +1,24 @@
-"""Why a job is left when nothing can happen any more."""
+"""Why a job is left when nothing can happen any more, or was rejected."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
+from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.wording import in_gpus
+from pliant.tools.replay.log import EventLog
 from pliant.tools.schedule.patience import why_left
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import JobState
+
+_REJECT: Final = EVENT_NAMES.index("reject")
+_NAMED: Final = 5
+"""Jobs that are named where several are left for one reason."""
+_LINES: Final = 10
+"""Reasons that are told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,26 @@ def unfinished(session: Session, *, stands_still: bool = False) -> list[Unfinish
     return [Unfinished(job.id, _reason(job, session, stands_still)) for job in left]
 
 
+def rejections(log: EventLog) -> list[Unfinished]:
+    """All jobs that the policy turned away for good, in the order in which it did."""
+    rows = [row for row, code in enumerate(log.event) if code == _REJECT]
+    return [Unfinished(log.jobs[log.job[row]], json.loads(log.detail(row) or "{}")["reason"]) for row in rows]
+
+
+def in_words(jobs: Iterable[Unfinished], what: str) -> Iterator[str]:
+    """One line for each reason, with the number of jobs and the names of the first; ``what`` they are."""
+    by_reason: dict[str, list[str]] = {}
+    for each in jobs:
+        by_reason.setdefault(each.reason, []).append(each.job)
+    for reason, names in list(by_reason.items())[:_LINES]:
+        named = ", ".join([f'"{name}"' for name in names[:_NAMED]] + ["…"] * (len(names) > _NAMED))
+        who = f"job {named} is" if len(names) == 1 else f"{len(names)} jobs ({named}) are"
+        yield f"{who} {what}: {reason}"
+    more = sum(len(names) for names in list(by_reason.values())[_LINES:])
+    if more:
+        yield f"… and {more} more {what} for other reasons"
+
+
 def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     low = job.spec.min_gpus
     most = max(session.speeds.gpu_types.values(), default=0)
@@ -38,6 +69,8 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         )
     if job.gpus:
         return f"holds {in_gpus(job.gpus)}, on which it never gets done"
+    if not session.up_gpus:
+        return "no GPU is left after node failures"
     if low > session.up_gpus:
         return f"needs at least {in_gpus(low)}, {session.up_gpus} are left after node failures"
     if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):

@@ -226,7 +226,7 @@ def test_a_round_policy_that_starts_nobody_ends_the_replay() -> None:
 def test_a_node_that_never_comes_back_leaves_its_job() -> None:
     physics = Physics(node_events=(NodeEvent(5, "n0", up=False),))
     engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), physics=physics)
-    assert reasons(engine) == {"a": "needs at least 1 GPU, 0 are left after node failures"}
+    assert reasons(engine) == {"a": "no GPU is left after node failures"}
 
 
 def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_does_not_run_for_ever() -> None:

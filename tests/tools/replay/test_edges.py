@@ -1,0 +1,149 @@
+"""Traces at the edge: each replay ends and says what became of every job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli.common import command
+from pliant.cli.replay import replay as replay_command
+from pliant.schemas.io import write_cluster, write_jobs
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.replay.failures import NodeEvent
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.replay import Replayed, Run, replay
+from pliant.tools.replay.unfinished import Unfinished, in_words
+from pliant.tools.report.report import read_report
+from tests.builders import cluster, job
+from tests.tools.replay.any_world import EVENT_DRIVEN, PARAMETERS, ROUNDS
+
+POLICIES = (*EVENT_DRIVEN, *ROUNDS, "pollux")
+NODES = cluster(2, 2)
+YEAR_S = 365 * 86400.0
+
+app = typer.Typer()
+app.command("replay")(command(replay_command))
+
+
+def replayed(policy: str, *trace: Job, profile: Profile | None = None, **physics: object) -> Replayed:
+    run = Run(policy, PARAMETERS.get(policy, {}), physics=Physics(**physics))  # type: ignore[arg-type]
+    return replay(inputs(trace, NODES, profile), run)
+
+
+def ends(done: Replayed) -> dict[str, float]:
+    return {event.job or "": event.time for event in done.log.events() if event.event == "finish"}
+
+
+def open_jobs(done: Replayed) -> dict[str, str]:
+    """Why each job that did not finish did not."""
+    return {one.job: one.reason for one in (*done.summary.unfinished, *done.summary.rejections)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_empty_trace_ends_before_it_begins(policy: str) -> None:
+    done = replayed(policy)
+    assert [event.event for event in done.log.events()] == ["decision"]
+    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends at 0 s, 0 decisions, 0 ms each"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_job_runs_from_its_arrival_on(policy: str) -> None:
+    assert ends(replayed(policy, job("a", at=120, gpus=2, gpu_seconds=20))) == {"a": 130}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_when_all_arrive_at_once_all_finish_and_the_cluster_is_full(policy: str) -> None:
+    done = replayed(policy, *(job(f"j{n}", gpu_seconds=600) for n in range(8)))
+    assert done.summary.finished == 8
+    assert max(ends(done).values()) == 1200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_job_that_takes_no_time_that_a_clock_can_show_keeps_nobody_waiting(policy: str) -> None:
+    trace = [job(f"t{n}", at=1.7e9, gpus=4, gpu_seconds=1e-7) for n in range(3)]
+    assert set(ends(replayed(policy, *trace, job("v", at=1.7e9, gpus=4, gpu_seconds=60)))) == {
+        "t0",
+        "t1",
+        "t2",
+        "v",
+    }
+
+
+@pytest.mark.parametrize("policy", [*EVENT_DRIVEN, "las", "tiresias"])
+def test_ten_years_are_as_quick_as_ten_seconds_while_nothing_happens(policy: str) -> None:
+    decade = job("decade", gpus=2, gpu_seconds=20 * YEAR_S)
+    done = replayed(policy, decade, job("late", at=9 * YEAR_S, gpu_seconds=5))
+    assert ends(done) == {"decade": 10 * YEAR_S, "late": 9 * YEAR_S + 5}
+    assert done.summary.decisions < 20
+
+
+PROFILE = Profile(
+    tuple(
+        ProfileRow(
+            "train", model, "gpu", 1, gpus, str(gpus), 8 // gpus, 1, iterations=5,
+            feasible=seconds is not None, step_seconds=seconds and seconds / gpus, source="measured",
+        )
+        for model, seconds in (("linear", 8.0), ("huge", None))
+        for gpus in (1, 2)
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_that_can_never_run_are_told_with_the_reason_and_the_others_finish(policy: str) -> None:
+    work = {"samples": 80}
+    done = replayed(
+        policy,
+        job("fits", batch=8, work=work),
+        job("large", gpus=9, batch=64, work=work),
+        job("wide", gpus=6, low=5, high=8, batch=64, work=work),
+        job("huge", model="huge", batch=8, work=work),
+        profile=PROFILE,
+    )
+    assert set(ends(done)) == {"fits"}
+    told = open_jobs(done)
+    assert set(told) == {"large", "wide", "huge"}
+    assert "9 GPUs of one type, the cluster has 4" in told["large"]
+    assert "GPUs of one type, the cluster has 4" in told["wide"]
+    assert "batch 8" in told["huge"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_when_every_node_goes_down_for_good_everybody_is_left(policy: str) -> None:
+    down = tuple(NodeEvent(5.0 + number, f"n{number}", up=False) for number in range(2))
+    trace = [job(f"j{n}", gpus=1 + n % 2, gpu_seconds=100) for n in range(7)]
+    done = replayed(policy, *trace, node_events=down)
+    assert set(open_jobs(done).values()) == {"no GPU is left after node failures"}
+    (line,) = done.summary.lines()[1:]
+    assert line.startswith(f"{policy}: 7 jobs (")
+    assert line.endswith(", …) are left: no GPU is left after node failures")
+    assert ends(done) == {}
+
+
+def test_who_is_left_is_told_in_one_line_for_each_reason() -> None:
+    many = [Unfinished(f"j{n}", "too large") for n in range(7)]
+    assert list(in_words([*many, Unfinished("k", "too wide")], "left")) == [
+        '7 jobs ("j0", "j1", "j2", "j3", "j4", …) are left: too large',
+        'job "k" is left: too wide',
+    ]
+    strange = [Unfinished(f"j{n}", f"reason {n}") for n in range(13)]
+    lines = list(in_words(strange, "rejected"))
+    assert (len(lines), lines[-1]) == (11, "… and 3 more rejected for other reasons")
+
+
+def test_jobs_that_never_run_are_in_no_jct(tmp_path: Path) -> None:
+    write_jobs([job("a", gpus=2, gpu_seconds=20), job("big", gpus=9, gpu_seconds=1)], tmp_path / "jobs.jsonl")
+    write_cluster(NODES, tmp_path / "cluster.json")
+    out = tmp_path / "events.parquet"
+    files = ["--jobs", str(tmp_path / "jobs.jsonl"), "--cluster", str(tmp_path / "cluster.json")]
+    done = CliRunner().invoke(app, [*files, "--policy", "fifo", "-o", str(out)])
+    assert done.exit_code == 0, "it did what it was asked to"
+    assert 'fifo: job "big" is rejected: needs 9 GPUs of one type, the cluster has 4' in done.stderr
+    metrics = read_report([out]).runs[0].metrics
+    assert (metrics.jobs_submitted, metrics.jobs_finished, metrics.jobs_rejected) == (2, 1, 1)
+    assert metrics.mean_jct_s == 10
