@@ -116,3 +116,11 @@ def test_a_folder_that_cannot_be_made(report, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be made"):
         write_figures(report, tmp_path / "file" / "figures")
+
+
+def test_completed_jobs_rise_by_one_at_each_completion(report):
+    (plot,) = draw(report)["completed"].axes
+    fifo, ares = plot.get_lines()
+    assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
+    assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]
+    assert plot.get_xlabel() == "time since the first submission, s"

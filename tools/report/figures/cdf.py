@@ -52,9 +52,10 @@ def ftf_cdf(report: Report) -> Figure | None:
     figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
     _draw(plot, report, found)
     plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
-    plot.annotate(
-        "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8, va="bottom"
+    note = plot.annotate(
+        "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8
     )
+    note.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # curves run below it
     _finish(figure, plot, found, wide=_WIDE_FTF)
     return figure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pliant.tools.report.figures.style import axes, legend, line_style, whole_numbers
+from pliant.tools.report.labels import kind
 from pliant.tools.report.metrics import completions
 from pliant.tools.report.report import Report
 from pliant.tools.report.units import time_unit
@@ -24,9 +25,10 @@ def completed_over_time(report: Report) -> Figure | None:
     for index, (each, ends) in enumerate(zip(report.runs, found, strict=True)):
         x = [0.0, *(end / unit.seconds for end in ends), each.run.last_event_s / unit.seconds]
         y = [*range(len(ends) + 1), len(ends)]
-        plot.plot(x, y, drawstyle="steps-post", label=each.label, **line_style(index))
+        name = f"{each.label} ({kind(each.run)})"
+        plot.plot(x, y, drawstyle="steps-post", label=name, **line_style(index))
     plot.set_xlim(0, end_s / unit.seconds or None)
     plot.set_ylim(bottom=0)
     whole_numbers(plot)
-    legend(figure, plot)
+    legend(figure, plot, columns=2)
     return figure
