@@ -68,6 +68,15 @@ def test_strictly_nobody_passes_a_job_that_does_not_fit():
     assert held.explain(3)["d"].reason == 'waits behind "c", which does not fit'
 
 
+def test_equal_jobs_keep_what_they_have_while_they_run():
+    held = opened(job("c", gpus=4), elastic("a", at=1, low=2), elastic("b", at=2), gpus=5)
+    assert decided(held, 2) == {"b": 1, "c": 4}
+    held.end("c", 600)
+    assert decided(held, 600) == {"a": 2, "b": 3}, "b joined first"
+    submit(held, elastic("d", at=700, low=3))
+    assert decided(held, 1200) == {"a": 2, "b": 3}
+
+
 def test_running_jobs_shrink_for_newcomers_and_grow_again():
     held = opened(elastic("a"))
     assert decided(held, 0) == {"a": 8}

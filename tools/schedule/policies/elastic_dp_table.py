@@ -30,8 +30,11 @@ class Table:
         self._budget = 0
 
     def update(self, gains: Sequence[Gains], budget: int) -> None:
-        """Make the rows of these jobs for up to ``budget`` GPUs; what is there of the first ones stays."""
-        if budget > self._budget or not self._is_start_of(gains):
+        """Make the rows of these jobs for up to ``budget`` GPUs, which is never more than it was before.
+
+        Rows that are there stay if they are those of the first of these jobs.
+        """
+        if not self._is_start_of(gains):
             self._gains, self._shares, self._row = [], [], np.zeros(1)
         for each in gains[len(self._gains) :]:
             self._row, shares = max_plus(self._row, each.by_extra, budget)
@@ -44,10 +47,9 @@ class Table:
         return self._row[: self._budget + 1]
 
     def extras(self, budget: int) -> list[int]:
-        """GPUs of each job when ``budget`` are shared."""
+        """GPUs of each job when ``budget`` are shared, the fewest that gain what they gain."""
         found = []
         for shares in reversed(self._shares):
-            budget = min(budget, len(shares) - 1)
             share = int(shares[budget])
             found.append(share)
             budget -= share
