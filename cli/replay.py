@@ -225,6 +225,12 @@ def replay(
                 "--profile": profile,
                 "--convergence": convergence,
                 "--compat": compat,
+                "--interval": interval,
+                "--start-cost": start_cost,
+                "--rescale-cost": rescale_cost,
+                "--failures": failures,
+                "--mtbf": mtbf,
+                "--interference": interference or None,
             }
         )
         replay_sweep(recipe, task, output, workers, executor)

@@ -22,7 +22,7 @@ class Executor(StrEnum):
     slurm_array = "slurm-array"
 
 
-def refuse_beside_a_sweep(options: Mapping[str, str | None]) -> None:
+def refuse_beside_a_sweep(options: Mapping[str, str | float | None]) -> None:
     """Options that say what a sweep's recipe says.
 
     :raises UsageError: one of them is given.

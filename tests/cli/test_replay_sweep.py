@@ -77,6 +77,8 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
     [
         (("--recipe", "sweep.toml"), "name a folder with -o"),
         (("--recipe", "sweep.toml", "--policy", "fifo", "-o", "out"), "--policy does not go with --recipe"),
+        (("--recipe", "s.toml", "--mtbf", "9", "-o", "out"), "--mtbf does not go with --recipe"),
+        (("--recipe", "s.toml", "--interference", "0.1", "-o", "out"), "--interference does not go with"),
         (("--policy", "fifo"), "--jobs, --cluster and --policy are needed, or --recipe"),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import read_bytes, source_name
 from pliant.schemas.job import Job
 from pliant.schemas.jsonlines import read_lines
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CHECKPOINT_S: Final = 60.0
 """Seconds between checkpoints of a job that states none."""
 _HOUR_S: Final = 3600.0
+_MOST: Final = 2_000_000
+"""Failures that are drawn at most: more would fill the memory, and leave no time between them."""
 _STREAM: Final = 1
 """Sets the random numbers of failures apart from those of policies, which have the same seed."""
 
@@ -71,9 +73,17 @@ def drawn_failures(
     """Failures of all nodes between two times, each with its repair; equal arguments give equal events.
 
     A node has its own random numbers: more nodes, or more time, leave the failures of the others as they are.
+
+    :raises UsageError: there would be millions of them.
     """
     import numpy as np
 
+    expected = len(nodes) * (until_s - from_s) / _HOUR_S / (mtbf.between_h + mtbf.repair_h)
+    if expected > _MOST:
+        raise UsageError(
+            f"--mtbf {mtbf.between_h:g}: this trace would meet about {expected:.2g} failures, "
+            f"expected at most {_MOST}"
+        )
     events: list[NodeEvent] = []
     for index, node in enumerate(nodes):
         rng = np.random.default_rng([seed, _STREAM, index])
@@ -89,6 +99,24 @@ def _life(
         yield NodeEvent(round(now_s, 3), node, up=False)
         now_s += _HOUR_S * rng.exponential(mtbf.repair_h)
         yield NodeEvent(round(now_s, 3), node, up=True)
+
+
+def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
+    """Node events of several sources in order: a node is down while any of them has it down.
+
+    Events that change nothing (down while it is down) are left out.
+    """
+    listed = [(event, number) for number, events in enumerate(sources) for event in events]
+    listed.sort(key=lambda item: (item[0].time_s, item[0].node, item[0].up, item[1]))
+    down_by: dict[str, set[int]] = {}
+    found = []
+    for event, number in listed:
+        held_by = down_by.setdefault(event.node, set())
+        was_down = bool(held_by)
+        (held_by.discard if event.up else held_by.add)(number)
+        if bool(held_by) != was_down:
+            found.append(event)
+    return tuple(found)
 
 
 def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:

@@ -13,7 +13,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.tools.replay.compat import preset, settle
 from pliant.tools.replay.costs import FREE
 from pliant.tools.replay.engine import Advance, Engine
-from pliant.tools.replay.failures import drawn_failures, failures_end_s
+from pliant.tools.replay.failures import drawn_failures, failures_end_s, together
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.log import EventLog
 from pliant.tools.replay.physics import Physics
@@ -134,11 +134,11 @@ def _with_failures(run: Run, physics: Physics, inputs: Inputs, session: Session)
     """The physics of a run with all its node events, drawn ones included."""
     _check_nodes(inputs, physics)
     if physics.mtbf is None or not inputs.jobs:
-        return physics
+        return replace(physics, node_events=together(physics.node_events))
     nodes = [node.name for node in session.nodes]
     end_s = failures_end_s(inputs.jobs, session.speeds)
     drawn = drawn_failures(nodes, physics.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
-    return replace(physics, node_events=(*physics.node_events, *drawn))
+    return replace(physics, node_events=together(physics.node_events, drawn))
 
 
 def _check_nodes(inputs: Inputs, physics: Physics) -> None:

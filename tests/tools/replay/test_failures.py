@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.errors import BadInputError
-from pliant.tools.replay.failures import Mtbf, NodeEvent, drawn_failures, failures_end_s, read_failures
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.replay.failures import (
+    Mtbf,
+    NodeEvent,
+    drawn_failures,
+    failures_end_s,
+    read_failures,
+    together,
+)
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.replay import Run, replay
@@ -51,6 +58,21 @@ def test_a_seed_gives_the_same_failures_and_another_node_changes_none() -> None:
     two = drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
     assert one == tuple(event for event in two if event.node == "n0")
     assert one != drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
+
+
+def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
+    def turns(*times_s: float) -> list[NodeEvent]:
+        return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
+
+    found = together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
+    assert found == tuple(turns(10, 120, 130, 130))
+    twice = [NodeEvent(1, "n0", up=False), NodeEvent(2, "n0", up=False), NodeEvent(3, "n0", up=True)]
+    assert together(twice) == (twice[0], twice[2])
+
+
+def test_failures_by_the_million_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
+        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
 
 
 def test_failures_are_drawn_for_twice_the_work_of_a_trace() -> None:
