@@ -15,12 +15,14 @@ from typing import Annotated, Any
 import typer
 
 from pliant.cli.console import abandon, say, settings
-from pliant.schemas.errors import PliantError, ServiceMissingError
+from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
 BROKEN_PIPE = 128 + signal.SIGPIPE
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ROOM = "failed to map segment"
+"""What the dynamic linker says of a library that does not fit into memory."""
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -62,12 +64,16 @@ def run_command(body: Callable[[], None]) -> int:
         raise
     except PliantError as error:
         return _fail(str(error), error.exit_code)
+    except MemoryError:
+        return _fail(str(OutOfMemoryError()), OutOfMemoryError.exit_code)
     except OSError as error:
         if error.errno not in DISK_FULL:
             return _bug(error)
         where = error.filename or "stdout"
         return _fail(f"{where}: the disk is full; nothing was half-written", ServiceMissingError.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defence before a traceback
+        if isinstance(error, ImportError) and NO_ROOM in str(error):
+            return _fail(str(OutOfMemoryError()), OutOfMemoryError.exit_code)
         return _bug(error)
     return 0
 

@@ -72,9 +72,20 @@ class JobsFailedError(PliantError):
 
 
 class ServiceMissingError(PliantError):
-    """Something outside this program is needed and not there (Slurm, a GPU driver, a full disk)."""
+    """Something outside this program is needed and not there (Slurm, a GPU driver, disk space, memory)."""
 
     exit_code = 69
+
+
+class OutOfMemoryError(ServiceMissingError):
+    """The inputs are larger than the memory that this process may use."""
+
+    def __init__(self, so_far: str = "") -> None:
+        after = f" after {so_far}" if so_far else ""
+        super().__init__(
+            f"memory ran out{after}; nothing was half-written: give this process more memory "
+            "(a replay takes about 2.5 GB for a million jobs), or less to do"
+        )
 
 
 class LockedError(PliantError):

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from pydantic_core import ValidationError
 
 from pliant.schemas.bulk import garbage_collection_paused
-from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
 from pliant.schemas.jsontext import (
     BOM,
     SCHEMA_FIRST,
@@ -57,9 +57,15 @@ def read_lines(
     :param torn_end_allowed: a last line without its line end that is no JSON is dropped with a warning.
     :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
     :raises BadInputError: the file cannot be read any further, being of another kind or major version.
+    :raises OutOfMemoryError: the file is too large.
     """
     reader = _Reader(source, kind, validate, keys_once=written_by_people)
-    reader.read(data, schema_required=schema_required, torn_end_allowed=torn_end_allowed)
+    try:
+        reader.read(data, schema_required=schema_required, torn_end_allowed=torn_end_allowed)
+    except MemoryError:
+        read = len(reader.records)
+        reader.records.clear()
+        raise OutOfMemoryError(f"{read} records of {source}") from None
     if reader.problems and is_json(data) and not is_json(data.strip().partition(b"\n")[0]):
         raise BadInputError.one(source, "is one JSON text over many lines, expected one JSON object a line")
     return reader.records, reader.problems

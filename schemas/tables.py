@@ -97,6 +97,8 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
         arrow = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
         arrow.validate(full=True)
         twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
+    except MemoryError:  # pyarrow's own is an ArrowException, too
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise BadInputError.one(source, f"the Parquet file is damaged: {reason}") from error

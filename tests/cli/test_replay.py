@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,7 +17,13 @@ from pliant.cli.replay import replay
 from pliant.schemas.event import Event
 from pliant.schemas.events_io import parse_events
 from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
+from pliant.schemas.job import Job
 from pliant.schemas.jobs_io import parse_jobs
+from pliant.tools.replay import batch, output
+from pliant.tools.replay.batch import Task
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.log import EventLog
+from pliant.tools.replay.replay import Run
 from tests.builders import cluster, job
 
 app = typer.Typer()
@@ -53,6 +61,52 @@ def test_a_file_of_either_form_and_its_summary(here: Path) -> None:
         assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
     assert read_events("x.parquet") == read_events("y.jsonl")
     assert json.loads((here / "x.summary.json").read_text())["finished"] == 2
+
+
+def refuses_memory_after(calls: int, allowed: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that the system grants no more memory after so many calls."""
+    left = iter(range(calls))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(left, None) is None:
+            raise MemoryError
+        return allowed(*args, **kwargs)
+
+    return call
+
+
+def test_a_trace_that_does_not_fit_into_memory_is_exit_69_and_one_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "model_validate_json", refuses_memory_after(1, Job.model_validate_json))
+    done = call("replay", *FILES, "--policy", "fifo", "-o", "out/")
+    assert (done.exit_code, done.stdout) == (69, "")
+    assert done.stderr.startswith("pliant: memory ran out after 1 records of jobs.jsonl; nothing was half-")
+    assert done.stderr.count("\n") == 1
+    assert not (here / "out").exists()
+
+
+def test_a_replay_that_does_not_fit_into_memory_says_how_many_jobs_were_read(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EventLog, "add", refuses_memory_after(3, EventLog.add))
+    done = call("replay", *FILES, "--policy", "fifo,las", "-o", "out", "--quiet")
+    assert done.exit_code == 69
+    told = "memory ran out after 2 jobs were read; nothing was half-written"
+    assert done.stderr.startswith(f"pliant: {told}")
+    assert not (here / "out").exists()
+    monkeypatch.setattr(batch, "_inputs", Sources("jobs.jsonl", "cluster.json").read())
+    failure = batch._in_worker(Task(Run("fifo"), "out/fifo.parquet"))
+    assert isinstance(failure, batch._Failure)
+    assert (failure.exit_code, failure.message.startswith(told)) == (69, True)
+
+
+def test_files_that_do_not_fit_into_memory_once_written_are_not_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "parquet_bytes", refuses_memory_after(0, output.parquet_bytes))
+    assert call("replay", *FILES, "--policy", "fifo", "-o", "out/").exit_code == 69
+    assert list((here / "out").iterdir()) == []
 
 
 def test_several_policies_fill_a_folder_that_is_the_same_every_time(here: Path) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pliant.schemas.bulk import spared_by_garbage_collection
-from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
 from pliant.schemas.files import PIPE
 from pliant.tools.replay.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
@@ -55,7 +55,7 @@ def replay_all(
     :param advance: told of jobs that are done, over all tasks.
     :raises BadInputError: with every problem of the inputs.
     :raises UsageError: a policy or a parameter is unknown, or stdin would have to be read by several workers.
-    :raises ServiceMissingError: a worker was killed.
+    :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
     for task in tasks:
         make_policy(task.run.policy, task.run.parameters)
@@ -65,7 +65,11 @@ def replay_all(
     inputs = sources.read()
     if workers > 1:
         return _side_by_side(sources, tasks, workers, len(inputs.jobs), advance)
-    return [carry_out(inputs, task, _part(advance, number, len(tasks))) for number, task in enumerate(tasks)]
+    parts = enumerate(tasks)
+    try:
+        return [carry_out(inputs, task, _part(advance, number, len(tasks))) for number, task in parts]
+    except MemoryError:
+        raise _out_of_memory(inputs) from None
 
 
 def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
@@ -124,3 +128,9 @@ def _in_worker(task: Task) -> Summary | _Failure:
         return carry_out(_inputs, task)
     except PliantError as error:
         return _Failure(str(error), error.exit_code)
+    except MemoryError:
+        return _Failure(str(_out_of_memory(_inputs)), OutOfMemoryError.exit_code)
+
+
+def _out_of_memory(inputs: Inputs) -> OutOfMemoryError:
+    return OutOfMemoryError(f"{len(inputs.jobs)} jobs were read")
