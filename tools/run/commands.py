@@ -14,7 +14,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.layout import AttemptDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_NOISE, ENV_SLOT, SLOT_FROM_RANK
 from pliant.tools.run.slots import Slot, by_node
 from pliant.tools.run.steps import Target
 
@@ -34,6 +34,8 @@ def units(
         rendezvous = _rendezvous(target, index, attempt, nodes, port)
         slot = SLOT_FROM_RANK if job.elastic == "none" else str(slots[0])
         env = {**environment(job, slots, nodes), **NO_STORE, ENV_JOB_DIR: str(job_dir), ENV_SLOT: slot}
+        if job.elastic == "size+batch":
+            env[ENV_NOISE] = "1"
         argv = torchrun(job.command or (), len(slots), rendezvous, attempt.logs / str(index))
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
     return made

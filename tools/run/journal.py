@@ -112,6 +112,10 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
     for event in said.events:
         detail = {**(event.detail or {}), "attempt": said.attempt}
         overhead = event.overhead_seconds if event.event == "checkpoint" and said.settled else None
+        step_seconds = detail.pop("step_seconds", None)
+        own = said.settled and change is None and event.gpus == job.gpus
+        if step_seconds is not None and own and job.global_batch is not None:
+            detail["observed"] = observed(job, job.global_batch, step_seconds)
         if event.event == "progress" and change is not None:
             detail["after"], overhead = change[0], max(0.0, event.time - change[1])
             change = None
@@ -121,6 +125,16 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
             )
         )
     return events
+
+
+def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, Any]:
+    """The configuration that a step was measured in, as the policies' observations have it."""
+    return {
+        "placement": sorted((count for _, count in job.placement), reverse=True),
+        "local_batch": -(-global_batch // (job.gpus * job.accum)),
+        "accum": job.accum,
+        "step_seconds": step_seconds,
+    }
 
 
 def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> list[Event]:

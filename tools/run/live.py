@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.event import Event
@@ -34,6 +34,7 @@ from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.patience import Patience, why_left
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.state import correct
 from pliant.tools.schedule.submit_detail import submit_detail
 
 
@@ -222,10 +223,7 @@ class LiveRun:
 
     def _tell(self, event: Event, job_id: str) -> None:
         job, time_s = self.session.jobs[job_id], event.time - self._origin_s
-        if event.samples_done is not None:
-            job.report_progress(time_s, event.samples_done)
-        if event.event == "epoch" and event.loss is not None:
-            job.losses = (*job.losses, event.loss)
+        correct(job, replace(event, time=time_s))
         if event.event in ("requeue", "fail", "finish"):
             self._shares.pop(job_id, None)
         if event.event == "requeue":

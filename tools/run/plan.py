@@ -21,6 +21,8 @@ ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"
 ENV_WORKER: Final = "PLIANT_WORKER"
 """The worker's number in its attempt, where one unit starts one worker."""
+ENV_NOISE: Final = "PLIANT_NOISE"
+"""Set where the batch may move: the worker then measures the noise of its gradients."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
 

@@ -25,7 +25,7 @@ from pliant.schemas.schedule import PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.session import Holding, Outcome, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.snapshot import JobState, Observation
 
 _HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
@@ -123,7 +123,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
         events[0].time if events else 0.0,
     )
     for event in events:
-        _correct(session.jobs[event.job or ""], event)
+        correct(session.jobs[event.job or ""], event)
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:
@@ -132,19 +132,25 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
     job = session.jobs[job_id]
     if event.event == "requeue":
         session.lose(job_id, event.time)
-    _correct(job, event)
+    correct(job, event)
     if event.event in _ENDS:
         session.end(job_id, event.time, _ENDS[event.event])
     elif event.event == "reject":
         session.reject(job_id, event.time)
 
 
-def _correct(job: JobState, event: Event) -> None:
-    """Take over what was measured: progress, loss, and time held without training."""
+def correct(job: JobState, event: Event) -> None:
+    """Take over what was measured: progress, loss, speed, noise, and time held without training."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
     if event.event == "epoch" and event.loss is not None:
         job.losses = (*job.losses, event.loss)
+    measured = event.detail or {}
+    if (seen := measured.get("observed")) is not None:
+        placement = tuple(seen["placement"])
+        job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
+    if (noise_scale := measured.get("noise_scale")) is not None:
+        job.noise_scale = float(noise_scale)
     if event.event in _HOLDS and job.gpus and event.overhead_seconds:
         job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
@@ -124,6 +125,19 @@ def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
     first, second = report_events(said, log(START), 20.0, 3)
     assert (first.overhead_seconds, first.detail) == (4.0, {"attempt": 1, "after": "start"})
     assert (second.overhead_seconds, second.detail) == (None, {"attempt": 1})
+
+
+def test_a_measured_speed_belongs_to_what_the_job_holds_and_to_nothing_before() -> None:
+    """The first report is of the step that ends the change; one of three workers is old."""
+    reports = [progress(14.0 + number, 8.0 * number, step_seconds=0.5) for number in range(3)]
+    first, second, third = (
+        replace(report, gpus=gpus) for report, gpus in zip(reports, (2, 2, 3), strict=True)
+    )
+    told = report_events(Said("a", 1, (first, second, third), settled=True), log(START), 20.0, 3)
+    seen = {"placement": [2], "local_batch": 2, "accum": 2, "step_seconds": 0.5}
+    assert [(event.detail or {}).get("observed") for event in told] == [None, seen, None]
+    leaving = report_events(Said("a", 1, (second,), settled=False), log(START), 20.0, 3)
+    assert "observed" not in (leaving[0].detail or {})
 
 
 def test_a_gang_on_its_way_out_measures_nothing_and_says_nothing_about_gpus() -> None:

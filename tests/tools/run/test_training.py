@@ -120,3 +120,20 @@ def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(sit
     output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
     assert output == ["of 2 with 1 thread\n"] * 2
     assert "RANK" not in os.environ
+
+
+def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
+    """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
+    text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")
+    train(site, "a", text, (12, 0.1), samples=768, high=1, elastic="size+batch")
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    details = [event.detail or {} for event in site.events() if event.event == "progress"]
+    seen = [detail["observed"] for detail in details if "observed" in detail]
+    assert {(tuple(one["placement"]), one["local_batch"], one["accum"]) for one in seen} == {((1,), 8, 1)}
+    assert all(one["step_seconds"] >= 0.1 for one in seen)
+    assert any(detail.get("noise_scale", 0) > 0 for detail in details)
+    epochs = [event for event in site.events() if event.event == "epoch"]
+    assert len(epochs) == 12
+    assert all(event.loss is not None and event.metric == 0.5 for event in epochs)

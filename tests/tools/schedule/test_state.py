@@ -16,7 +16,7 @@ from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session import Session
-from pliant.tools.schedule.snapshot import Phase
+from pliant.tools.schedule.snapshot import Observation, Phase
 from pliant.tools.schedule.state import session_from_events, session_from_schedule
 from tests.builders import cluster, job
 
@@ -233,3 +233,11 @@ def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
     if rebuilt_.policy.rebuilds_state:
         assert view(rebuilt_, now) == view(live.held, now)
     assert carried.changes_seen == rebuilt_.changes_seen == live.held.changes_seen
+
+
+def test_what_a_job_has_measured_is_known_to_policies() -> None:
+    seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
+    measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
+    found = rebuilt(submit(ELASTIC), measured).jobs["a"]
+    assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
+    assert found.noise_scale == 12.0

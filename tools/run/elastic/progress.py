@@ -3,27 +3,33 @@
 The first step of an attempt, and the first one after each change of its workers or of its batch, is told by
 a ``progress`` event. Its detail names the ``generation`` that trains; after a change while training went on
 also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and, where a worker died,
-``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the ``reason``.
+``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the ``reason``. Later ones
+bring ``step_seconds``, the mean since the one before, and where the batch may move the ``noise_scale``.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import psutil
+from torch import nn
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.io import EventWriter
+from pliant.tools.run.elastic.noise import NoiseMeter
 from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Counters, Mean
-from pliant.tools.run.plan import Plan
+from pliant.tools.run.plan import ENV_NOISE, Plan
 
+_LEAST_STEPS: Final = 3
+"""So many steps are averaged, at least, before they count as a measured speed."""
 _log = logging.getLogger("pliant")
 
 
@@ -60,10 +66,14 @@ class Reporter:
         self._change: Change | None = None
         self._writer: EventWriter | None = None
         self._loss = Mean()
+        self._steps = Mean()
+        self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
 
     def turn_to(self, global_batch: int, change: Change | None = None) -> None:
         """Report about the plan that is followed now."""
-        self._batch, self._change = global_batch, change
+        self._batch, self._change, self._steps = global_batch, change, Mean()
+        if self._noise is not None:
+            self._noise.forget()
         if self._setting.rank != 0:
             self.close()
         elif self._writer is None and self._setting.orders is not None:
@@ -78,6 +88,11 @@ class Reporter:
         """Count the losses of a step."""
         self._loss.include(losses)
 
+    def look(self, model: nn.Module, counters: Counters) -> None:
+        """Measure the noise of the gradients, if that is asked for; a step is complete."""
+        if self._noise is not None and self._batch is not None and self._setting.rank == 0:
+            self._noise.look(model, counters.step, self._batch)
+
     def step_done(self, counters: Counters, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
         now = time.monotonic()
@@ -90,12 +105,23 @@ class Reporter:
         elif not self._started:
             ready_s = time.time() - psutil.Process().create_time()
             self._progress(counters, _first(orders.plan, ready_s), ready_s - step_s)
-        elif now >= self._due_s:
-            self._progress(counters)
         else:
-            return
+            self._steps.add(step_s, 1)
+            if now < self._due_s:
+                return
+            self._progress(counters, self._measured())
         self._started = True
         self._due_s = now + orders.plan.progress_s
+
+    def _measured(self) -> dict[str, Any]:
+        """The speed since the last report, and the noise; those of a few steps say little."""
+        steps, self._steps = self._steps, Mean()
+        noise_scale = None if self._noise is None else self._noise.noise_scale
+        found = {
+            "step_seconds": steps.value() if steps.samples >= _LEAST_STEPS else None,
+            "noise_scale": noise_scale,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def last_words(self, counters: Counters) -> None:
         """What is not reported yet, before leaving."""

@@ -119,6 +119,7 @@ class Supervision:
         """A step is complete; what was agreed is done at the next boundary."""
         step_s = time.monotonic() - self._step_began_s
         self._reporter.log(losses)
+        self._reporter.look(self._training.model, self._training.counters)
         self._reporter.step_done(self._training.counters, step_s)
         self._usual_step_s += (step_s - self._usual_step_s) * (_SMOOTHING if self._usual_step_s else 1.0)
         self._hear()

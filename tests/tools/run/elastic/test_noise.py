@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pliant.tools.run.elastic.noise import EVERY, NoiseMeter
+
+
+def steps(meter: NoiseMeter, batch: int, count: int, *, signal: float = 1.0, spread: float = 3.0) -> None:
+    """Steps whose gradient is ``signal`` everywhere, and noise of that spread by sample."""
+    generator = torch.Generator().manual_seed(batch)
+    model = nn.Linear(50, 40, bias=False)
+    for step in range(count):
+        noise = torch.randn(model.weight.shape, generator=generator) * spread / batch**0.5
+        model.weight.grad = signal + noise
+        meter.look(model, step, batch)
+
+
+@pytest.mark.parametrize("batch", [4, 64])
+def test_the_noise_scale_is_found_whatever_the_batch(batch: int) -> None:
+    meter = NoiseMeter()
+    steps(meter, batch, 20 * EVERY)
+    assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
+
+
+def test_nothing_is_said_of_noise_alone_or_before_the_first_pair() -> None:
+    meter = NoiseMeter()
+    steps(meter, 8, 1)
+    assert meter.noise_scale is None
+
+
+def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
+    meter, model = NoiseMeter(), nn.Linear(1, 1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    meter.look(model, 0, 8)
+    meter.forget()
+    meter.look(model, 1, 16)
+    assert meter.noise_scale is None
+
+
+def test_a_script_that_drops_its_gradients_is_not_measured() -> None:
+    meter, model = NoiseMeter(), nn.Linear(1, 1)
+    for step in range(2 * EVERY):
+        meter.look(model, step, 8)
+    assert meter.noise_scale is None
