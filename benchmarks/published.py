@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from experiments.harness.experiment import load
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
+from experiments.harness.spec import load
 
 
 def published(

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from experiments.elastic_scaling.model import ASSUMPTIONS, MOST_GPUS, Model, fitted, residuals
 from experiments.elastic_scaling.workloads import prepare
-from experiments.harness.experiment import Experiment, Plot, Replays
 from experiments.harness.page import markdown
+from experiments.harness.spec import Experiment, Plot, Replays
 
 _OURS, _BASELINE = "our method", "random-bs"
 _WORLDS: Final = {

@@ -1,10 +1,10 @@
 """The traces of the paper's section IV as recipes, and the clusters they run on.
 
-A base rate λ is the rate at which one GPU completes jobs; high arrivals are κ·λ, low ones a quarter of that
-(section IV-A). The paper calls κ "k_max", the most GPUs of a job, which is 10. The axes of its figures 7 and
-9 end at 800 and 5,000 jobs: κ = 10 would bring 193 and 129, κ = the cluster's GPUs brings 772 and 5,146. So
-the mixed runs take the cluster's GPUs. Figure 5's axes end at 100 jobs, where κ = 10 brings 80 and the
-cluster's GPUs 320; single categories take 10, and are run with the cluster's GPUs, "full", beside it.
+The base rate λ is the rate at which one GPU completes jobs of all categories; high arrivals are κ·λ, low ones
+a quarter of that (section IV-A). The paper calls κ "k_max", the most GPUs of a job, which is 10. The axes of
+its figures 7 and 9 end at 800 and 5,000 jobs: κ = 10 would bring 193 and 129, κ = the cluster's GPUs brings
+772 and 5,146. So the mixed runs take the cluster's GPUs. The axes of figure 5 end at 100 jobs, where κ = 10
+brings 103 and the cluster's GPUs 412: single categories take 10, and beside it, called "full", the cluster's.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def recipes(parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
         single = [_model(category, _SINGLE_MINUTES)]
         hours = _SINGLE_HOURS / parts
         for prefix, kappa in (("", MOST_GPUS), ("full-", small)):
-            high = kappa * 60 / _SINGLE_MINUTES
+            high = kappa * base_rate_per_hour()
             yield f"{prefix}cat{category.number}-high", _recipe(single, hours, high)
             if category.number == 1:
                 yield f"{prefix}cat1-low", _recipe(single, hours, high / 4)
@@ -74,7 +74,7 @@ def recipes(parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def base_rate_per_hour() -> float:
-    """λ of the mixed runs: the mean over the categories of the rate at which one GPU completes jobs."""
+    """λ: the mean over the categories of the rate at which one GPU completes jobs of the mixed runs."""
     return sum(60 / category.minutes for category in CATEGORIES) / len(CATEGORIES)
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Final
 
-from experiments.harness.experiment import PAGES, Experiment, load, names
 from experiments.harness.page import Results, page_text, results_bytes, table_text
 from experiments.harness.plots import write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import carry_out
+from experiments.harness.spec import PAGES, Experiment, load, names
 from pliant.schemas.errors import PliantError
 from pliant.schemas.files import atomic_write
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Run the named experiments, or all; the exit code of what went wrong."""
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     parser.add_argument("--page", action="store_true", help="write the page anew from the committed results")
     wanted = parser.parse_args(arguments)
     try:

@@ -11,9 +11,9 @@ from typing import Any, Final, Self
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from experiments.harness.experiment import Experiment, Replays
 from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
+from experiments.harness.spec import Experiment, Replays
 from pliant.schemas.files import read_bytes
 
 HEADER: Final = (

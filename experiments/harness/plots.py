@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from experiments.harness.experiment import Experiment, Plot
 from experiments.harness.replays import Outcome, matching
+from experiments.harness.spec import Experiment, Plot
 from pliant.schemas.files import atomic_write
 from pliant.tools.report.figures.style import GREY, axes, image, legend, line_style
 

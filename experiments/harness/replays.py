@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from experiments.harness.experiment import Experiment
+from experiments.harness.spec import Experiment
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep import event_file, sweep
 from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep

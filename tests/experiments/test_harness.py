@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.experiment import Experiment, Plot, load, names
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
 from experiments.harness.plots import write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import Outcome, carry_out
+from experiments.harness.spec import Experiment, Plot, load, names
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
 from tests.builders import cluster
@@ -111,8 +111,8 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
         write_cluster(cluster(2), folder / "cluster.json")
         (folder / "small.json").write_text(f'{{"jobs": {3 if smoke else 6}, "rate_per_hour": 60}}')
 
-    monkeypatch.setattr("experiments.harness.experiment.ROOT", tmp_path)
-    monkeypatch.setattr("experiments.harness.experiment.PAGES", tmp_path / "docs")
+    monkeypatch.setattr("experiments.harness.spec.ROOT", tmp_path)
+    monkeypatch.setattr("experiments.harness.spec.PAGES", tmp_path / "docs")
     plot = Plot("figure1", "Figure 1", {"first come": "small*-fifo"})
     made = Experiment("toy-one", "Toy", "A paper", ("sweep.toml",), (plot,), prepare)
     made.folder.mkdir()

@@ -67,11 +67,7 @@ class Experiment:
 
 def names() -> list[str]:
     """Every experiment."""
-    return sorted(
-        path.parent.name.replace("_", "-")
-        for path in ROOT.glob("*/experiment.py")
-        if path.parent.name != "harness"
-    )
+    return sorted(path.parent.name.replace("_", "-") for path in ROOT.glob("*/experiment.py"))
 
 
 def load(name: str) -> Experiment:
