@@ -19,7 +19,7 @@ from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
-    "elastic-dp-drop": lambda: make_policy("elastic-dp", {"mode": "drop", "strict": True}),
+    "elastic-dp-drop": lambda: make_policy("elastic-dp", {"mode": "drop", "strict": True, "interval_s": 0}),
     "elastic-dp-charged": lambda: make_policy(
         "elastic-dp", {"interval_s": 60.0, "rescale_s": 30.0, "quota": 5}
     ),

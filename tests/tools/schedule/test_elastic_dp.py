@@ -92,7 +92,7 @@ def test_sizes_change_at_multiples_of_the_interval():
     submit(held, elastic("b", at=100))
     assert decided(held, 100) == {"a": 8}
     assert held.ask_again_s == 600
-    assert held.explain(100)["b"].reason == "came after the last scaling, the next is in 500 s"
+    assert held.explain(100)["b"].reason == "waits for the next scaling, in 500 s"
     assert decided(held, 600) == {"a": 7, "b": 1}
     assert held.ask_again_s is None, "nothing is left to look at"
     submit(held, elastic("c", at=600))
@@ -106,6 +106,9 @@ def test_an_interval_of_nothing_is_every_change():
     held.decide(0)
     submit(held, elastic("b", at=1.5))
     assert decided(held, 1.5) == {"a": 7, "b": 1}
+    held.lose("b", 2)
+    assert held.explain(2)["b"].reason == "waits for the next scaling, in 0 s"
+    assert decided(held, 2) == decided(held, 2) == {"a": 7, "b": 1}, "asked twice at one time"
 
 
 def test_when_enough_jobs_have_ended_the_interval_is_cut_short():

@@ -164,7 +164,7 @@ class ElasticDp(Policy):
         if job.id in self._waiting:
             return self._waiting[job.id]
         next_s = self._moments.next_s(now_s)
-        return Explanation(f"came after the last scaling, the next is in {next_s - now_s:.0f} s")
+        return Explanation(f"waits for the next scaling, in {next_s - now_s:.0f} s")
 
 
 def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:

@@ -24,7 +24,6 @@ from pliant.tools.schedule.snapshot import JobState
 Batches = Callable[[JobState], BatchRange]
 """The global batches that a policy chooses from."""
 
-
 MOST_PRIORITY: Final = 16.0
 """Priorities beyond it count as this: weights keep proportions that sums can hold."""
 
@@ -33,9 +32,9 @@ MOST_PRIORITY: Final = 16.0
 class Objective:
     """What a job's scaling factors count for."""
 
-    priority_base: float = 1.0
+    priority_base: float
     """A job of priority p counts this to the power of p."""
-    rescale_part: float = 0.0
+    rescale_part: float
     """Part of its throughput that a running job pays for another size."""
 
     def gains(self, job: JobState, curve: ScalingCurve) -> Gains:
@@ -106,7 +105,7 @@ class Desk:
     ) -> Admission:
         """Let each job join if its smallest size fits beside those of all before it.
 
-        :param strict: nobody joins after the first job that does not fit.
+        :param strict: nobody joins after the first waiting job that does not fit.
         """
         optimizers = {gpu_type: Optimizer(gpus, quota) for gpu_type, gpus in gpus_by_type.items()}
         found = Admission(optimizers)
@@ -114,7 +113,7 @@ class Desk:
         for job in sorted(jobs, key=_in_turn):
             if barrier:
                 found.waiting[job.id] = Explanation(f'waits behind "{barrier}", which does not fit')
-            elif not self._joins(job, found) and strict:
+            elif not self._joins(job, found) and strict and not job.gpus:
                 barrier = job.id
         return found
 

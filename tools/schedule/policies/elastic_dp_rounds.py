@@ -54,7 +54,9 @@ class Moments:
         self._held_s = now_s
 
     def next_s(self, now_s: float) -> float:
-        """The next multiple of the interval."""
+        """The next multiple of the interval; without an interval, now."""
+        if not self._interval_s:
+            return now_s
         next_s = (self._number(now_s) + 1) * self._interval_s
         while self._last_s(next_s) <= now_s:  # rounding
             next_s = math.nextafter(next_s, math.inf)
