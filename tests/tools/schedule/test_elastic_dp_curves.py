@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.interpolated import PlacementTimes
 from pliant.tools.profile.measured import MeasuredThroughput
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
@@ -83,6 +84,17 @@ def test_no_other_batch_is_faster_on_any_size():
             batch = int(curve.batches[gpus])
             assert batch in able
             assert by_hand(gpus, batch) == pytest.approx(best)
+
+
+def test_measured_placements_name_their_batches_too():
+    rows = [row(k, local, s + SYNC_S * (k > 1)) for k in (1, 2, 4, 8) for local, s in STEP_S.items()]
+    known = curves_of(PlacementTimes(Profile(tuple(rows))))
+    each = state(known, 8, 500)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    for gpus in (1, 2, 4, 8):
+        best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
+        assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
 
 
 def test_the_smallest_batch_and_the_memory_of_a_gpu_say_how_many_gpus_are_the_fewest():
