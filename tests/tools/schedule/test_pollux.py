@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.schedule import PolicyState
+from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.policies.pollux import Pollux
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import Observation
@@ -76,6 +77,28 @@ def test_a_job_that_only_measures_begins_with_its_smallest_batch():
     held = batching("measured")
     held.decide(0.0)
     assert held.jobs["a"].global_batch == 32
+
+
+class UpToThree(CurveThroughput):
+    """Knows nothing of more than three GPUs."""
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        if sum(placement) > 3:
+            return None
+        return super().step_seconds(model, gpu_type, placement, global_batch, per_gpu_max)
+
+
+@pytest.mark.parametrize("elastic", ["size", "size+batch"])
+def test_a_fit_is_not_trusted_where_nobody_knows_a_speed(elastic: str):
+    held = session(Pollux(knowledge="measured"), cluster(8), UpToThree())
+    batch = {"size": 64, "min": 32, "max": 1024}
+    held.submit(job("a", high=8, elastic=elastic, batch=batch, work={"samples": 1e9}), 0.0)
+    for round_s, gpus in ((0.0, 1), (36_000.0, 2), (72_000.0, 3), (108_000.0, 3)):
+        held.decide(round_s)
+        assert sizes(held) == {"a": gpus}
+        held.jobs["a"].observe(Observation((gpus,), 32, 1, 0.4, 0.0))
 
 
 def test_unknown_noise_keeps_the_batch_of_the_author():

@@ -64,13 +64,14 @@ class Goodputs:
             least = most = spec.gpus.requested
         wide = self._most_local(job, pool)
         if spec.elastic != "size+batch":
-            return Limits(least, self._tried(job, least, most), batch, batch, 1, wide)
+            return Limits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
         low, high = spec.batch.min or batch, spec.batch.max or batch
         local = min(self.speeds.throughput.local_batches(spec.model, pool.gpu_type), default=1)
         most = min(most, max(least, high // local))
+        tried = self._tried(job, pool, least, most, high)
         if job.noise_scale is None:
             low = high = low if self._measured else batch
-        return Limits(least, self._tried(job, least, most), low, high, local, wide)
+        return Limits(least, tried, low, high, local, wide)
 
     def goodput(self, job: JobState, pool: Pool) -> Goodput:
         """The job's goodput by allocation."""
@@ -106,11 +107,20 @@ class Goodputs:
             found = fit(job.observations)
         return from_fit(found, limits, lone_accumulates=self._lone_accumulates), found
 
-    def _tried(self, job: JobState, least: int, most: int) -> int:
+    def _tried(self, job: JobState, pool: Pool, least: int, most: int, batch: int) -> int:
+        """At most twice what the job has tried, and nothing of which the throughput model knows no speed.
+
+        The fit of a job promises speed on any number of GPUs; beyond all measurements it stands still.
+        """
         if not self._measured:
             return most
         largest = max((sum(each.placement) for each in job.observations), default=0)
-        return min(most, max(1, least, 2 * largest))
+        most = min(most, max(1, least, 2 * largest))
+        rate = self.speeds.rate
+        sizes = range(most, least, -1)
+        return next(
+            (k for k in sizes if rate(job, k, pool.gpu_type, global_batch=batch) > 0), min(most, least)
+        )
 
     def _most_local(self, job: JobState, pool: Pool) -> int | None:
         known = self.speeds.throughput.max_local_batch(job.spec.model, pool.gpu_type)
