@@ -14,29 +14,39 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.layout import AttemptDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_NOISE, ENV_SLOT, SLOT_FROM_RANK
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_NOISE, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK
 from pliant.tools.run.slots import Slot, by_node
 from pliant.tools.run.steps import Target
 
 
 def units(
-    target: Target, job_dir: Path, attempt: AttemptDir, nodes: Mapping[str, NodeInfo], port: int
+    target: Target,
+    job_dir: Path,
+    attempt: AttemptDir,
+    nodes: Mapping[str, NodeInfo],
+    port: int = 0,
+    *,
+    first: int = 0,
 ) -> list[Unit]:
     """What to start for one attempt, in order of rank.
 
     :param job_dir: the job's folder, absolute.
+    :param first: number of the first unit, where the attempt has some already.
     :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
     """
     job = target.job
     groups = groups_of(target)
     made = []
     for index, slots in enumerate(groups):
-        rendezvous = _rendezvous(target, index, attempt, nodes, port)
-        slot = SLOT_FROM_RANK if job.elastic == "none" else str(slots[0])
-        env = {**environment(job, slots, nodes), **NO_STORE, ENV_JOB_DIR: str(job_dir), ENV_SLOT: slot}
+        number = first + index
+        rendezvous = _rendezvous(target, index, attempt.meeting(number), nodes, port)
+        own = {ENV_SLOT: SLOT_FROM_RANK}
+        if job.elastic != "none":
+            own = {ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.elastic == "size+batch":
-            env[ENV_NOISE] = "1"
-        argv = torchrun(job.command or (), len(slots), rendezvous, attempt.logs / str(index))
+            own[ENV_NOISE] = "1"
+        env = {**environment(job, slots, nodes), **NO_STORE, ENV_JOB_DIR: str(job_dir), **own}
+        argv = torchrun(job.command or (), len(slots), rendezvous, attempt.logs / str(number))
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
     return made
 
@@ -68,12 +78,12 @@ def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) 
 
 
 def _rendezvous(
-    target: Target, index: int, attempt: AttemptDir, nodes: Mapping[str, NodeInfo], port: int
+    target: Target, index: int, meeting: Path, nodes: Mapping[str, NodeInfo], port: int
 ) -> tuple[str, ...]:
     groups = groups_of(target)
     address = nodes[groups[index][0].node].address
     if not meets_at_port(target):
-        return standalone(address, attempt.meeting(index))
+        return standalone(address, meeting)
     master = nodes[groups[0][0].node].address
     return (
         *(f"--nnodes={len(groups)}", f"--node-rank={index}", "--rdzv-backend=static"),

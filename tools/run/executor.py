@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
@@ -20,7 +21,10 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
-from pliant.tools.run.planning import make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.plan import Plan
+from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.rescale import InPlace, Relaunch, way_to
+from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
 
 _log = logging.getLogger("pliant")
@@ -34,7 +38,7 @@ class Said:
     attempt: int
     events: tuple[Event, ...]
     settled: bool
-    """The attempt is the one that the job's last change led to, not one on its way out."""
+    """The job's last change was in force: the attempt is not on its way out, nor under an older plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,7 @@ class Executor:
             return
         seen = job.seen.get(handle.attempt, 0)
         target = target_of(plan, job.share)
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
-        gang.statuses = statuses
-        self.gangs[handle.job] = gang
+        gang = self._gang(handle, plan, target, seen=seen)
         if plan.abort:
             gang.request_stop(self._dirs.job(handle.job), self._clock())
 
@@ -129,11 +131,11 @@ class Executor:
         return reports
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
-        said, settled = tuple(gang.tail.read()), gang.serves(self.targets.get(job_id))
-        if said:
-            yield Said(job_id, gang.handle.attempt, said, settled)
+        serves = gang.serves(self.targets.get(job_id))
+        for settled, events in groupby(gang.tail.read(), gang.settles):
+            yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
         if not gang.ended:
-            gang.watch(self._clock())
+            gang.watch(self._dirs.job(job_id), self._clock())
             return
         verdict = gang.verdict()
         del self.gangs[job_id]
@@ -148,7 +150,7 @@ class Executor:
             target = self.targets.get(job_id)
             if not gang.stopping and not gang.serves(target):
                 self.switch(gang, target)
-        busy = {slot for gang in self.gangs.values() for slot in gang.target.slots}
+        busy = {slot for gang in self.gangs.values() for slot in gang.busy}
         reports: list[Report] = []
         for job_id, target in sorted(self.targets.items()):
             if job_id not in self.gangs and busy.isdisjoint(target.slots):
@@ -159,17 +161,45 @@ class Executor:
     def switch(self, gang: Gang, target: Target | None) -> None:
         """Take a running gang to another target, or to none. The one place where that is done.
 
-        The gang saves a checkpoint and leaves; once its processes are gone, a new attempt starts from it.
+        In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
+        gone, a new attempt starts from it.
         """
-        del target
-        gang.request_stop(self._dirs.job(gang.handle.job), self._clock())
+        job, now = self._dirs.job(gang.handle.job), self._clock()
+        if target is None:
+            gang.request_stop(job, now)
+            return
+        others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
+        way = way_to(target, gang.crew(now), others | gang.leaving)
+        if isinstance(way, Relaunch):
+            _log.warning("job %s is launched anew: %s", gang.handle.job, way.reason)
+            gang.request_stop(job, now, way.reason)
+        elif isinstance(way, InPlace):
+            self._rescale(gang, target, way)
+
+    def _rescale(self, gang: Gang, target: Target, way: InPlace) -> None:
+        """Publish the plan first: workers that are not in it would leave as soon as they start."""
+        job, first = self._dirs.job(gang.handle.job), len(gang.statuses)
+        joining = [
+            make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
+        ]
+        slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
+        gang.follow(job, Target(target.share, slots), way.members, joining, self._clock())
+        if joining:
+            added = Target(target.share, way.joining)
+            try:
+                commands = units(added, job.path, gang.handle.files, self.nodes, first=first)
+                self._backend.start(gang.handle, commands)
+            except OSError as error:
+                gang.cannot(f"new workers cannot be started: {error.strerror or error}")
+            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
     def _launch(self, job_id: str, target: Target) -> list[Report]:
         job_dir = self._dirs.job(job_id)
         before = read_plan(job_dir)
         handle = next_handle(self._dirs, job_id)
         handle.folder.mkdir(parents=True)
-        plan = make_plan(target, before.generation + 1 if before else 1, handle.attempt, self.nodes)
+        generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
+        plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
         try:
             port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
@@ -179,10 +209,15 @@ class Executor:
             self.targets.pop(job_id)
             message = f"cannot be started: {error.strerror or error}"
             return [Ended(job_id, handle.attempt, Verdict("failed", message))]
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts)
-        gang.statuses = self._backend.poll([handle])[handle]
-        self.gangs[job_id] = gang
+        self._gang(handle, plan, target)
         return []
+
+    def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
+        now = self._clock()
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, now_s=now, seen=seen)
+        gang.statuses = self._backend.poll([handle])[handle]
+        self.gangs[handle.job] = gang
+        return gang
 
     def kill_all(self) -> None:
         """End every gang at once, checkpoints or not."""

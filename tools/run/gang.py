@@ -1,4 +1,8 @@
-"""One attempt that is under way: its plan, its processes, and the stages of stopping it.
+"""One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
+
+While it trains, a newer plan changes its workers (see ``rescale.py``). A worker that dies without a word, or
+stands still for too long, is left out of the next plan at once, and the others go on; where that cannot be,
+the rest is sent home and the attempt has failed.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
 then SIGTERM; then SIGKILL, again and again until all of it is gone.
@@ -6,31 +10,42 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import ValidationError
 
+from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.outcome import Verdict, broken, judge
-from pliant.tools.run.plan import Plan, WorkerOutcome
-from pliant.tools.run.planning import aborted, write_plan
+from pliant.tools.run.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.planning import aborted, next_plan, read_reached, write_plan
+from pliant.tools.run.rescale import Crew
+from pliant.tools.run.roll import Roll
+from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Target
 from pliant.tools.run.tail import Tail
 
 Stage = Literal["abort", "term", "kill"]
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that each stage of a stop is given before the next one."""
+    """Seconds that each stage of a stop is given before the next one, and other patience."""
 
     abort_s: float = 60.0
     term_s: float = 30.0
     kill_s: float = 5.0
     broken_s: float = 5.0
     """For SIGTERM to the rest of a gang that lost a worker: it only waits for the lost one."""
+    ready_s: float = 60.0
+    """For new workers to get ready, before the job is launched anew instead."""
+    silent_s: float = 30.0
+    """For a worker to show that it runs, before it is killed."""
 
     def of(self, stage: Stage) -> float:
         """Seconds of one stage."""
@@ -48,6 +63,7 @@ class Gang:
         backend: Backend,
         *,
         timeouts: Timeouts,
+        now_s: float = 0.0,
         seen: int = 0,
     ) -> None:
         """:param seen: how many of its workers' events were read before."""
@@ -58,6 +74,10 @@ class Gang:
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
+        self._roll = Roll(handle.files, plan)
+        self._problem = ""
+        self._planned_s = now_s
+        self._told = plan.generation if read_reached(handle.files) is None else 0
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
@@ -72,48 +92,99 @@ class Gang:
         """Whether none of its units runs."""
         return all(status.state != "running" for status in self.statuses)
 
+    @property
+    def busy(self) -> set[Slot]:
+        """Slots that are its own, or that workers which left or died have not freed yet."""
+        return set(self.target.slots) | self.leaving
+
+    @property
+    def leaving(self) -> set[Slot]:
+        """Slots of units that still run though the plan goes on without their workers."""
+        if self.target.job.elastic == "none":
+            return set()
+        members = self.plan.workers
+        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
+        return {self._roll.slot(worker) for worker in running if worker not in members}
+
     def serves(self, target: Target | None) -> bool:
         """Whether it runs on exactly these slots with this cut of the batch, and stays."""
         return (
             target is not None
             and not self.stopping
+            and not self._problem
             and set(target.slots) == set(self.target.slots)
             and target.cut == self.target.cut
         )
 
-    def request_stop(self, job: JobDir, now_s: float) -> None:
-        """Ask the workers to save and leave; a script that knows nothing of plans gets SIGTERM at once."""
+    def crew(self, now_s: float) -> Crew:
+        """What is known of its workers."""
+        trains, reports = read_reached(self.handle.files), self.handle.files.progress.exists()
+        late = trains is None and not reports and now_s >= self._planned_s + self._timeouts.ready_s
+        problem = "its workers did not get ready in time" if late else self._problem
+        return Crew(self.plan, trains, reports, problem)
+
+    def settles(self, event: Event) -> bool:
+        """Take note of a worker's event; whether the newest plan was in force then."""
+        self._told = max(self._told, (event.detail or {}).get("generation", 0))
+        return self._told >= self.plan.generation
+
+    def follow(
+        self, job: JobDir, target: Target, members: Iterable[Member], joining: Iterable[Member], now_s: float
+    ) -> None:
+        """Publish a plan that takes it to a target, or closer to it.
+
+        :param joining: members that are still to be started.
+        """
+        self.target = target
+        self._publish(job, next_plan(self.plan, (*members, *joining), target.cut), now_s)
+
+    def cannot(self, problem: str) -> None:
+        """The newest plan cannot come into force."""
+        self._problem = problem
+
+    def request_stop(self, job: JobDir, now_s: float, reason: str = "") -> None:
+        """Ask the workers to save and leave; a script that knows nothing of plans gets SIGTERM at once.
+
+        :param reason: why it is launched anew, where it will be.
+        """
         if self.stopping:
             return
         if not self.plan.abort:
-            self.plan = aborted(self.plan)
-            write_plan(job, self.plan)
+            trains = read_reached(self.handle.files)
+            members = self.plan.members if trains is None else trains.members
+            plan = self.plan.model_copy(update={"members": members})
+            self._publish(job, aborted(plan, reason), now_s)
         self._enter("abort" if self._reads_plans() else "term", now_s)
 
     def kill(self, now_s: float) -> None:
         """End it at once."""
         self._enter("kill", now_s)
 
-    def watch(self, now_s: float) -> None:
-        """Move on to the next stage when its time has come; send the rest of a broken gang home.
+    def watch(self, job: JobDir, now_s: float) -> None:
+        """Move on to the next stage when its time has come; go on without workers that died.
 
         A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
+        self._end_silent(now_s)
+        if self._stage is None and self._go_on_without_lost(job, now_s):
+            return
         outcomes = self.outcomes()
-        if self._stage is None and broken(self.statuses, outcomes):
-            self._at_break = self.statuses
+        if self._stage is None and broken(self._own(), outcomes):
+            self._at_break = self._own()
             self._enter("term", now_s, self._timeouts.broken_s)
         elif self._stage is None and any(found.outcome == "stopped" for found in outcomes.values()):
             self._enter("abort", now_s)
         elif now_s >= self._deadline_s:
             self._enter("term" if self._stage == "abort" else "kill", now_s)
+        elif self._stage is None and not self._problem and self._overdue(now_s):
+            self._problem = f"new workers did not get ready within {self._timeouts.ready_s:g} s"
 
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
         return judge(
             self.outcomes(),
-            self.statuses,
+            self._own(),
             ranks=len(self.plan.members),
             elastic=self.target.job.elastic != "none",
             stop_requested=self.plan.abort,
@@ -121,22 +192,80 @@ class Gang:
         )
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
-        """What the ranks wrote as their last act."""
-        found = {}
-        for rank in range(len(self.plan.members)):
-            try:
-                data = self.handle.files.outcome(rank).read_bytes()
-                found[rank] = WorkerOutcome.model_validate_json(data)
-            except (OSError, ValidationError):
-                continue
-        return found
+        """What the plan's workers wrote as their last act, by rank."""
+        found = {rank: self._outcome(worker) for rank, worker in enumerate(self.plan.workers)}
+        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    def _outcome(self, worker: int) -> WorkerOutcome | None:
+        try:
+            return WorkerOutcome.model_validate_json(self.handle.files.outcome(worker).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def _own(self) -> tuple[UnitStatus, ...]:
+        """The units of the plan's workers; one that was not started yet runs as good as another."""
+        if self.target.job.elastic == "none":
+            return self.statuses
+        return tuple(
+            self.statuses[worker] if worker < len(self.statuses) else UnitStatus("running")
+            for worker in self.plan.workers
+        )
+
+    def _publish(self, job: JobDir, plan: Plan, now_s: float) -> None:
+        self.plan, self._planned_s, self._problem = plan, now_s, ""
+        self._roll.add(plan)
+        write_plan(job, plan)
+
+    def _go_on_without_lost(self, job: JobDir, now_s: float) -> bool:
+        """Publish a plan without workers that died, if those that train can go on; whether that was done."""
+        trains = read_reached(self.handle.files)
+        if self.target.job.elastic == "none" or trains is None:
+            return False
+        lost = {worker for worker in self.plan.workers if self._lost(worker)}
+        members = [
+            one for one in self.plan.members if one.worker in trains.workers and one.worker not in lost
+        ]
+        on_gpus = any(member.device == "cuda" for member in self.plan.members)
+        if not lost or not members or self.outcomes() or (on_gpus and lost & set(trains.workers)):
+            return False
+        slots = [self._roll.slot(worker) for worker in sorted(lost)]
+        _log.warning("job %s: lost the workers on %s, goes on without", self.handle.job, _listed(slots))
+        self._backend.stop(self.handle, "kill", lost)
+        held = tuple(Slot.parse(member.slot) for member in members)
+        self.follow(job, Target(self.target.share, held), members, (), now_s)
+        if not lost & set(trains.workers):
+            self._problem = f"the new workers on {_listed(slots)} ended before they trained"
+        return True
+
+    def _lost(self, worker: int) -> bool:
+        """Whether a worker is gone without a word."""
+        running = worker < len(self.statuses) and self.statuses[worker].state == "running"
+        return self._outcome(worker) is None and (not running or self._roll.life(worker) == "gone")
+
+    def _end_silent(self, now_s: float) -> None:
+        """Kill workers that stand still."""
+        silent = self._roll.silent(self.plan.workers, now_s, self._timeouts.silent_s)
+        if silent:
+            slots = [self._roll.slot(worker) for worker in silent]
+            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, _listed(slots))
+            self._backend.stop(self.handle, "kill", silent)
+
+    def _overdue(self, now_s: float) -> bool:
+        """Whether workers that the newest plan waits for are not ready in time."""
+        trains = read_reached(self.handle.files)
+        if now_s < self._planned_s + self._timeouts.ready_s or trains is None:
+            return False
+        return any(self._roll.life(worker) == "absent" for worker in self.plan.workers)
 
     def _reads_plans(self) -> bool:
-        files = self.handle.files
-        return self.target.job.elastic != "none" or files.store.exists() or files.progress.exists()
+        return self.target.job.elastic != "none" or self.handle.files.progress.exists()
 
     def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
         self._stage = stage
         self._deadline_s = now_s + (self._timeouts.of(stage) if seconds is None else seconds)
         if stage != "abort":
             self._backend.stop(self.handle, "term" if stage == "term" else "kill")
+
+
+def _listed(slots: Sequence[Slot]) -> str:
+    return ", ".join(map(str, slots))

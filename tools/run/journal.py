@@ -104,20 +104,24 @@ def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
 def worker_events(said: Said, job: JobLog) -> list[Event]:
     """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
 
-    A checkpoint's own cost counts only while training goes on: that of a gang on its way out is part of
-    what the change costs.
+    What a change cost that training went on over is what the workers say: until then they trained on the
+    GPUs of before. A checkpoint's own cost counts only while training goes on: that of a gang on its way out
+    is part of what the change costs.
     """
     change = job.change if said.settled else None
     events = []
     for event in said.events:
         detail = {**(event.detail or {}), "attempt": said.attempt}
-        overhead = event.overhead_seconds if event.event == "checkpoint" and said.settled else None
+        in_place = detail.get("mechanism") == "in place"
+        costs = in_place or (event.event == "checkpoint" and said.settled)
+        overhead = event.overhead_seconds if costs else None
         step_seconds = detail.pop("step_seconds", None)
         own = said.settled and change is None and event.gpus == job.gpus
         if step_seconds is not None and own and job.global_batch is not None:
             detail["observed"] = observed(job, job.global_batch, step_seconds)
         if event.event == "progress" and change is not None:
-            detail["after"], overhead = change[0], max(0.0, event.time - change[1])
+            detail["after"] = change[0]
+            overhead = overhead if in_place else max(0.0, event.time - change[1])
             change = None
         events.append(
             replace(

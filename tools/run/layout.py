@@ -35,11 +35,6 @@ class AttemptDir:
         return self.path / "launch.json"
 
     @property
-    def store(self) -> Path:
-        """Address of the workers' meeting point, written by rank 0."""
-        return self.path / "store"
-
-    @property
     def reached(self) -> Path:
         """The generation that trains, written by rank 0."""
         return self.path / "reached"

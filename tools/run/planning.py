@@ -75,7 +75,7 @@ def write_plan(job: JobDir, plan: Plan) -> None:
 
 def read_plan(job: JobDir) -> Plan | None:
     """The plan in force; None: none was written yet."""
-    return _read(job.plan)
+    return read_plan_of(job.plan)
 
 
 def read_reached(attempt: AttemptDir) -> Plan | None:
@@ -84,10 +84,11 @@ def read_reached(attempt: AttemptDir) -> Plan | None:
         generation = int(attempt.reached.read_text())
     except (OSError, ValueError):
         return None
-    return _read(attempt.plan(generation))
+    return read_plan_of(attempt.plan(generation))
 
 
-def _read(path: Path) -> Plan | None:
+def read_plan_of(path: Path) -> Plan | None:
+    """The plan in a file; None: there is none that can be read."""
     try:
         return Plan.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

@@ -71,7 +71,7 @@ class Site:
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that must happen."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

@@ -26,7 +26,7 @@ class Stops:
     def __init__(self) -> None:
         self.told: list[StopLevel] = []
 
-    def stop(self, handle: Handle, level: StopLevel) -> None:
+    def stop(self, handle: Handle, level: StopLevel, only: object = None) -> None:
         self.told.append(level)
 
 
@@ -50,7 +50,7 @@ class Scene:
 
     def watch(self, *times_s: float) -> list[StopLevel]:
         for now_s in times_s:
-            self.gang.watch(now_s)
+            self.gang.watch(self.job, now_s)
         return self.backend.told
 
 
@@ -93,5 +93,5 @@ def test_the_reason_names_the_worker_that_fell_first_not_those_sent_home_after_i
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     assert scene.watch(0.0) == ["term"]
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
-    scene.gang.watch(1.0)
+    scene.gang.watch(scene.job, 1.0)
     assert scene.gang.verdict().message == "killed by SIGKILL"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,8 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
+from pliant.schemas.errors import PliantError
+from pliant.tools.run.layout import StateDir
 from pliant.tools.run.state import read_log
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
@@ -88,8 +92,40 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     losses = [event.loss for event in site.events() if event.job == "long" and event.event == "epoch"]
     assert len(losses) == 24
     assert (losses[-1] or 0.0) < (losses[0] or 0.0) / 4
-    costs = {(event.detail or {}).get("after") for event in site.events() if event.overhead_seconds}
-    assert costs >= {"start", "grow"}
+    after = {
+        detail["after"]: detail.get("mechanism")
+        for event in site.events()
+        if event.job == "long" and "after" in (detail := event.detail or {})
+    }
+    assert after == {"start": None, "grow": "in place"}
+    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched anew"
+
+
+def test_a_worker_that_is_killed_is_replaced_while_the_other_trains_on(site: Site) -> None:
+    train(site, "a", ELASTIC, (24, 0.1), samples=24 * 64, high=2)
+
+    def workers() -> list[psutil.Process]:
+        script = str(site.folder / "a.py")
+        return [found for found in left_running(site.folder) if script in found.cmdline()[1:3]]
+
+    def told(word: str, value: object) -> int:
+        return sum((event.detail or {}).get(word) == value for event in site.events())
+
+    def trains() -> bool:
+        with contextlib.suppress(PliantError, KeyError):
+            return read_log(site.state).jobs["a"].samples_done > 0
+        return False
+
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        until(trains)
+        workers()[-1].kill()
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+    assert told("lost", True) == 1
+    assert told("mechanism", "in place") == 2, "one change without the worker, one with another in its place"
+    assert read_log(site.state).jobs["a"].samples_done == 24 * 64
+    assert "lost the workers on n0/" in errors
 
 
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:

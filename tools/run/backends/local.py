@@ -23,7 +23,7 @@ from pliant.tools.run.backends.gpus import visible_gpus
 from pliant.tools.run.backends.processes import birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
-from pliant.tools.run.plan import ENV_JOB_DIR
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 
@@ -73,16 +73,19 @@ class LocalBackend:
         """Nothing to do: this machine stays ours."""
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units, or none."""
+        """Start all units, or none; those of an attempt that has some already are added to them."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)
-        started = [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
+        before = read_record(handle)
+        started = list(before.units) if before else []
+        first = len(started)
+        started += [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
         self._write(handle, started)
         try:
-            for index, unit in enumerate(units):
+            for index, unit in enumerate(units, first):
                 started[index] = self._spawn(handle, index, unit, started[index])
             self._write(handle, started)
         except BaseException:
-            self.stop(handle, "kill")
+            self.stop(handle, "kill", range(first, len(started)) if first else None)
             raise
 
     def _write(self, handle: Handle, units: Sequence[StartedUnit]) -> None:
@@ -106,13 +109,16 @@ class LocalBackend:
         self._children.add(pid)
         return record.model_copy(update={"pid": pid, "born": birth(pid)})
 
-    def stop(self, handle: Handle, level: StopLevel) -> None:
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
-        keepers = [keeper for keeper in _keepers(handle) if keeper is not None]
+        found = enumerate(_keepers(handle))
+        meant = [keeper for index, keeper in found if only is None or index in only]
+        keepers = [keeper for keeper in meant if keeper is not None]
         if level == "kill":
             for keeper in keepers:
                 kill(tree(keeper))
-            kill(strays(_mark(handle)))
+            workers = None if only is None else {str(index) for index in only}
+            kill(process for process in strays(_mark(handle)) if _is_one_of(process, workers))
             return
         for keeper in keepers:
             try:
@@ -137,8 +143,13 @@ class LocalBackend:
             if os.waitpid(pid, os.WNOHANG) != (0, 0):
                 self._children.discard(pid)
 
+    def _end_unknown(self, handle: Handle, record: LaunchRecord) -> None:
+        """Kill what may have been started without anybody knowing its pid."""
+        unknown = [index for index, unit in enumerate(record.units) if unit.pid is None]
+        self.stop(handle, "kill", None if len(unknown) == len(record.units) else unknown)
+
     def adopt(self) -> list[Handle]:
-        """The newest attempt of every job. Of one whose start was cut short, what was started is killed."""
+        """The newest attempt of every job. Units whose start was cut short are killed."""
         handles = []
         for job in sorted(self._jobs.iterdir()) if self._jobs.is_dir() else ():
             folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
@@ -146,7 +157,7 @@ class LocalBackend:
                 handle = Handle(job.name, int(folder.name), folder)
                 record = read_record(handle)
                 if record is not None and not record.complete:
-                    self.stop(handle, "kill")
+                    self._end_unknown(handle, record)
                 handles.append(handle)
         return handles
 
@@ -159,6 +170,14 @@ def _attempts(job: Path) -> list[Path]:
 def _mark(handle: Handle) -> tuple[str, str]:
     """The variable that every process of the job carries."""
     return ENV_JOB_DIR, str(handle.folder.parent.parent)
+
+
+def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool:
+    """Whether it belongs to one of these workers; None: whoever's it is."""
+    try:
+        return workers is None or process.environ().get(ENV_WORKER) in workers
+    except psutil.Error:
+        return False
 
 
 def _keepers(handle: Handle) -> list[psutil.Process | None]:

@@ -83,14 +83,17 @@ class Backend(Protocol):
         ...
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
-        """Start all units of an attempt, or none.
+        """Start all units, or none; those of an attempt that has some already are added to them.
 
         :raises OSError: a unit cannot be started.
         """
         ...
 
-    def stop(self, handle: Handle, level: StopLevel) -> None:
-        """Ask, or force, all that was started for an attempt to end. Never waits; harmless if it is gone."""
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        """Ask, or force, all that was started for an attempt to end. Never waits; harmless if it is gone.
+
+        :param only: numbers of the units that are meant; None: all, and whatever else belongs to the job.
+        """
         ...
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:

@@ -233,8 +233,6 @@ class Supervision:
             make_known(self._orders.attempt.reached, f"{self._orders.plan.generation}\n")
         for problem in problems:
             self._reporter.warn(trainer.training.counters, problem)
-        if self._orders.plan.abort:
-            self._stop()
 
     def _form(self, position: Position | None) -> list[Position | None]:
         try:
@@ -320,7 +318,7 @@ class Supervision:
     def _save_and_leave(self, error: LeftAloneError) -> NoReturn:
         """Nobody says how to go on."""
         problem = self._saving.save_alone(self._training)
-        if self._signal.received:
+        if self._asked_to_stop:
             self._ending.end("stopped", problem)
             raise SystemExit(0)
         message = f"lost the connection to another worker ({error}), and no plan came without it"
@@ -331,8 +329,12 @@ class Supervision:
         """What breaks off the waiting for others."""
         if self._trainer is None:
             self.check_not_stopped()
-        elif self._signal.received:
+        elif self._asked_to_stop:
             raise LeftAloneError("asked to stop")
+
+    @property
+    def _asked_to_stop(self) -> bool:
+        return self._signal.received or self._watch.newest().abort
 
     # Agreement
 

@@ -61,13 +61,13 @@ class PlanWatch:
         return self._plan
 
     def in_force(self, known: Container[int]) -> Plan:
-        """The newest plan whose workers are all ready; until then the newest one that was.
+        """The newest plan whose workers are all ready, or that asks to stop.
 
         :param known: workers that are ready beyond doubt: they train together, or are starting together.
         """
         plan = self.newest()
-        if plan.generation > self._in_force.generation and self._ready(plan, known):
-            self._in_force = plan
+        if plan.generation > self._in_force.generation and self._may_look():
+            self._in_force = self._newest_ready(plan, known)
         return self._in_force
 
     def exactly(self, generation: int, timeout_s: float) -> Plan:
@@ -86,13 +86,24 @@ class PlanWatch:
             time.sleep(_POLL_S)
         return read_plan(path)
 
-    def _ready(self, plan: Plan, known: Container[int]) -> bool:
+    def _may_look(self) -> bool:
         now = time.monotonic()
         if now < self._look_again_s:
             return False
         self._look_again_s = now + _POLL_S
+        return True
+
+    def _newest_ready(self, plan: Plan, known: Container[int]) -> Plan:
         attempt = self._job.attempt(plan.attempt)
-        return all(worker in known or life(attempt.presence(worker)) == "alive" for worker in plan.workers)
+        for generation in range(plan.generation, self._in_force.generation, -1):
+            try:
+                found = read_plan(attempt.plan(generation))
+            except BadInputError:
+                continue
+            others = [worker for worker in found.workers if worker not in known]
+            if found.abort or all(life(attempt.presence(worker)) == "alive" for worker in others):
+                return found
+        return self._in_force
 
     def _read(self) -> None:
         try:

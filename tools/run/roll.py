@@ -1,0 +1,57 @@
+"""The workers of an attempt by number: where each is, and whether it shows that it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pliant.tools.run.layout import AttemptDir
+from pliant.tools.run.plan import Plan
+from pliant.tools.run.planning import read_plan_of
+from pliant.tools.run.presence import Life, last_beat, life
+from pliant.tools.run.slots import Slot
+
+_ABSENCE_S: Final = 5.0
+"""A launcher that was itself away for longer has seen nothing that it could blame a worker for."""
+
+
+class Roll:
+    """All workers that the attempt's plans have ever named."""
+
+    def __init__(self, files: AttemptDir, plan: Plan) -> None:
+        self._files = files
+        self._slots: dict[int, Slot] = {}
+        self._beats: dict[int, tuple[float, float]] = {}
+        self._looked_s = 0.0
+        for path in files.path.glob("plan-*.json"):
+            found = read_plan_of(path)
+            if found is not None:
+                self.add(found)
+        self.add(plan)
+
+    def add(self, plan: Plan) -> None:
+        """Take up the workers of a plan."""
+        for worker, member in zip(plan.workers, plan.members, strict=True):
+            self._slots[worker] = Slot.parse(member.slot)
+
+    def slot(self, worker: int) -> Slot:
+        """Where a worker is."""
+        return self._slots[worker]
+
+    def life(self, worker: int) -> Life:
+        """What the worker's own file says."""
+        return life(self._files.presence(worker))
+
+    def silent(self, workers: Iterable[int], now_s: float, limit_s: float) -> list[int]:
+        """Workers that have not shown for so long that they run, while somebody was looking all the time."""
+        if now_s - self._looked_s > _ABSENCE_S:
+            self._beats.clear()
+        self._looked_s = now_s
+        found = []
+        for worker in workers:
+            beat = last_beat(self._files.presence(worker))
+            before, since_s = self._beats.get(worker, (beat, now_s))
+            self._beats[worker] = (beat, since_s if beat == before else now_s)
+            if beat and now_s - self._beats[worker][1] >= limit_s and self.life(worker) == "alive":
+                found.append(worker)
+        return found
