@@ -62,6 +62,10 @@ def profile(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Time all-reduces anew though a file keeps them.")
     ] = False,
+    costs: Annotated[
+        bool,
+        typer.Option("--costs", help="Also time starts, and relaunches from a checkpoint; replay uses them."),
+    ] = False,
     append: Annotated[
         str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")
     ] = None,
@@ -108,7 +112,7 @@ def profile(
         _show_errors(found)
         return
     options = Options(
-        tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh
+        tuple(model or ()), *wanted, iterations, warmup, allreduce or bool(allreduce_file) or refresh, costs
     )
     refuse_terminal(out)
     old = read_profile(append) if append else None

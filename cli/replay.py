@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pliant.tools.replay.batch import Task
     from pliant.tools.replay.replay import Summary
 
-COST = "SECONDS, MODEL=SECONDS,…, or a run's event file to take the measured ones from."
+COST = "SECONDS, MODEL=SECONDS,…, profile for what it has measured, or a run's event file likewise."
 
 
 class ProgressChoice(StrEnum):
@@ -244,8 +244,10 @@ def replay(
     names = policy.split(",")
     parameters = parameters_by_policy(names, param or [])
     physics = Physics(
-        None if start_cost is None else parse_cost(start_cost, "--start-cost", first=True),
-        None if rescale_cost is None else parse_cost(rescale_cost, "--rescale-cost", first=False),
+        None if start_cost is None else parse_cost(start_cost, "--start-cost", first=True, profile=profile),
+        None
+        if rescale_cost is None
+        else parse_cost(rescale_cost, "--rescale-cost", first=False, profile=profile),
         node_events=() if failures is None else read_failures(failures),
         mtbf=None if mtbf is None else Mtbf(mtbf, repair),
         interference=interference,

@@ -30,6 +30,8 @@ PROFILE: Final = Table(
         Column("source", "string", "where the row comes from", False, words=("measured", "imported", "modelled")),
         Column("measured_at", "float64", "UTC seconds since the epoch; null if unknown", least=0),
         Column("node_order", "string", "placement in the order in which the nodes were linked: \"1,4,2\"; null: not known (an imported row without it may state the number of nodes alone, its placement being an even split)", added=True),
+        Column("start_seconds", "float64", "from launching the workers to the end of their first step; null: not measured", least=0, added=True),
+        Column("relaunch_seconds", "float64", "from a checkpoint over its workers' leaving and launching new ones to the end of their first step; null: not measured", least=0, added=True),
     ),
 )  # fmt: skip
 
@@ -63,6 +65,8 @@ class ProfileRow:
     source: Literal["measured", "imported", "modelled"] = "measured"
     measured_at: float | None = None
     node_order: str | None = None
+    start_seconds: float | None = None
+    relaunch_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

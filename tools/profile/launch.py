@@ -54,6 +54,10 @@ class Ended:
 
     outcome: Outcome
     out_of_memory: bool = False
+    start_s: float | None = None
+    """From the launch to the end of the first step."""
+    relaunch_s: float | None = None
+    """What it takes to leave with a checkpoint and come back from it; None: not asked for."""
 
 
 def launch(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
@@ -68,13 +72,23 @@ def launch(script: Script, workers: int, order: Order, advance: Callable[[int], 
         result, path = folder / "outcome.json", folder / "order.json"
         path.write_text(order.model_copy(update={"result": str(result)}).model_dump_json())
         argv = torchrun(script.command, workers, standalone("127.0.0.1", folder / "rdzv"), folder / "logs")
+        began_s = time.time()
         code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)
         outcome = read_outcome(result)
         if outcome is not None and outcome.done:
-            return Ended(outcome)
+            return _timed(outcome, began_s, time.time())
         if outcome is not None and outcome.current and out_of_memory_mark(result).exists():
             return Ended(outcome, out_of_memory=True)
         raise JobsFailedError(failure(script, workers, code, outcome, folder))
+
+
+def _timed(outcome: Outcome, began_s: float, ended_s: float) -> Ended:
+    """What starting and leaving took; the clock may have been set meanwhile, but no time is negative."""
+    if outcome.first_step_s is None or outcome.left_s is None or outcome.checkpoint_s is None:
+        return Ended(outcome)
+    start_s = max(0.0, outcome.first_step_s - began_s)
+    leave_s = max(0.0, ended_s - outcome.left_s)
+    return Ended(outcome, start_s=start_s, relaunch_s=outcome.checkpoint_s + leave_s + start_s)
 
 
 def read_outcome(path: Path) -> Outcome | None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,15 @@ def order_from_env() -> Order | None:
 class Sweep:
     """Serves micro-batches of the sizes under test and times the steps that the script makes of them."""
 
-    def __init__(self, order: Order, model: torch.nn.Module, dataset_size: int, batches: Batches) -> None:
+    def __init__(
+        self,
+        order: Order,
+        model: torch.nn.Module,
+        dataset_size: int,
+        batches: Batches,
+        checkpoint: Callable[[Path], None] | None = None,
+    ) -> None:
+        """``checkpoint``: saves the whole state into a folder and loads it again."""
         self.boundary = True
         """Whether the micro-batch served last ends an optimizer step."""
         self.synchronise = True
@@ -62,6 +71,7 @@ class Sweep:
         self._model = model
         self._dataset_size = dataset_size
         self._batches = batches
+        self._checkpoint = checkpoint
         self._workers, self._rank = world()
         self._kinds = 1 if self._workers == 1 else 2
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -77,7 +87,7 @@ class Sweep:
             bracket.tell(batch, fits=self._record.last.feasible)
         for batch, accum in self._cuts(bracket):
             yield from self._serve(batch, accum)
-        self._record.finish()
+        self._record.finish(self._checkpoint if self._order.costs else None)
         if dist.is_initialized():
             dist.destroy_process_group()
         raise SystemExit(0)
@@ -121,6 +131,7 @@ class Sweep:
             self._device.align()
             begin = self._device.mark()
             yield from self._step(data, accum, synchronise=number % self._kinds == 0)
+            self._record.stepped()
             marks.append((begin, self._device.mark()))
 
     def _enough(self, warm: list[Marks]) -> int:
@@ -198,9 +209,19 @@ class Recorder:
         """A point is measured."""
         self._change(current=None, points=(*self._outcome.points, point))
 
-    def finish(self) -> None:
-        """Everything is measured."""
-        self._change(done=True)
+    def stepped(self) -> None:
+        """A step is through; when the first one was tells what a start takes."""
+        if self._outcome.first_step_s is None:
+            self._change(first_step_s=time.time())
+
+    def finish(self, checkpoint: Callable[[Path], None] | None = None) -> None:
+        """Everything is measured but, where it is given, what a checkpoint takes."""
+        took_s = None
+        if checkpoint is not None and self._rank == 0:
+            began_s = time.monotonic()
+            checkpoint(self._path.parent / "checkpoints")
+            took_s = time.monotonic() - began_s
+        self._change(done=True, checkpoint_s=took_s, left_s=time.time())
 
     def _change(self, **fields: object) -> None:
         self._outcome = self._outcome.model_copy(update=fields)

@@ -42,6 +42,8 @@ class Order(Record):
     """Bytes that one worker may use; None: what the device has."""
     seed: NonNegativeInt = 0
     """Seed of the choice of samples."""
+    costs: bool = False
+    """Also time what a relaunch is made of: rank 0 saves a checkpoint and loads it."""
 
 
 class Point(Record):
@@ -72,6 +74,12 @@ class Outcome(Record):
     current: Point | None = None
     """The point under way; where the workers ran out of memory, this one did not fit."""
     done: bool = False
+    first_step_s: NonNegativeFloat | None = None
+    """When the first step was through, UTC seconds."""
+    left_s: NonNegativeFloat | None = None
+    """When the workers were told to leave, UTC seconds."""
+    checkpoint_s: NonNegativeFloat | None = None
+    """Seconds to save a checkpoint and to load it; null: not asked for."""
 
 
 def out_of_memory_mark(result: str | Path) -> Path:

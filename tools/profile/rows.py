@@ -21,6 +21,8 @@ class Origin:
     workers: int
     parameters: int | None
     measured_at: float
+    start_s: float | None = None
+    relaunch_s: float | None = None
 
 
 def shape(row: ProfileRow) -> tuple[int, ...]:
@@ -53,6 +55,8 @@ def train_row(point: Point, origin: Origin) -> ProfileRow:
         compute_seconds=step_s if alone else compute_s,
         sync_seconds=0.0 if alone else None if compute_s is None else step_s - compute_s,
         samples_per_second=origin.workers * point.local_batch * point.accum / step_s,
+        start_seconds=origin.start_s,
+        relaunch_seconds=origin.relaunch_s,
     )
 
 

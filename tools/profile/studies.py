@@ -25,6 +25,8 @@ class Options:
     iterations: int = 10
     warmup: int = 3
     allreduce: bool = False
+    costs: bool = False
+    """Also what a start and a relaunch take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ class Bench:
             "iterations": self.options.iterations,
             "warmup": self.options.warmup,
             "memory_limit": self.site.memory_limit,
+            "costs": self.options.costs,
         }
         return Order.model_validate({"result": "", **common, **fields})
 
@@ -169,7 +170,15 @@ class Bench:
             self.facts = {"torch": outcome.torch, "device": outcome.device, "driver": outcome.driver}
             if not ended.out_of_memory or outcome.current is None:
                 model = "" if order.weights else script.name
-                origin = Origin(model, self.site.gpu_type, workers, outcome.parameters, self.clock())
+                origin = Origin(
+                    model,
+                    self.site.gpu_type,
+                    workers,
+                    outcome.parameters,
+                    self.clock(),
+                    ended.start_s,
+                    ended.relaunch_s,
+                )
                 return points, origin
             points.append(outcome.current.model_copy(update={"feasible": False}))
             order = below(order, points)

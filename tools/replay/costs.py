@@ -9,7 +9,9 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_events
+from pliant.schemas.files import PIPE
+from pliant.schemas.io import read_events, read_profile
+from pliant.schemas.profile import Profile
 
 _RESCALES: Final = frozenset({"resume", "grow", "shrink", "move"})
 
@@ -64,13 +66,32 @@ def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
     return Cost(math.fsum(every) / len(every) if every else 0.0, by_model)
 
 
-def parse_cost(text: str, option: str, *, first: bool) -> Cost:
-    """The cost that an option names: ``S``, ``MODEL=S,…`` (a bare ``S`` among them is for the others), or an
-    event file to take measured costs from, of first starts (``first``) or of everything later.
+def costs_from_profile(profile: Profile) -> tuple[Cost, Cost]:
+    """What ``pliant profile --costs`` measured: starts, and relaunches, each the mean of a model's rows."""
+    starts: dict[str, list[float]] = {}
+    relaunches: dict[str, list[float]] = {}
+    for row in profile.rows:
+        for found, seconds in ((starts, row.start_seconds), (relaunches, row.relaunch_seconds)):
+            if seconds is not None:
+                found.setdefault(row.model, []).append(seconds)
+    return _mean_cost(starts), _mean_cost(relaunches)
 
-    :raises UsageError: a number is missing, negative or not finite.
-    :raises BadInputError: the event file is none, or measured no start and no rescale.
+
+def parse_cost(text: str, option: str, *, first: bool, profile: str | None = None) -> Cost:
+    """The cost that an option names: ``S``, ``MODEL=S,…`` (a bare ``S`` among them is for the others), an
+    event file to take measured costs from, or ``profile`` for the measurements of the file ``profile``: of
+    first starts (``first``) or of everything later.
+
+    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
+    :raises BadInputError: the file is none, or measured no start and no rescale.
     """
+    if text == "profile":
+        if profile is None or profile == PIPE:
+            raise UsageError(f"{option} profile: name the profile with --profile FILE")
+        cost = costs_from_profile(read_profile(profile))[0 if first else 1]
+        if not cost.by_model:
+            raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
+        return cost
     if text.endswith((".jsonl", ".parquet")):
         cost = costs_from_events(read_events(text))[0 if first else 1]
         if not cost.by_model:
@@ -93,6 +114,6 @@ def _seconds(number: str, part: str, option: str) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise UsageError(
-            f'{option} "{part}": expected seconds, MODEL=SECONDS, or an event file (.jsonl, .parquet)'
+            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
         )
     return seconds

@@ -61,8 +61,8 @@ class SweepTask(World):
         :raises BadInputError: a file of costs or failures is wrong.
         """
         physics = Physics(
-            _cost(self.start_cost, "start_cost", first=True),
-            _cost(self.rescale_cost, "rescale_cost", first=False),
+            self._cost(self.start_cost, "start_cost", first=True),
+            self._cost(self.rescale_cost, "rescale_cost", first=False),
             node_events=() if self.failures is None else read_failures(self.failures),
             mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
             interference=self.interference,
@@ -70,9 +70,8 @@ class SweepTask(World):
         training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
         return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)
 
-
-def _cost(text: str | None, name: str, *, first: bool) -> Cost | None:
-    return None if text is None else parse_cost(text, name, first=first)
+    def _cost(self, text: str | None, name: str, *, first: bool) -> Cost | None:
+        return None if text is None else parse_cost(text, name, first=first, profile=self.profile)
 
 
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:

@@ -149,3 +149,10 @@ def test_torchrun_listens_on_nothing_and_leaves_the_scripts_options_alone(tmp_pa
     subprocess.run(argv, check=True, env=env, cwd=tmp_path, timeout=60, capture_output=True)
     said = [path.read_text() for path in tmp_path.rglob("stdout.log")]
     assert said == ["256 []\n"] * 2
+
+
+def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:
+    outcome = Outcome(done=True, first_step_s=105.0, left_s=200.0, checkpoint_s=0.5)
+    ended = launching._timed(outcome, 100.0, 201.5)
+    assert (ended.start_s, ended.relaunch_s) == (5.0, 0.5 + 1.5 + 5.0)
+    assert launching._timed(outcome.model_copy(update={"checkpoint_s": None}), 100.0, 201.5).start_s is None

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import write_events
+from pliant.schemas.io import write_events, write_profile
+from pliant.schemas.profile import Profile
 from pliant.tools.replay.costs import Cost, costs_from_events, parse_cost
+from tests.tools.profile.rows_builder import step
 
 
 def submitted(job_id: str, model: str) -> Event:
@@ -86,3 +89,29 @@ def test_an_event_file_that_measured_nothing_is_bad_input(tmp_path: Path) -> Non
 def test_an_event_file_names_one_cost_or_that_of_each_model() -> None:
     assert Cost(30.0).for_models(["a", "b"]) == 30.0
     assert Cost(1.0, {"b": 2.0}).for_models(["b", "a", "b"]) == {"a": 1.0, "b": 2.0}
+
+
+def test_a_profile_tells_what_starts_and_relaunches_took(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.parquet")
+    rows = [
+        replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),
+        replace(step(2, 8, 0.1), start_seconds=6.0, relaunch_seconds=9.0),
+        replace(step(1, 8, 0.1, model="mlp"), start_seconds=2.0, relaunch_seconds=3.0),
+    ]
+    write_profile(Profile(tuple(rows)), path)
+    assert parse_cost("profile", "--start-cost", first=True, profile=path).by_model == {
+        "mlp": 2.0,
+        "net": 5.0,
+    }
+    relaunch = parse_cost("profile", "--rescale-cost", first=False, profile=path)
+    assert (relaunch.of("net"), relaunch.of("mlp"), relaunch.of("other")) == (7.5, 3.0, 6.0)
+
+
+def test_a_profile_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.parquet")
+    write_profile(Profile((step(1, 8, 0.1),)), path)
+    with pytest.raises(BadInputError, match="has no measured costs: measure with pliant profile --costs"):
+        parse_cost("profile", "--rescale-cost", first=False, profile=path)
+    for none in (None, "-"):
+        with pytest.raises(UsageError, match="--rescale-cost profile: name the profile"):
+            parse_cost("profile", "--rescale-cost", first=False, profile=none)

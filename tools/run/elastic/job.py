@@ -114,7 +114,8 @@ class ElasticJob:
         model = self._placed(model, averaging, find_unused_parameters=find_unused_parameters)
         reading = Reading(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
-            self._engine = measurement = Measurement(order, model, reading)
+            training = Training(model, optimizer, self._helpers)
+            self._engine = measurement = Measurement(order, model, reading, training)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
             return model, optimizer, measurement
         engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))

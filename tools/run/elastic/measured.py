@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 
 from pliant.tools.profile.measure import Sweep
 from pliant.tools.profile.order import Order
+from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.reading import Reading
+from pliant.tools.run.elastic.training import Training
 
 
 class Measurement:
@@ -18,9 +21,10 @@ class Measurement:
 
     started = False
 
-    def __init__(self, order: Order, model: nn.Module, reading: Reading) -> None:
+    def __init__(self, order: Order, model: nn.Module, reading: Reading, training: Training) -> None:
         self._reading = reading
-        self._sweep = Sweep(order, model, reading.size, self._read)
+        self._training = training
+        self._sweep = Sweep(order, model, reading.size, self._read, self._checkpoint)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -39,6 +43,14 @@ class Measurement:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sweep)
+
+    def _checkpoint(self, folder: Path) -> None:
+        """Save all of the state and go on from it, as a job does that is relaunched."""
+        checkpoints = Checkpoints(folder)
+        checkpoints.save(self._training.capture(), 0)
+        state = checkpoints.load().state
+        if state is not None:
+            self._training.resume(state)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
         return self._reading.on_device(self._reading.loader(indices, torch.Generator()))
