@@ -175,7 +175,7 @@ class Supervision:
             self._stop()
         if plan.workers == self._orders.plan.workers:
             self._setting.follow(plan)
-            self._report(self._join(self._engine), Change(began_s, self._usual_step_s))
+            self._go_on(self._engine, Change(began_s, self._usual_step_s))
             return
         if not self.gather_loss():
             return
@@ -226,11 +226,7 @@ class Supervision:
             problems = self._share(trainer, positions)
             if change is not None:
                 change = change.timed("meet", began_s, met_s).timed("broadcast", met_s)
-        self._setting.settle()
-        self._vote.drop(alone=self._setting.world_size == 1)
-        self._report(self._join(trainer), change)
-        if self._setting.rank == 0:
-            make_known(self._orders.attempt.reached, f"{self._orders.plan.generation}\n")
+        self._go_on(trainer, change)
         for problem in problems:
             self._reporter.warn(trainer.training.counters, problem)
 
@@ -268,13 +264,16 @@ class Supervision:
             trainer.unpack(parcel, fresh=positions[rank] is None)
         return problems
 
-    def _join(self, trainer: Trainer) -> int:
-        trainer.training.want_lr_scale(self._orders.plan.lr_scale)
-        return trainer.join()
-
-    def _report(self, batch: int, change: Change | None) -> None:
-        self._reporter.turn_to(batch, change)
+    def _go_on(self, trainer: Trainer, change: Change | None) -> None:
+        """The workers of the plan that is followed train from now on, each in the same state."""
+        plan = self._orders.plan
+        self._setting.settle()
+        self._vote.drop(alone=self._setting.world_size == 1)
+        trainer.training.want_lr_scale(plan.lr_scale)
+        self._reporter.turn_to(trainer.join(), change)
         self._saving.begin()
+        if self._setting.rank == 0:
+            make_known(self._orders.attempt.reached, f"{plan.generation}\n")
 
     # The end
 

@@ -25,6 +25,7 @@ options = {
     "clip": False,
     "schedule": False,
     "crash_at": None,
+    "stop_at": None,
     "drop_last": False,
     "num_workers": 0,
     "file_limit": None,
@@ -78,11 +79,15 @@ for epoch in job.epochs(options["epochs"]):
         seen.flush()
         time.sleep(options["step_s"])
         passes += 1
+        if passes == options["stop_at"]:
+            break
         if options["file_limit"] and (out / "disk-full").exists():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"], options["file_limit"]))
         if passes == options["crash_at"]:
             raise ValueError("the author's mistake")
+    if passes == options["stop_at"]:
+        break
     if options["schedule"] == "epoch":
         scheduler.step()
     job.log(metric=float(epoch))

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain, seen
+from pliant.tools.run.elastic.checkpoint import Checkpoints
+from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain, seen
 
 pytestmark = pytest.mark.torch
 EPOCHS, SAMPLES = 3, 47
+CHANGES = 200
 EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 
@@ -70,3 +74,43 @@ def test_a_worker_that_is_killed_costs_nothing_that_was_trained(
     assert_same_weights(tmp_path, undisturbed)
     survivor = 1 if victim == 0 else 0
     assert job.outcome(survivor).samples_done == EPOCHS * SAMPLES
+
+
+def drawn(count: int, seed: int) -> Iterator[tuple[list[int], int]]:
+    """Changes one after the other: the workers' numbers, each used once, in order of rank; micro-steps."""
+    rng = np.random.default_rng(seed)
+    members, accum, started = [0], 1, 1
+    for _ in range(count):
+        kind = rng.choice(["grow", "shrink", "replace", "accumulate", "accumulate"])
+        if kind in ("shrink", "replace") and len(members) > 1:
+            members.remove(int(rng.choice(members)))
+        if kind in ("grow", "replace") and len(members) < 3:
+            members, started = [*members, started], started + 1
+        if kind == "accumulate":
+            accum = 3 - accum
+        yield list(members), accum
+
+
+def test_two_hundred_changes_in_a_row_lose_and_repeat_nothing(gang: Any, tmp_path: Path) -> None:
+    job = gang(epochs=100_000, step_s=0.005)
+    job.start(1)
+    job.wait_for("progress")
+    for members, accum in drawn(CHANGES, seed=20211114):
+        job.publish(members, accum=accum)
+        job.add(*(number for number in members if number >= len(job.workers)))
+        job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
+    job.publish(members, accum=accum, abort=True)
+    job.end()
+    assert [job.outcome(number).outcome for number in members] == ["stopped"] * len(members)
+    assert set(job.outcomes()) <= {"stopped", "left"}
+
+    saved = Checkpoints(job.dir.checkpoints).load().state
+    assert saved is not None
+    steps, epochs = saved["counters"]["step"], saved["counters"]["epoch"]
+    assert steps > CHANGES
+    found = {epoch: sorted(indices) for epoch, indices in seen(tmp_path).items()}
+    last = found.pop(epochs, [])
+    assert found == {epoch: list(range(SAMPLES)) for epoch in range(epochs)}
+    assert len(last) == len(set(last)) == saved["counters"]["cursor"]
+    plain(tmp_path / "alone", schedule="epoch", clip=True, epochs=100_000, stop_at=steps)
+    torch.testing.assert_close(saved["model"], final(tmp_path / "alone")["model"], rtol=1e-9, atol=1e-12)
