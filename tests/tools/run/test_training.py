@@ -173,3 +173,17 @@ def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
     epochs = [event for event in site.events() if event.event == "epoch"]
     assert len(epochs) == 12
     assert all(event.loss is not None and event.metric == 0.5 for event in epochs)
+
+
+def test_a_job_that_reaches_its_target_is_finished_early(site: Site) -> None:
+    text = ELASTIC.replace(
+        "for epoch", "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
+    )
+    text += "    job.log(metric=epoch)\n    if stopping.reached(epoch):\n        break\n"
+    train(site, "a", text, (50, 0.0), samples=50 * 64, high=1)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert [event.metric for event in site.events() if event.event == "epoch"] == [0.0, 1.0, 2.0]
+    assert read_log(site.state).jobs["a"].samples_done == 4 * 64

@@ -38,8 +38,9 @@ the others wait. What follows the last epoch may run without any epoch before it
 tried again.
 
 Leaving ``epochs`` by ``break`` ends the training, as far as the script then ends with exit code 0; by
-``sys.exit("diverged")`` it is a failure. Neither saves a checkpoint. A final state that cannot be saved is a
-failure, too; checkpoints that fail before are reported, and training goes on.
+``sys.exit("diverged")`` it is a failure. :class:`EarlyStopping` says when, by a target or with patience.
+Neither saves a checkpoint. A final state that cannot be saved is a failure, too; checkpoints that fail
+before are reported, and training goes on.
 
 What the author promises: the loss is a mean over the samples of its batch; the dataset has a length and
 gives a sample by its index; the loader is iterated inside ``job.epochs``; nothing but rank 0 writes files.
@@ -48,5 +49,6 @@ DistributedDataParallel; they want ``drop_last=True``.
 """
 
 from pliant.tools.run.elastic.job import ElasticJob, init
+from pliant.tools.run.elastic.stopping import EarlyStopping
 
-__all__ = ["ElasticJob", "init"]
+__all__ = ["EarlyStopping", "ElasticJob", "init"]
