@@ -28,7 +28,7 @@ INSTANCES: Final = 5000
 """Small instances compared with all possible allocations."""
 TABLES: Final = ("Table III", "Table IV")
 SWEEPS: Final = ("mixed-40.toml", "mixed-400.toml")
-"""What the tables are made from: 28 replays."""
+"""What the tables are made from: 24 replays."""
 
 
 @dataclass(frozen=True, slots=True)

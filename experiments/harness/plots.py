@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MINUTE_S: Final = 60.0
+_POINTS: Final = 400
+"""Of one line: more than a page shows."""
 
 
 def write_plots(experiment: Experiment, outcomes: Mapping[str, Outcome], folder: Path) -> None:
@@ -40,4 +42,7 @@ def completed_over_time(plot: Plot, outcomes: Mapping[str, Outcome]) -> Figure:
 
 
 def _steps(times_s: tuple[float, ...]) -> tuple[list[float], list[int]]:
-    return [0.0, *(time / _MINUTE_S for time in times_s)], list(range(len(times_s) + 1))
+    """Minutes, and how many until then; of many times a selection, both ends among them."""
+    count = len(times_s)
+    shown = sorted({round(count * point / _POINTS) for point in range(_POINTS + 1)})
+    return [times_s[number - 1] / _MINUTE_S if number else 0.0 for number in shown], shown

@@ -1,0 +1,119 @@
+"""The reproduction of the elastic-scaling paper: its model, its traces, and a run small enough for a test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from experiments.elastic_scaling.model import (
+    CATEGORIES,
+    MOST_GPUS,
+    TABLE_II,
+    Links,
+    fitted,
+    profile_of,
+    residuals,
+)
+from experiments.elastic_scaling.workloads import LARGE, SMALL, base_rate_per_hour, cluster_of, recipes
+from experiments.harness.page import Results, page_text
+from experiments.harness.published import compare, read_numbers
+from experiments.harness.replays import carry_out
+from experiments.harness.spec import Experiment, load
+from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.replay.recipe import Recipe
+from pliant.tools.replay.synth import synthesize
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.snapshot import node_states
+from pliant.tools.schedule.speeds import Speeds
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return load("elastic-scaling")
+
+
+def test_an_all_reduce_is_direct_in_a_node_and_a_ring_beyond() -> None:
+    links = Links(node=0.2, ring=0.5)
+    assert links.seconds(24_000_000, 1) == 0.0
+    assert links.seconds(12_000_000, 2) == pytest.approx(0.1)
+    assert links.seconds(24_000_000, 5) == pytest.approx(0.5 * 2 * 4 / 5)
+
+
+def test_the_scaling_factor_by_hand() -> None:
+    """16 samples on each of 2 GPUs: half a step's samples, and what no sample causes is paid in full."""
+    model = fitted()
+    one, links = model.jobs[0], model.links
+    seconds = one.fixed + (1 - one.fixed) / 2 + links.node
+    assert one.factor(32, 2, links) == pytest.approx(1 / seconds)
+    assert one.factor(32, 1, links) == pytest.approx(1.0)
+    assert one.factor(33, 1, links) == -float("inf")
+
+
+def test_the_model_says_what_the_paper_says() -> None:
+    found = residuals(fitted())
+    assert {each.published for each in found} >= set(TABLE_II.values())
+    assert all(abs(each.fitted / each.published - 1) < 0.02 for each in found)
+
+
+def test_the_profile_answers_as_the_model() -> None:
+    model = fitted()
+    speed = MeasuredThroughput(profile_of(model))
+    for job in model.jobs:
+        most = job.category.share_max
+        alone = speed.step_seconds(job.category.model, "p100", (1,), most, None) or 0.0
+        for place in ((1,), (2,), (2, 1), (2, 2, 2, 2), (2, 2, 2, 2, 2)):
+            batch = min(job.category.batch_max, most * sum(place))
+            seconds = speed.step_seconds(job.category.model, "p100", place, batch, None) or 0.0
+            expected = job.factor(batch, sum(place), model.links)
+            assert batch / seconds / (most / alone) == pytest.approx(expected)
+
+
+def test_jobs_take_their_minutes_on_one_gpu() -> None:
+    jobs = synthesize(Recipe.model_validate(dict(recipes())["mixed-40"]))
+    speeds = Speeds(MeasuredThroughput(profile_of(fitted())), node_states(cluster_of(SMALL)))
+    minutes = {category.model: category.minutes for category in CATEGORIES}
+    for job in jobs[:20]:
+        state = job_state(job, speeds)
+        rate = speeds.rate(state, 1, global_batch=job.batch.per_gpu_max)
+        assert (state.total_samples or 0.0) / rate == pytest.approx(60 * minutes[job.model])
+
+
+def test_arrivals_end_where_the_axes_of_the_papers_figures_do() -> None:
+    """Figures 5, 7 and 9 show about 100, 800 and 5,000 jobs."""
+    rate = base_rate_per_hour()
+    assert 4 * MOST_GPUS * rate == pytest.approx(103, abs=0.5)
+    assert 12 * 0.625 * SMALL * rate == pytest.approx(772, abs=1)
+    assert 8 * 0.625 * LARGE * rate == pytest.approx(5146, abs=1)
+
+
+def test_a_small_run_goes_through(experiment: Experiment, tmp_path: Path) -> None:
+    found = carry_out(experiment, tmp_path / "out", smoke=True)
+    compared = compare(read_numbers(experiment.numbers), found)
+    by_name = {each.name: each for each in compared}
+    assert by_name["table4_ratio_queue_jct"].ours < 1
+    assert by_name["table4_ratio_drop_sjs"].ours > 1
+
+
+def test_the_committed_page_is_made_from_the_committed_results(experiment: Experiment) -> None:
+    results = Results.read(experiment.results)
+    assert experiment.page.read_text() == page_text(experiment, results), "run python -m experiments --page"
+    published = {number.name: number.value for number in read_numbers(experiment.numbers)}
+    assert {each.name: each.published for each in results.compared} == published
+
+
+def test_the_page_shows_every_table_and_figure(experiment: Experiment) -> None:
+    text = experiment.page.read_text()
+    for plot in experiment.plots:
+        path = experiment.page.parent / experiment.name / f"{plot.name}.svg"
+        assert path.exists()
+        assert f"({experiment.name}/{plot.name}.svg)" in text
+    shown = set(re.findall(r'table\("([^"]+)"\)', (experiment.folder / "page.md.j2").read_text()))
+    assert shown == {number.table for number in read_numbers(experiment.numbers)}
+
+
+def test_every_ratio_that_misses_says_why(experiment: Experiment) -> None:
+    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
+    ratios = [each for each in Results.read(experiment.results).compared if each.is_ratio]
+    assert [each.name for each in ratios if not each.reproduces and not notes[each.name]] == []
