@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 IDENTIFIER: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 NODE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._{}-]{0,127}$"
@@ -33,9 +37,22 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         strict=True,
         allow_inf_nan=False,
         ser_json_inf_nan="constants",
-        use_attribute_docstrings=True,
+        defer_build=True,
     )
 
     def __eq__(self, other: object) -> bool:
         """As values; one and the same object, such as a shared default, without looking at them."""
         return self is other or super().__eq__(other)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The JSON Schema, each field described by the docstring below it."""
+        from pliant.schemas.docstrings import field_docs
+
+        described = handler(core_schema)
+        properties = handler.resolve_ref_schema(described).get("properties", {})
+        for name, text in field_docs(cls).items():
+            properties[cls.model_fields[name].alias or name]["description"] = text
+        return described

@@ -235,7 +235,7 @@ class Simplices:
         import numpy as np
 
         corners = np.frombuffer(self._lifted.corners, np.uint16).reshape(-1, 4)
-        places = np.array(self._points, float)[corners].transpose(1, 2, 0)
+        places = np.array(self._points, float)[corners].transpose(1, 2, 0).copy()
         base = places[3]
         a, b, c = places[:3] - base
         rows = np.stack([_crossed(b, c), _crossed(c, a), _crossed(a, b)])

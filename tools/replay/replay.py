@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -126,7 +127,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     wall_s = time.perf_counter() - started
     summary = _summary(inputs, engine, policy, run.seed, wall_s)
     told = summary if timing else summary.without_timing()
-    engine.log.details[info_row] = _info(inputs, run, session, trained, told)
+    engine.log.details[info_row] = partial(_info, inputs, run, session, trained, told)
     return Replayed(run, engine.log, summary, session)
 
 
@@ -169,7 +170,7 @@ def _summary(inputs: Inputs, engine: Engine, policy: Policy, seed: int, wall_s: 
 
 
 def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary: Summary) -> str:
-    """The detail of the first event."""
+    """The detail of the first event, made when it is written: it repeats the profile."""
     policy, physics = session.policy, trained.physics
     models = [job.model for job in inputs.jobs]
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}

@@ -55,7 +55,6 @@ class Submissions:
 def measured_sizes(rows: Iterable[ProfileRow]) -> dict[str, frozenset[int]]:
     """GPU counts that a profile measured training at, by model."""
     found: dict[str, set[int]] = {}
-    for row in rows:
-        if row.kind == "train":
-            found.setdefault(row.model, set()).add(row.gpus)
+    for model, gpus in {(row.model, row.gpus) for row in rows if row.kind == "train"}:
+        found.setdefault(model, set()).add(gpus)
     return {model: frozenset(sizes) for model, sizes in found.items()}
