@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
+from experiments.elastic_scaling.live import RECORD
+from experiments.elastic_scaling.live import WORDS as LIVE_WORDS
 from experiments.elastic_scaling.model import ASSUMPTIONS, MOST_GPUS, Model, fitted, residuals
 from experiments.elastic_scaling.workloads import prepare
 from experiments.harness.page import markdown
@@ -53,6 +56,8 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "residuals": _residuals(model),
         "factors": _factors(model),
         "worlds": _worlds(replays),
+        "live": json.loads(RECORD.read_bytes()) if RECORD.exists() else None,
+        "live_table": _live_table,
     }
 
 
@@ -87,6 +92,22 @@ def _worlds(replays: Replays) -> str:
     """Table III under other assumptions: means over the seeds, elastic / baseline."""
     head = ("", "SJS, drop, %", "dropped, %", "JCT, drop, min", "SJS, queue, %", "JCT, queue, min")
     body = [(words, *_pairs(replays, f"{trace}-40-*")) for trace, words in _WORLDS.items()]
+    return markdown(head, body)
+
+
+def _live_table(figures: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of a run of real jobs beside those of its replay."""
+    head = ("", "measured", "simulated", "difference", "the paper's simulator")
+    body = [
+        (
+            LIVE_WORDS[each["name"]],
+            f"{each['live']:.3g}",
+            f"{each['simulated']:.3g}",
+            f"{each['difference']:.1%}",
+            f"within {each['limit']:.0%}",
+        )
+        for each in figures
+    ]
     return markdown(head, body)
 
 
