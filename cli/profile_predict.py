@@ -128,7 +128,9 @@ def _answers(state: JobState, speed: MeasuredThroughput, speeds: Speeds, wanted:
 
     spec = state.spec
     for gpu_type, count in speeds.gpu_types.items():
-        question = Question(spec.id, spec.model, gpu_type, state.total_samples, spec.batch.per_gpu_max)
+        question = Question(
+            spec.id, spec.model, gpu_type, state.total_samples, spec.batch.per_gpu_max, max(_batches(state))
+        )
         sizes = wanted.gpus or _sizes(state, count)
         places = {size: speeds.consolidated(size, gpu_type) for size in sizes}
         rows = predict(speed, question, places, wanted.batches or _batches(state))

@@ -2,7 +2,8 @@
 
 The use that "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020, section V-A) makes
 of its scalability analyzer: somebody who has a deadline drops the batches that do not meet it. The scaling
-factor is the paper's (section III-C): T(b, k) / T(b_max, 1), b_max being the largest batch of one GPU.
+factor is the paper's (section III-C): T(b, k) / T(b_max, 1), b_max being the largest batch that the job may
+be given on one GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Question:
     """All its work; None: unknown."""
     per_gpu_max: int | None = None
     """Largest local batch that its author allows."""
+    batch_max: int | None = None
+    """Largest global batch that its author allows; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,10 @@ def base_of(speed: MeasuredThroughput, question: Question) -> Base | None:
 
     :raises BadInputError: the model is not profiled.
     """
-    largest = _largest_local(speed, question)
-    if largest is None:
+    fits = _largest_local(speed, question)
+    if fits is None:
         return None
+    largest = min(fits, question.batch_max or fits)
     where = (question.model, question.gpu_type, (1,), largest, question.per_gpu_max)
     seconds = speed.step_seconds(*where)
     return None if seconds is None else Base(largest, seconds, speed.source(*where))

@@ -72,6 +72,12 @@ def test_the_authors_limit_counts_as_the_largest_batch() -> None:
     assert told(1, 16, limited).accum_steps == 2
 
 
+def test_a_job_with_a_small_batch_is_compared_with_that_batch_on_one_gpu() -> None:
+    small = Question("a", "net", "gpu", samples=10_000, batch_max=8)
+    assert told(1, 8, small).scaling_factor == 1.0
+    assert told(2, 8, small).scaling_factor == pytest.approx(0.100 / 0.130)
+
+
 @pytest.mark.parametrize(
     ("gpus", "batch", "reason"),
     [
