@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,8 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLe
 from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import WorkerOutcome
-from pliant.tools.run.planning import make_plan
+from pliant.tools.run.planning import make_member, make_plan, read_plan, write_plan
+from pliant.tools.run.roll import Roll
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Target
 from tests.builders import job
@@ -24,10 +26,10 @@ class Stops:
     """A backend that only remembers what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[StopLevel] = []
+        self.told: list[str] = []
 
-    def stop(self, handle: Handle, level: StopLevel, only: object = None) -> None:
-        self.told.append(level)
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        self.told.append(level if only is None else f"{level} {sorted(only)}")
 
 
 class Scene:
@@ -37,6 +39,7 @@ class Scene:
         spec = job("a", gpus=1 if elastic == "size" else 2, high=2 if elastic == "size" else None)
         target = Target(Share(spec, (("n0", 1), ("n1", 1)), 8), (Slot("n0", 0), Slot("n1", 0)))
         plan = make_plan(target, 1, 1, {name: NodeInfo(name, 1) for name in ("n0", "n1")})
+        self.target = target
         self.job = JobDir(folder)
         self.backend = Stops()
         handle = Handle("a", 1, self.job.attempt(1).path)
@@ -44,11 +47,22 @@ class Scene:
         self.gang = Gang(handle, plan, target, cast("Backend", self.backend), timeouts=TIMES)
         self.gang.statuses = (RUNNING, RUNNING)
 
+    def reaches(self, generation: int) -> None:
+        self.gang.handle.files.reached.write_text(f"{generation}\n")
+
+    def grows(self) -> None:
+        """A third worker is started."""
+        slots = (*self.target.slots, Slot("n1", 1))
+        self.target = Target(self.target.share, slots)
+        added = make_member(slots[2], NodeInfo("n1", 2), 2)
+        self.gang.follow(self.job, self.target, self.gang.plan.members, [added], 0.0)
+        self.gang.statuses = (RUNNING, RUNNING, RUNNING)
+
     def says(self, rank: int, outcome: str) -> None:
         text = WorkerOutcome.model_validate({"outcome": outcome}).model_dump_json()
         self.gang.handle.files.outcome(rank).write_text(text)
 
-    def watch(self, *times_s: float) -> list[StopLevel]:
+    def watch(self, *times_s: float) -> list[str]:
         for now_s in times_s:
             self.gang.watch(self.job, now_s)
         return self.backend.told
@@ -95,3 +109,91 @@ def test_the_reason_names_the_worker_that_fell_first_not_those_sent_home_after_i
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
     scene.gang.watch(scene.job, 1.0)
     assert scene.gang.verdict().message == "killed by SIGKILL"
+
+
+class Lives:
+    """What workers' own files would say."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
+        self.silent: list[int] = []
+        patch.setattr(Roll, "life", lambda roll, worker: self.of[worker])
+        patch.setattr(Roll, "silent", lambda roll, workers, now_s, limit_s: self.silent)
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
+    return Lives(monkeypatch)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Scene:
+    """Two workers that train."""
+    made = Scene(tmp_path, "size")
+    write_plan(made.job, made.gang.plan)
+    made.reaches(1)
+    return made
+
+
+def members(scene: Scene) -> list[int]:
+    return list(scene.gang.plan.workers)
+
+
+def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Lives) -> None:
+    lives.of[0] = "gone"
+    assert training.watch(1.0) == ["kill [0]"]
+    assert (training.gang.plan.generation, members(training)) == (2, [1])
+    assert read_plan(training.job) == training.gang.plan
+    assert not training.gang.stopping
+    training.gang.statuses = (UnitStatus("exited", 1), RUNNING)
+    training.reaches(2)
+    assert training.watch(2.0) == ["kill [0]"], "its unit ended: nothing is left to do"
+    assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
+
+
+def test_who_stands_still_is_killed_and_then_left_out(training: Scene, lives: Lives) -> None:
+    lives.silent = [1]
+    assert training.watch(1.0) == ["kill [1]"]
+    assert members(training) == [0, 1]
+    lives.of[1], lives.silent = "gone", []
+    training.watch(2.0)
+    assert members(training) == [0]
+
+
+def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:
+    lives.of = {0: "gone", 1: "gone"}
+    training.gang.statuses = (UnitStatus("exited", 1), UnitStatus("exited", 1))
+    assert training.watch(1.0) == ["term"]
+    assert members(training) == [0, 1]
+
+
+def test_a_worker_that_crashed_by_its_script_takes_the_attempt_down(training: Scene, lives: Lives) -> None:
+    training.says(1, "crashed")
+    lives.of[1] = "gone"
+    assert training.watch(1.0) == ["term"]
+
+
+def test_a_new_worker_that_dies_before_it_trains_makes_the_job_be_launched_anew(
+    training: Scene, lives: Lives
+) -> None:
+    training.grows()
+    lives.of[2] = "gone"
+    training.watch(1.0)
+    assert members(training) == [0, 1]
+    assert training.gang.crew(1.0).problem == "the new workers on n1/1 ended before they trained"
+    assert not training.gang.serves(training.target)
+
+
+def test_new_workers_have_a_limit_to_get_ready(training: Scene, lives: Lives) -> None:
+    training.grows()
+    lives.of[2] = "absent"
+    training.watch(TIMES.ready_s - 1)
+    assert training.gang.crew(1.0).problem == ""
+    training.watch(TIMES.ready_s)
+    assert training.gang.crew(1.0).problem == "new workers did not get ready within 60 s"
+
+
+def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: Lives) -> None:
+    lives.of = {0: "absent", 1: "absent"}
+    scene.watch(1e6)
+    assert scene.gang.serves(scene.target)

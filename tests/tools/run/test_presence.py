@@ -1,0 +1,80 @@
+"""A worker's own file: seen by other processes, and by its death at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.tools.run.layout import AttemptDir
+from pliant.tools.run.plan import Member, Plan
+from pliant.tools.run.presence import last_beat, life
+from pliant.tools.run.roll import Roll
+from tests.tools.run.site import until
+
+PRESENT = """
+import subprocess, sys
+from pathlib import Path
+from pliant.tools.run.presence import Presence
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[2]).write_text(str(child.pid))
+Presence(Path(sys.argv[1])).begin()
+sys.stdin.read()
+"""
+
+
+class Worker:
+    """A process that is present, and has a child that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = AttemptDir(folder)
+        self.path = self.files.presence(0)
+        command = [sys.executable, "-c", PRESENT, str(self.path), str(folder / "child")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+        until(self.path.exists)
+        self.child = int((folder / "child").read_text())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    made = Worker(tmp_path)
+    yield made
+    made.end()
+    os.kill(made.child, signal.SIGKILL)
+
+
+def test_a_worker_is_absent_then_alive_then_gone_though_a_child_lives_on(
+    worker: Worker, tmp_path: Path
+) -> None:
+    assert life(tmp_path / "nobody") == "absent"
+    assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
+    worker.end()
+    assert life(worker.path) == "gone"
+    os.kill(worker.child, 0)
+
+
+def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) -> None:
+    member = Member(slot="n0/0", node="n0", address="n0", worker=0)
+    roll = Roll(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
+    seen = last_beat(worker.path)
+    until(lambda: last_beat(worker.path) > seen)
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(worker.process.pid).status() == psutil.STATUS_STOPPED)
+    assert roll.silent([0], 0.0, 10.0) == []
+    assert roll.silent([0], 4.0, 10.0) == []
+    assert roll.silent([0], 8.0, 10.0) == []
+    assert roll.silent([0], 12.0, 10.0) == [0]
+    assert roll.silent([0], 60.0, 10.0) == [], "nobody looked for so long: the machine may have slept"
+    os.kill(worker.process.pid, signal.SIGCONT)
