@@ -152,9 +152,13 @@ def use_interface(address: str) -> None:
 
 
 def make_known(path: Path, text: str) -> None:
-    """Replace a file that matters to living processes only: nothing is forced to disk, nobody has to wait."""
+    """Replace a file that matters to living processes only: nothing is forced to disk, nobody has to wait.
+
+    Only its owner can read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
+    temporary.touch(mode=0o600)
     temporary.write_text(text)
     temporary.replace(path)
 
