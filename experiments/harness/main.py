@@ -12,7 +12,8 @@ from experiments.harness.page import Results, page_text, results_bytes, table_te
 from experiments.harness.plots import write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import carry_out
-from experiments.harness.spec import PAGES, Experiment, load, names
+from experiments.harness.spec import PAGES, Experiment, Study, Subject, find, names
+from experiments.harness.study import conduct, study_page
 from pliant.schemas.errors import PliantError
 from pliant.schemas.files import atomic_write
 
@@ -28,14 +29,21 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     try:
         for name in wanted.names or names():
-            experiment = load(name)
+            subject = find(name)
             if not wanted.page:
-                reproduce(experiment, BUILD / name, workers=wanted.workers)
-            _write_page(experiment)
+                _carry_out(subject, BUILD / name, workers=wanted.workers)
+            _write_page(subject)
     except PliantError as error:
         _tell(str(error))
         return error.exit_code
     return 0
+
+
+def _carry_out(subject: Subject, folder: Path, *, workers: int) -> None:
+    if isinstance(subject, Study):
+        conduct(subject, folder, workers=workers, tell=_tell)
+    elif isinstance(subject, Experiment):
+        reproduce(subject, folder, workers=workers)
 
 
 def reproduce(experiment: Experiment, folder: Path, *, workers: int) -> list[Compared]:
@@ -52,10 +60,17 @@ def reproduce(experiment: Experiment, folder: Path, *, workers: int) -> list[Com
     return compared
 
 
-def _write_page(experiment: Experiment) -> None:
-    experiment.page.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(experiment.page, page_text(experiment, Results.read(experiment.results)).encode())
-    _tell(f"written to {experiment.page}")
+def _write_page(subject: Subject) -> None:
+    subject.page.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(subject.page, _page(subject).encode())
+    _tell(f"written to {subject.page}")
+
+
+def _page(subject: Subject) -> str:
+    if isinstance(subject, Study):
+        return study_page(subject)
+    assert isinstance(subject, Experiment)  # noqa: S101
+    return page_text(subject, Results.read(subject.results))
 
 
 def _tell(text: str) -> None:

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
-from experiments.harness.spec import Experiment, Replays
+from experiments.harness.spec import Experiment, Replays, Subject
 from pliant.schemas.files import read_bytes
 
 HEADER: Final = (
@@ -67,27 +67,35 @@ def page_text(experiment: Experiment, results: Results) -> str:
 
     The template has ``table(NAME)``, ``figure(NAME)``, ``ratios``, those ``missed``, ``near`` and the facts.
     """
+    compared = results.compared
+    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
+    return rendered(
+        experiment,
+        results=results,
+        table=lambda name: table_text([each for each in compared if each.table == name]),
+        missed=[(each, notes[each.name]) for each in compared if each.is_ratio and not each.reproduces],
+        ratios=[each for each in compared if each.is_ratio],
+        near=NEAR,
+        **experiment.facts(results.replays),
+    )
+
+
+def rendered(subject: Subject, **facts: object) -> str:
+    """``page.md.j2`` in the subject's folder, filled; it has ``experiment`` and ``figure(NAME)``, too."""
     environment = Environment(
-        loader=FileSystemLoader(experiment.folder),
+        loader=FileSystemLoader(subject.folder),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - Markdown
     )
-    compared = results.compared
-    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
     text = environment.get_template("page.md.j2").render(
-        experiment=experiment,
-        results=results,
-        table=lambda name: table_text([each for each in compared if each.table == name]),
-        figure=lambda name: f"![{name}]({experiment.name}/{name}.svg)",
-        missed=[(each, notes[each.name]) for each in compared if each.is_ratio and not each.reproduces],
-        ratios=[each for each in compared if each.is_ratio],
-        near=NEAR,
-        **experiment.facts(results.replays),
+        experiment=subject,
+        figure=lambda name: f"![{name}]({subject.name}/{name}.svg)",
+        **facts,
     )
-    return HEADER.format(experiment.name) + text
+    return HEADER.format(subject.name) + text
 
 
 def table_text(rows: Sequence[Compared]) -> str:

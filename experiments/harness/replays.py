@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from experiments.harness.spec import Experiment
+from experiments.harness.spec import Experiment, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep import event_file, sweep
 from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep
 from pliant.tools.replay.sweep_tasks import sweep_tasks
 from pliant.tools.report.fold import read_run
 from pliant.tools.report.metrics import run_metrics
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

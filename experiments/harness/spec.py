@@ -1,4 +1,7 @@
-"""What an experiment is: sweeps to replay, published numbers to hold them against, figures to draw."""
+"""What an experiment is: sweeps to replay, published numbers to hold them against, figures to draw.
+
+Where training answers and not replay, it is a study.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,21 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = ROOT.parent / "docs" / "experiments"
 
 Replays = Mapping[str, Mapping[str, Any]]
 """Main figures by the name of the replay, as the results hold them."""
+Findings = Mapping[str, Any]
+"""What a study found, as its file holds it."""
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +37,18 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
-    """One reproduction; module ``experiment`` of a package under ``experiments`` holds it as EXPERIMENT."""
+class Subject:
+    """What a page is about, and where its files are."""
 
     name: str
     """As people type it: ``elastic-scaling``."""
     title: str
     paper: str
-    sweeps: tuple[str, ...]
-    """Recipes of sweeps in the experiment's folder, as ``pliant replay --recipe`` takes them."""
-    plots: tuple[Plot, ...] = ()
-    prepare: Callable[[Path, bool], None] = lambda _folder, _smoke: None
-    """Writes what the sweeps read and no file holds (profile, clusters, traces) into a folder, to which the
-    recipes are copied. The flag asks for something that replays in seconds."""
-    facts: Callable[[Replays], Mapping[str, Any]] = lambda _replays: {}
-    """What the page's template wants to know beyond the comparisons, made from the figures of all replays."""
 
     @property
     def folder(self) -> Path:
         """Where its recipes, published numbers and page template are."""
         return ROOT / self.name.replace("-", "_")
-
-    @property
-    def numbers(self) -> Path:
-        """The published numbers."""
-        return self.folder / "published.toml"
 
     @property
     def page(self) -> Path:
@@ -65,13 +61,54 @@ class Experiment:
         return self.folder / "results.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Study(Subject):
+    """Trainings held against what papers say in words; EXPERIMENT of a package, as below."""
+
+    measure: Callable[[Path, int, Tell], Findings]
+    """Trains in a folder, as many jobs at a time as there are workers."""
+    draw: Callable[[Findings], Mapping[str, Figure]]
+    """Figures by name, from the results alone."""
+    facts: Callable[[Findings], Mapping[str, Any]]
+    """What the page's template wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment(Subject):
+    """One reproduction; module ``experiment`` of a package under ``experiments`` holds it as EXPERIMENT."""
+
+    sweeps: tuple[str, ...]
+    """Recipes of sweeps in the experiment's folder, as ``pliant replay --recipe`` takes them."""
+    plots: tuple[Plot, ...] = ()
+    prepare: Callable[[Path, bool], None] = lambda _folder, _smoke: None
+    """Writes what the sweeps read and no file holds (profile, clusters, traces) into a folder, to which the
+    recipes are copied. The flag asks for something that replays in seconds."""
+    facts: Callable[[Replays], Mapping[str, Any]] = lambda _replays: {}
+    """What the page's template wants to know beyond the comparisons, made from the figures of all replays."""
+
+    @property
+    def numbers(self) -> Path:
+        """The published numbers."""
+        return self.folder / "published.toml"
+
+
 def names() -> list[str]:
     """Every experiment."""
     return sorted(path.parent.name.replace("_", "-") for path in ROOT.glob("*/experiment.py"))
 
 
 def load(name: str) -> Experiment:
-    """The experiment of that name.
+    """The experiment of that name, one of replays.
+
+    :raises UsageError: there is none.
+    """
+    found = find(name)
+    assert isinstance(found, Experiment)  # noqa: S101
+    return found
+
+
+def find(name: str) -> Subject:
+    """The experiment or study of that name.
 
     :raises UsageError: there is none.
     """
@@ -79,5 +116,5 @@ def load(name: str) -> Experiment:
         raise UsageError(f'no experiment "{name}"; there are: {", ".join(names())}')
     module = importlib.import_module(f"experiments.{name.replace('-', '_')}.experiment")
     found = module.EXPERIMENT
-    assert isinstance(found, Experiment)  # noqa: S101
+    assert isinstance(found, Subject)  # noqa: S101
     return found
