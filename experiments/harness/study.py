@@ -1,0 +1,51 @@
+"""Carry out a study, and write what it found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from experiments.harness.page import rendered
+from experiments.harness.spec import PAGES, Findings, Study, Tell
+from pliant.schemas.files import atomic_write, read_bytes
+from pliant.tools.report.figures.style import image
+
+
+def conduct(study: Study, folder: Path, *, workers: int, tell: Tell) -> None:
+    """Train in ``folder``, which is emptied first; results go beside the study, figures beside its page.
+
+    :raises JobsFailedError: a training failed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    head = {
+        "experiment": study.name,
+        "command": f"make experiment NAME={study.name}",
+        "pliant": version("pliant"),
+        "torch": version("torch"),
+    }
+    found = {**head, **study.measure(folder, workers, tell)}
+    atomic_write(study.results, (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def study_page(study: Study) -> str:
+    """The page; its figures are drawn beside it, from the same results."""
+    found = read_findings(study)
+    folder = PAGES / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in study.draw(found).items():
+        atomic_write(folder / f"{name}.svg", image(figure, name, "svg"))
+    return page_of(study, found)
+
+
+def page_of(study: Study, found: Findings) -> str:
+    """The page's text."""
+    return rendered(study, found=found, **study.facts(found))
+
+
+def read_findings(study: Study) -> Findings:
+    """What is committed of a study."""
+    found: Findings = json.loads(read_bytes(study.results))
+    return found
