@@ -23,6 +23,8 @@ The same script runs
 - under ``pliant profile``: the loader serves the measurements and ends the script;
 - under ``pliant run``: rank, devices and the cut of the batch come from the job's plan, checkpoints are
   written and loaded, progress is reported, and the job stops at a step boundary when the plan says so.
+  Newer plans change workers and batch between two steps, while training goes on: ``job.rank`` and
+  ``job.world_size`` change with them. The workers meet when ``epochs`` begins.
 
 ``batch_size`` is the global batch: samples per optimizer step over all workers. How it is cut into workers
 and micro-steps never shows: the gradient is the exact mean over the global batch, uneven shares included.
