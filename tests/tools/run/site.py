@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
+from pliant.tools.run.fold import RunLog
 from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.options import Options
+from pliant.tools.run.state import read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.scripts import script
@@ -54,6 +57,13 @@ class Site:
     def events(self) -> tuple[Event, ...]:
         """The log."""
         return read_events(self.state / "events.jsonl")
+
+    def log(self) -> RunLog:
+        """The log, folded; that of nothing while it is being begun."""
+        try:
+            return read_log(self.state)
+        except PliantError:
+            return RunLog()
 
     def story(self, *leave_out: str) -> list[str]:
         """The log in short, reports of the workers and decisions left out: ``start a 2``."""

@@ -70,7 +70,7 @@ def serve(site: Site, *words: object) -> int:
 
 
 def phases(site: Site) -> dict[str, str]:
-    return {job_id: job.phase for job_id, job in read_log(site.state).jobs.items()}
+    return {job_id: job.phase for job_id, job in site.log().jobs.items()}
 
 
 @pytest.mark.parametrize(

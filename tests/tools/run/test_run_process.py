@@ -40,7 +40,7 @@ def pliant(site: Site, *words: object, stdin: str | None = None) -> subprocess.C
         input=stdin or "",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -138,7 +138,7 @@ def test_signals_stop_jobs_with_checkpoints(
     started.append(run)
     until(lambda: training(site))
     run.send_signal(number)
-    _, errors = run.communicate(timeout=30)
+    _, errors = run.communicate(timeout=120)
     assert run.returncode == code
     assert f"go on with: pliant run --until-done --state {site.state}" in errors
     assert left_running(site.folder) == []
@@ -157,7 +157,7 @@ def test_a_second_writer_is_told_to_try_again(site: Site, started: list[subproce
     shown = pliant(site, "status", "--state", site.state)
     assert shown.stdout.splitlines()[1].split()[:3] == ["a", "running", "n0:1"]
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
+    run.communicate(timeout=120)
 
 
 def test_workers_outlive_a_killed_runner_and_the_next_one_takes_them_over(
@@ -169,7 +169,7 @@ def test_workers_outlive_a_killed_runner_and_the_next_one_takes_them_over(
     started.append(run)
     until(lambda: training(site))
     run.kill()
-    run.communicate(timeout=30)
+    run.communicate(timeout=120)
     workers = {process.pid for process in left_running(site.folder)}
     assert workers
     done = pliant(site, "run", "--until-done", "--state", site.state)
@@ -191,7 +191,7 @@ def test_a_job_that_ended_while_no_runner_was_there_is_finished(
     started.append(run)
     until(lambda: training(site))
     run.kill()
-    run.communicate(timeout=30)
+    run.communicate(timeout=120)
     until(lambda: left_running(site.folder) == [])
     assert pliant(site, "run", "--until-done", "--state", site.state).returncode == 0
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
@@ -230,7 +230,7 @@ def test_a_reader_that_has_had_enough_does_not_end_the_run(site: Site) -> None:
         assert run.stdout is not None
         assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
         run.stdout.close()
-        assert run.wait(30) == 0
+        assert run.wait(120) == 0
     assert site.of("a")[-1] == "finish a 0"
 
 
@@ -247,7 +247,7 @@ def test_a_full_disk_behind_the_events_or_a_closed_stderr_stops_no_job(site: Sit
             stdout=full,
             stderr=closed,
         )
-    run.wait(30)
+    run.wait(120)
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert run.returncode == 0
 

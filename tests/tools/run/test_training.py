@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_is_replaced_while_the_other_trains_on(site: Sit
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
     train(site, "a", ELASTIC, (24, 0.02), samples=24 * 64, high=2)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        until(lambda: site.state.exists() and "a" in read_log(site.state).jobs)
+        until(lambda: "a" in site.log().jobs)
         until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=60)
