@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting, pause
+from pliant.tools.run.elastic.meeting import CalledAwayError, Interruptible, Meeting, pause
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.watch import PlanWatch
@@ -97,7 +97,7 @@ class Circle:
         self._store = store
         dist.init_process_group(
             self._backend,
-            store=store,
+            store=Interruptible(store, self.superseded),
             rank=orders.rank,
             world_size=len(positions),
             timeout=_CONNECT,
@@ -140,11 +140,13 @@ class _Waiting:
 
     def __call__(self) -> bool:
         pause()
+        if self._circle.superseded():
+            return True
         now = time.monotonic()
         if now - self._looked_s >= _LOOK_S:
             self._looked_s = now
             self._give_up(now - self._since_s)
-        return self._circle.superseded()
+        return False
 
     def _give_up(self, waited_s: float) -> None:
         plan = self._circle.plan

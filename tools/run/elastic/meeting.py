@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch.distributed as dist
@@ -114,6 +114,42 @@ class Meeting:
                 return dist.TCPStore(address, int(port), is_master=False, timeout=_ANSWER)
             if self._wait():
                 raise CalledAwayError
+
+
+class Interruptible(dist.Store):
+    """A store in which waiting for a worker that died ends when a newer plan is in force."""
+
+    def __init__(self, inner: dist.Store, called_away: Callable[[], bool]) -> None:
+        super().__init__()
+        self._inner, self._called_away = inner, called_away
+
+    def set(self, key: str, value: Any) -> None:
+        """As that of the store inside."""
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """As that of the store inside, once it has the key."""
+        self.wait([key])
+        return self._inner.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        """As that of the store inside."""
+        return self._inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        """As that of the store inside."""
+        return self._inner.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta = _ANSWER) -> None:
+        """Wait for keys.
+
+        :raises RuntimeError: a newer plan is in force, or the time is over.
+        """
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self._inner.check(keys):
+            if self._called_away() or time.monotonic() > deadline:
+                raise RuntimeError("gloo: a worker did not connect")
+            pause()
 
 
 def _listens(address: str, port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain
 pytestmark = pytest.mark.torch
 EPOCHS, SAMPLES = 3, 47
 CHANGES = 200
+KILLS = 12
 EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 
@@ -103,14 +105,56 @@ def test_two_hundred_changes_in_a_row_lose_and_repeat_nothing(gang: Any, tmp_pat
     job.end()
     assert [job.outcome(number).outcome for number in members] == ["stopped"] * len(members)
     assert set(job.outcomes()) <= {"stopped", "left"}
+    assert trained_as_alone(job, tmp_path) > CHANGES
 
+
+def trained_as_alone(job: Gang, folder: Path) -> int:
+    """Steps that were trained, after a look at every weight and sample; nobody may have been killed."""
+    found = {epoch: sorted(indices) for epoch, indices in seen(folder).items()}
+    saved = same_weights_as_alone(job, folder)
+    last = found.pop(saved["epoch"], [])
+    assert found == {epoch: list(range(SAMPLES)) for epoch in range(saved["epoch"])}
+    assert len(last) == len(set(last)) == saved["cursor"]
+    return saved["step"]
+
+
+def same_weights_as_alone(job: Gang, folder: Path) -> dict[str, int]:
+    """The counters of the checkpoint, which has the weights of one process after so many steps."""
     saved = Checkpoints(job.dir.checkpoints).load().state
     assert saved is not None
-    steps, epochs = saved["counters"]["step"], saved["counters"]["epoch"]
-    assert steps > CHANGES
-    found = {epoch: sorted(indices) for epoch, indices in seen(tmp_path).items()}
-    last = found.pop(epochs, [])
-    assert found == {epoch: list(range(SAMPLES)) for epoch in range(epochs)}
-    assert len(last) == len(set(last)) == saved["counters"]["cursor"]
-    plain(tmp_path / "alone", schedule="epoch", clip=True, epochs=100_000, stop_at=steps)
-    torch.testing.assert_close(saved["model"], final(tmp_path / "alone")["model"], rtol=1e-9, atol=1e-12)
+    steps = saved["counters"]["step"]
+    plain(folder / "alone", schedule="epoch", clip=True, epochs=100_000, stop_at=steps)
+    torch.testing.assert_close(saved["model"], final(folder / "alone")["model"], rtol=1e-9, atol=1e-12)
+    assert (
+        saved["counters"]["samples_done"]
+        == SAMPLES * saved["counters"]["epoch"] + saved["counters"]["cursor"]
+    )
+    counters: dict[str, int] = saved["counters"]
+    return counters
+
+
+def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
+    gang: Any, tmp_path: Path
+) -> None:
+    job = gang(epochs=100_000, step_s=0.005)
+    job.start(2)
+    job.wait_for("progress")
+    rng = np.random.default_rng(20211115)
+    members = [0, 1]
+    for _ in range(KILLS):
+        joiner = len(job.workers)
+        joining = [*members, joiner]
+        job.publish(joining)
+        job.add(joiner)
+        job.until(job.here.presence(joiner).exists, "worker")
+        time.sleep(rng.uniform(0, 0.05))  # somewhere between before and after the change
+        victim = int(rng.choice(joining))
+        job.signal(victim, signal.SIGKILL)
+        members = [number for number in joining if number != victim][-2:]
+        job.publish(members)
+        job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
+    job.publish(members, abort=True)
+    for number in members:
+        job.workers[number].wait(60)
+    assert [job.outcome(number).outcome for number in members] == ["stopped"] * 2
+    same_weights_as_alone(job, tmp_path)
