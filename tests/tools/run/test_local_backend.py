@@ -19,7 +19,7 @@ from pliant.tools.run.backends.processes import birth
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import read_record, write_record
 from pliant.tools.run.layout import StateDir
-from pliant.tools.run.plan import ENV_JOB_DIR
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.runner import open_backend
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
@@ -44,8 +44,18 @@ class Site:
         self.handle = Handle("a", 1, self.job / "attempts" / "1")
 
     def start(self, *scripts: str, cwd: str = "/") -> None:
-        env = {ENV_JOB_DIR: str(self.job)}
-        self.backend.start(self.handle, [Unit("n0", (sys.executable, "-c", s), cwd, env) for s in scripts])
+        record = read_record(self.handle)
+        first = 0 if record is None else len(record.units)
+        units = [
+            Unit(
+                "n0",
+                (sys.executable, "-c", script),
+                cwd,
+                {ENV_JOB_DIR: str(self.job), ENV_WORKER: str(number)},
+            )
+            for number, script in enumerate(scripts, first)
+        ]
+        self.backend.start(self.handle, units)
 
     def poll(self) -> tuple[UnitStatus, ...]:
         return self.backend.poll([self.handle])[self.handle]
@@ -162,6 +172,32 @@ def test_a_start_that_was_cut_short_is_undone_when_it_is_found(site: Site) -> No
     assert later.adopt() == [site.handle]
     assert later.poll([site.handle])[site.handle] == (UnitStatus("lost"),)
     until(lambda: left_running(site.job.parent) == [])
+
+
+def test_units_are_added_to_an_attempt_that_runs_and_each_can_be_ended_alone(site: Site) -> None:
+    site.start(WAIT)
+    site.start("import sys; sys.exit(4)", WAIT)
+    until(lambda: site.poll() == (RUNNING, UnitStatus("exited", 4), RUNNING))
+    site.backend.stop(site.handle, "kill", only={2})
+    until(lambda: site.poll()[2] != RUNNING)
+    assert site.poll()[:2] == (RUNNING, UnitStatus("exited", 4))
+    site.backend.stop(site.handle, "kill")
+    ended(site)
+
+
+def test_an_addition_that_was_cut_short_is_undone_and_the_rest_lives(site: Site, tmp_path: Path) -> None:
+    site.start(WAIT, WAIT)
+    record = read_record(site.handle)
+    assert record is not None
+    until(lambda: site.said(1) == "up\n")
+    first, second = record.units
+    write_record(
+        site.handle, record.model_copy(update={"units": (first, second.model_copy(update={"pid": None}))})
+    )
+    assert LocalBackend(cluster(2, slots="cpu"), tmp_path.resolve() / "jobs").adopt() == [site.handle]
+    until(lambda: len(left_running(tmp_path.resolve())) == 2)
+    assert site.poll() == (RUNNING, UnitStatus("lost"))
+    site.backend.stop(site.handle, "kill")
 
 
 @pytest.mark.parametrize("lie", ["start", "environment"])
