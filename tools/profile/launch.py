@@ -63,14 +63,16 @@ class Ended:
 def launch(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
     """Carry out one order.
 
-    :param order: its ``result`` is replaced by a file in a folder that lives as long as the launch.
+    :param order: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
+        ``launcher_pid`` by this process.
     :param advance: called with the number of points measured so far.
     :raises JobsFailedError: the script crashed, or never came to serve the sweep.
     """
     with tempfile.TemporaryDirectory(prefix="pliant-profile-") as name:
         folder = Path(name)
         result, path = folder / "outcome.json", folder / "order.json"
-        path.write_text(order.model_copy(update={"result": str(result)}).model_dump_json())
+        ours = {"result": str(result), "launcher_pid": os.getpid()}
+        path.write_text(order.model_copy(update=ours).model_dump_json())
         argv = torchrun(script.command, workers, standalone("127.0.0.1", folder / "rdzv"), folder / "logs")
         began_s = time.time()
         code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -169,6 +170,7 @@ class Recorder:
 
     def __init__(self, order: Order, rank: int, parameters: int, device: Device) -> None:
         self._path = Path(order.result)
+        self._launcher_pid = order.launcher_pid
         self._rank = rank
         self._outcome = Outcome(
             parameters=parameters, torch=torch.__version__, device=device.name, driver=device.driver
@@ -202,7 +204,12 @@ class Recorder:
         return [point for point in dict.fromkeys(points) if point not in seen]
 
     def begin(self, point: Point) -> None:
-        """A point is under way."""
+        """A point is under way.
+
+        :raises SystemExit: nobody waits for it any more, the launcher was killed.
+        """
+        if self._launcher_pid is not None and not psutil.pid_exists(self._launcher_pid):
+            raise SystemExit("the measurement was given up: who started it is gone")
         self._change(current=point)
 
     def end(self, point: Point) -> None:

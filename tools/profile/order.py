@@ -20,6 +20,8 @@ class Order(Record):
 
     result: str
     """File that rank 0 writes the :class:`Outcome` to, after every point."""
+    launcher_pid: PositiveInt | None = None
+    """Process that waits for the result; once it is gone nothing further is measured."""
     local_batches: tuple[PositiveInt, ...] = ()
     """Samples per worker and micro-step; where one does not fit, the limit is searched by bisection."""
     global_batches: tuple[PositiveInt, ...] = ()
