@@ -1,0 +1,132 @@
+"""What joins gets all of the state, bit by bit, in few rounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.tools.run.elastic import transfer
+from pliant.tools.run.elastic.replica import Averaging, Replica
+from pliant.tools.run.elastic.state import Mean
+from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.transfer import pass_on
+
+
+class Wire:
+    """One direction between two workers."""
+
+    def __init__(self) -> None:
+        self.sent: deque[torch.Tensor] = deque()
+        self.rounds: list[tuple[int, int]] = []
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        self.sent.append(tensor.clone())
+
+    def recv(self, tensor: torch.Tensor, giver: int) -> None:
+        found = self.sent.popleft()
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        tensor.copy_(found)
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    made = Wire()
+    monkeypatch.setattr(transfer.dist, "send", made.send)
+    monkeypatch.setattr(transfer.dist, "recv", made.recv)
+    yield made
+    assert not made.sent
+
+
+def given_to_another(state: Any) -> Any:
+    pass_on(state, [True, False], 0)
+    return pass_on(None, [True, False], 1)
+
+
+def training(seed: int) -> Training:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(600, 600), nn.BatchNorm1d(600), nn.Linear(600, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    helpers: dict[str, Any] = {
+        "schedule": OneCycleLR(optimizer, 0.2, total_steps=50),
+        "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
+        "average": AveragedModel(Replica(model, Averaging())),
+    }
+    made = Training(model, optimizer, helpers)
+    for _ in range(seed):
+        loss = model(torch.randn(4, 600)).square().mean()
+        helpers["scaler"].scale(loss).backward()
+        helpers["scaler"].step(optimizer)
+        helpers["scaler"].update()
+        helpers["schedule"].step()
+        helpers["average"].update_parameters(model)
+        made.step_done(4, Mean(loss.item(), 4))
+    return made
+
+
+def leaves(state: Any) -> Any:
+    """The same with tensors as lists, which can be compared."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {key: leaves(value) for key, value in state.items()}
+    return [leaves(one) for one in state] if isinstance(state, list | tuple) else state
+
+
+def test_everything_that_is_registered_travels(wire: Wire) -> None:
+    one, other = training(3), training(1)
+    one.gather_loss(1)
+    other.restore(given_to_another(one.shared()))
+    assert leaves(other.shared()) == leaves(one.shared())
+    assert other.counters == one.counters
+    assert other.helpers["scaler"].get_scale() == one.helpers["scaler"].get_scale() == 16.0  # type: ignore[attr-defined]
+    rates = []
+    for each in (one, other):
+        each.optimizer.step()
+        each.helpers["schedule"].step()  # type: ignore[attr-defined]
+        rates.append(each.optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+
+
+def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
+    state = {
+        "empty": torch.empty(0, 3),
+        "number": torch.tensor(7),
+        "bits": torch.tensor([True, False]),
+        "turned": torch.arange(6).reshape(2, 3).t(),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+        "big": torch.randn(transfer.CHUNK_BYTES // 2),
+        "words": ["a", (1, None)],
+    }
+    found = given_to_another(state)
+    assert found.pop("words") == state.pop("words")
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
+def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
+    """Every rank follows the same schedule: gifts and takings match, and a giver has what it gives."""
+    gifts: dict[int, list[tuple[str, int]]] = {}
+    for rank in range(len(has)):
+        mine: list[tuple[str, int]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfer, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
+            patch.setattr(transfer, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state")
+            pass_on("state" if has[rank] else None, has, rank)
+        gifts[rank] = mine
+    for rank, mine in gifts.items():
+        taken = [giver for word, giver in mine if word == "from"]
+        assert len(taken) == (not has[rank])
+        assert all(("to", rank) in gifts[giver] for giver in taken)
+        assert mine[: len(taken)] == [("from", giver) for giver in taken], "it gives what it has"
+    longest = max(len(mine) for mine in gifts.values())
+    assert sum(has) * 2**longest >= len(has)
+    assert longest <= (len(has) - 1).bit_length()
