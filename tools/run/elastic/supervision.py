@@ -88,9 +88,11 @@ class Supervision:
     def check_not_stopped(self) -> None:
         """Leave at once if a stop was asked for while this worker was starting or waiting for others.
 
+        Also if the others have got through without it: they will never come.
+
         :raises SystemExit: it was.
         """
-        if self._setting.left:
+        if self._setting.left or self._orders.is_done():
             self._leave()
         if self._watch.newest().abort or self._signal.received:
             self._ending.end("stopped", "asked to stop before the first step")
