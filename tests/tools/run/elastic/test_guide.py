@@ -1,0 +1,171 @@
+"""docs/elastic-training.md: its scripts run, its change is as small as it says, its messages are those."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run import elastic
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.elastic import ElasticJob
+from pliant.tools.run.outcome import judge
+from pliant.tools.run.plan import WorkerOutcome
+from pliant.tools.run.state import read_log
+from tests.builders import job
+from tests.tools.run.elastic.alone import Alone
+from tests.tools.run.elastic.gang import BASE
+from tests.tools.run.site import Site
+from tests.tools.run.test_training import pliant_run
+
+pytestmark = pytest.mark.torch
+ROOT = Path(__file__).parents[4]
+PAGE = (ROOT / "docs" / "elastic-training.md").read_text()
+BEFORE, AFTER = (ROOT / "examples" / folder / "stripes.py" for folder in ("before", "after"))
+SMALLEST = {
+    BEFORE: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
+    AFTER: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
+    ROOT / "examples" / "trainer_style.py": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
+    ROOT / "examples" / "fabric_style.py": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
+}
+Author = Callable[[ElasticJob], object]
+
+
+def test_ten_lines_make_the_script_elastic() -> None:
+    before, after = (path.read_text().splitlines() for path in (BEFORE, AFTER))
+    changes = [
+        (old_end - old, new_end - new)
+        for kind, old, old_end, new, new_end in difflib.SequenceMatcher(None, before, after).get_opcodes()
+        if kind != "equal"
+    ]
+    assert 0 < sum(max(change) for change in changes) <= 10
+
+
+def test_the_page_shows_the_change_as_it_is() -> None:
+    before, after = (path.read_text().splitlines() for path in (BEFORE, AFTER))
+    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-" and line[2:].strip()]
+    [shown] = [block for block in PAGE.split("\n```")[1::2] if block.startswith("diff\n")]
+    assert [line for line in shown.splitlines() if line[0] in "+-"] == [
+        f"{line[0]}{line[2:]}" for line in changed
+    ]
+
+
+@pytest.mark.parametrize("script", SMALLEST, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_script_of_the_guide_runs_under_plain_python(script: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    command = [sys.executable, str(script), *SMALLEST[script], "--out", str(weights)]
+    done = subprocess.run(command, env=BASE, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["epoch 0", "epoch 1"]
+    assert torch.load(weights)
+
+
+def test_the_changed_script_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
+    site, weights = Site(tmp_path), tmp_path / "weights.pt"
+    words = (*SMALLEST[AFTER], "--out", str(weights))
+    work = {"epochs": 2, "dataset_size": 64}
+    batch = {"size": 32, "per_gpu_max": 8}
+    site.jobs.append(job("a", command=(str(AFTER), *words), work=work, batch=batch, high=2))
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+    assert read_log(site.state).jobs["a"].samples_done == 2 * 64
+    metrics = [event.metric for event in site.events() if event.event == "epoch"]
+    assert len(metrics) == 2
+    assert None not in metrics
+    told = {path.read_text() for path in (site.state / "jobs").rglob("stdout.log")}
+    assert len(told) == 1, "workers found different metrics: they might not stop together"
+    assert torch.load(weights)
+
+
+def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
+    net = torch.nn.Linear(1, 1)
+    return net, torch.optim.SGD(net.parameters(), lr=0.1), TensorDataset(torch.zeros(4, 1))
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def prepare_twice(job: ElasticJob) -> None:
+    job.prepare(*nothing())
+    job.prepare(*nothing())
+
+
+def iterate_outside(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing())
+    list(loader)
+
+
+def register_late(job: ElasticJob) -> None:
+    job.prepare(*nothing())
+    for _ in job.epochs(1):
+        job.register(torch.nn.Linear(1, 1))
+
+
+MISTAKES: dict[str, Author] = {
+    "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),
+    "job.prepare was called twice: a job trains one model": prepare_twice,
+    "iterate the loader inside `for epoch in job.epochs(n):`": iterate_outside,
+    "register objects before the first epoch: their state is restored there": register_late,
+    "best: dict has no state_dict and load_state_dict": lambda job: job.register(best={}),
+    "Stream: expected a dataset with a length, samples and []": lambda job: job.prepare(
+        *nothing()[:2], Stream()
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_has_the_message_that_the_page_gives(message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        MISTAKES[message](elastic.init(batch_size=2))
+    assert str(found.value) == message
+    assert message in PAGE
+
+
+def test_a_script_without_a_batch_size_is_told_so() -> None:
+    with pytest.raises(UsageError) as found:
+        elastic.init().prepare(*nothing())
+    assert str(found.value) in PAGE
+
+
+def test_a_script_that_trains_nothing_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Alone(tmp_path, monkeypatch).run(lambda _: None)
+    assert (end.outcome, end.message in PAGE) == ("crashed", True)
+
+
+def test_a_script_that_does_not_use_the_library_is_told_so() -> None:
+    exited = [UnitStatus("exited", 0)]
+    verdict = judge({}, exited, ranks=1, elastic=True, stop_requested=False)
+    assert (verdict.end, verdict.message in PAGE) == ("failed", True)
+
+
+def test_a_script_that_raises_is_quoted() -> None:
+    crashed = {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")}
+    verdict = judge(crashed, [UnitStatus("exited", 1)], ranks=1, elastic=True, stop_requested=False)
+    assert verdict.message in PAGE
+
+
+def test_the_job_that_the_page_submits_states_what_its_script_does() -> None:
+    [line] = [text for text in PAGE.splitlines() if text.strip().startswith('{"id"')]
+    shown = json.loads(line)
+    source = AFTER.read_text()
+    for option, value in (
+        ("--batch", shown["batch"]["size"]),
+        ("--epochs", shown["work"]["epochs"]),
+        ("--size", shown["work"]["dataset_size"]),
+    ):
+        assert f'"{option}", type=int, default={value}' in source
