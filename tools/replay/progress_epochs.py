@@ -120,10 +120,10 @@ class Epochs:
         return Stretch(pieces.rates[piece], None if is_last else pieces.bounds[piece + 1])
 
     def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
-        target = job.spec.labels.get(TARGET)
+        target = _target(job)
         goal = self.epochs(job)
         if target is not None:
-            reached = self._epoch_of_metric(self.table(job), cut.batch, float(target), goal)
+            reached = self._epoch_of_metric(self.table(job), cut.batch, target, goal)
             goal = min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
         key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.total_samples)
         if key not in self._pieces:
@@ -154,6 +154,23 @@ class Epochs:
             if metric >= target if table.grows() else metric <= target:
                 return epoch + 1
         return goal
+
+
+def _target(job: JobState) -> float | None:
+    """The metric at which a job ends; None: it names none.
+
+    :raises BadInputError: it is no number.
+    """
+    text = job.spec.labels.get(TARGET)
+    if text is None:
+        return None
+    try:
+        target = float(text)
+    except ValueError:
+        target = math.nan
+    if not math.isfinite(target):
+        raise BadInputError(f'job "{job.id}": label {TARGET}: "{text}" is not a finite number')
+    return target
 
 
 def epoch_of(samples: float, samples_per_epoch: float) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 
 from pliant.schemas.convergence import ConvergenceRow
@@ -20,7 +22,7 @@ class Validation:
     """The runs of one model. Epochs count from 0; below and above the batches the nearest run answers."""
 
     def __init__(self, rows: Iterable[ConvergenceRow]) -> None:
-        """:raises BadInputError: an epoch of a run is missing."""
+        """:raises BadInputError: an epoch of a run is missing, or takes no iterations."""
         runs: dict[int, list[ConvergenceRow]] = {}
         for row in sorted(rows, key=lambda row: (row.batch, row.epoch)):
             run = runs.setdefault(row.batch, [])
@@ -34,11 +36,19 @@ class Validation:
         self.batches = tuple(runs)
         self.epochs = min(map(len, self._runs))
         """Epochs that every run has."""
-        self.least_progress = tuple(
-            min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs)
-        )
-        """Progress at the end of each epoch, the least of all runs."""
+        for batch, run in runs.items():
+            self._refuse_standstill([row.iterations for row in run], f"iterations at batch {batch}")
         self._gains: dict[float, Sequence[float]] = {}
+
+    @cached_property
+    def least_progress(self) -> tuple[float, ...]:
+        """Progress at the end of each epoch, the least of all runs.
+
+        :raises BadInputError: there is none in some epoch.
+        """
+        found = tuple(min(run[epoch].progress for run in self._runs) for epoch in range(self.epochs))
+        self._refuse_standstill(found, "progress")
+        return found
 
     def iterations(self, batch: float, epoch: int) -> float:
         """Optimizer steps from the start to the end of an epoch."""
@@ -56,6 +66,11 @@ class Validation:
     def gain(self, batch: float, epoch: int) -> float:
         """Progress of one step of ``batch`` samples: how many steps of the smallest batch it is worth."""
         sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
+        if not sqr and not var:
+            raise BadInputError(
+                f'convergence of "{self.model}": grad_sqr and grad_var are 0 around batch {batch:g}, '
+                f"epoch {epoch}, expected a gradient"
+            )
         scale = batch / self.batches[0]
         return (var + sqr) / (var / scale + sqr)
 
@@ -70,6 +85,15 @@ class Validation:
         """Gradient noise scale φ in samples: variance over squared norm, for the smallest batch."""
         sqr, var = self._between(_GRAD_SQR, batch, epoch), self._between(_GRAD_VAR, batch, epoch)
         return self.batches[0] * var / sqr if sqr else float("inf")
+
+    def _refuse_standstill(self, column: Sequence[float], what: str) -> None:
+        """Refuse cumulative values that do not grow from 0 on: no epoch would take that time."""
+        for epoch, (before, after) in enumerate(pairwise([0.0, *column])):
+            if after <= before:
+                raise BadInputError(
+                    f'convergence of "{self.model}", {what}: {after:g} after epoch {epoch}, '
+                    f"expected more than {before:g}"
+                )
 
     def _between(self, column: Column, batch: float, epoch: int) -> float:
         """Linear between the runs around ``batch``; after the last epoch of all runs as in the last."""

@@ -101,6 +101,13 @@ def test_a_target_metric_ends_a_job_at_an_epochs_end(metrics, target, end_s):
     assert trained(spec, Epochs({"m": table})) == end_s
 
 
+@pytest.mark.parametrize("text", ["high", "nan", ""])
+def test_a_target_metric_is_a_number(text):
+    table = Validation(run(8, (10, 10), (20, 20), metrics=(1, 5)))
+    with pytest.raises(BadInputError, match=f'job "a": label target_metric: "{text}" is not a finite number'):
+        trained(epochs_job(labels={"target_metric": text}), Epochs({"m": table}))
+
+
 def test_a_watched_job_shows_its_noise():
     model = Epochs({"m": TABLE}, stepwise=True)
     engine = play(
@@ -171,6 +178,15 @@ def test_noise_scales_are_read_by_model():
 def test_what_a_table_lacks_is_said():
     with pytest.raises(BadInputError, match='"m" at batch 8: epoch 1 is missing'):
         Validation([run(8, (1, 1))[0], *run(8, (1, 1), (2, 2), (3, 3))[2:]])
+    with pytest.raises(BadInputError, match="iterations at batch 8: 9 after epoch 1, expected more than 9"):
+        Validation(run(8, (9, 1), (9, 2)))
+    stuck = Validation(run(8, (1, 1), (2, 1)))
+    assert trained(epochs_job(), Epochs({"m": stuck})) == 2, "these epochs are counted by iterations"
+    with pytest.raises(BadInputError, match='"m", progress: 1 after epoch 1, expected more than 1'):
+        trained(epochs_job(), Goodput({"m": stuck}))
+    still = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0, None, 0.0, 0.0)])
+    with pytest.raises(BadInputError, match="grad_sqr and grad_var are 0 around batch 8, epoch 0"):
+        still.gain(8, 0)
     silent = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0)])
     with pytest.raises(BadInputError, match="epoch 0: a value that this replay needs is null"):
         silent.gain(8, 0)
