@@ -34,6 +34,8 @@ class Run:
     epoch_size: int
     epochs: float = 0.0
     rows: list[ConvergenceRow] = field(default_factory=list)
+    is_repeat: bool = False
+    """Whether a run of the same kind and batch began before it: a table holds one."""
 
 
 def read(folder: Path, workload: Path | None, intake: Intake) -> Imported:
@@ -102,9 +104,15 @@ def _runs(folder: Path, intake: Intake) -> list[Run]:
 def _epoch(runs: Mapping[int, Run], row: Record) -> None:
     """Add an epoch to its run."""
     run, epoch, size = runs.get(count(row, "id")), count(row, "epoch"), some(row, "epoch_size")
-    if run is None or run.epoch_size != size or epoch != len(run.rows) + 1:
+    if run is None or run.epoch_size != size or not (run.is_repeat or epoch == len(run.rows) + 1):
         raise DroppedRowError("are epochs of a run that does not fit trace_dev.csv")
     batch, done = some(row, "batch_size"), number(row, "num_samples")
+    if epoch == 1:
+        run.is_repeat = any(
+            other.kind == run.kind and other.rows[0].batch == batch for other in runs.values() if other.rows
+        )
+    if run.is_repeat:
+        raise DroppedRowError("are epochs of a run whose kind and batch another run has")
     before = run.rows[-1] if run.rows else ConvergenceRow(run.kind, batch, 0, 0.0, 0.0)
     iterations = before.iterations + (done - before.progress) / batch
     run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, number(row, "acc")))

@@ -11,6 +11,7 @@ from pliant.schemas import io
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, SampleWork
+from pliant.tools.replay.progress_tables import validations
 from tests.tools.replay.importers.importing import problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"
@@ -154,6 +155,20 @@ def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> Non
         ("resnet18-cifar-400", 100, 1, 6.0, 800.0),
     ]
     assert not (result.out / "profile.parquet").exists()
+
+
+def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Path) -> None:
+    """Runs of one kind and batch are one entry of a convergence table: that of the first is kept."""
+    data = ones(tmp_path / "data")
+    text(data, "trace_dev.csv", ONES, RESNET, BERT, RESNET)
+    again = [f"2,{epoch},400,{400 * epoch},800,100,0.01,6.9,1.4,0.5,65.9" for epoch in (1, 2)]
+    with (data / "job_history.csv").open("a") as history:
+        history.writelines(f"{line}\n" for line in again)
+    result = run(tmp_path, "ones", str(data), workload=text(tmp_path, "t.csv", ONES, RESNET))
+    assert result.dropped["are epochs of a run whose kind and batch another run has"] == 2
+    assert result.jobs[0].work == EpochWork(epochs=3.0, dataset_size=400)
+    (table,) = validations(io.read_convergence(result.out / "convergence.parquet")).values()
+    assert (table.batches, table.epochs) == ((100,), 2)
 
 
 def gavel(folder: Path) -> Path:
