@@ -14,7 +14,17 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import read_bytes, source_name
 from pliant.schemas.job import Elasticity
 from pliant.schemas.problems import problems_of
-from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.schemas.record import (
+    MOST_GPUS,
+    BatchSize,
+    GpuCount,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+    SampleCount,
+)
 from pliant.tools.replay.recipe_oasis import OasisRanges
 
 GpuTimeClass = Literal["S", "M", "L", "XL"]
@@ -39,7 +49,7 @@ Sizes = Annotated[dict[str, PositiveFloat], Field(min_length=1)]
 
 def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
     for size in sizes or ():
-        if not (size.isascii() and size.isdecimal() and int(size) > 0):
+        if not (size.isascii() and size.isdecimal() and 0 < int(size) <= MOST_GPUS):
             refuse("/gpus", f'"{size}" is not a number of GPUs')
 
 
@@ -57,22 +67,22 @@ class Model(Record):
     """How often it occurs, relative to the others of the same class."""
     classes: tuple[GpuTimeClass, ...] = ()
     """Classes of GPU time whose jobs train it. Default: all."""
-    batch: PositiveInt | None = None
+    batch: BatchSize | None = None
     """Global batch of its jobs. Default: requested GPUs times the largest local batch in the profile."""
-    batch_min: PositiveInt | None = None
-    batch_max: PositiveInt | None = None
-    per_gpu_max: PositiveInt | None = None
+    batch_min: BatchSize | None = None
+    batch_max: BatchSize | None = None
+    per_gpu_max: BatchSize | None = None
     """Largest local batch."""
     lr: PositiveFloat | None = None
     gpus: Sizes | None = None
     """Requested GPUs. Default: the recipe's."""
-    gpus_min: PositiveInt | None = None
-    gpus_max: PositiveInt | None = None
+    gpus_min: GpuCount | None = None
+    gpus_max: GpuCount | None = None
     gpu_seconds: PositiveFloat | None = None
     """Work of each of its jobs. Default: drawn from the recipe's classes."""
     epochs: Bounds | None = None
     """Work in whole epochs, drawn evenly between these, instead of GPU time."""
-    dataset_size: PositiveInt | None = None
+    dataset_size: SampleCount | None = None
     """Samples in an epoch."""
     convergence: str | None = None
     """Key into a convergence table."""

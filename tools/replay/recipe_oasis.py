@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pliant.schemas.record import NonNegativeFloat, PositiveFloat, Record
 
-Bounds = tuple[NonNegativeFloat, NonNegativeFloat]
+
+def _refuse_backwards(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        text = f"{bounds[1]:g} is below {bounds[0]:g}, expected [from, to]"
+        raise PydanticCustomError("recipe", "{problem}", {"problem": text})
+    return bounds
+
+
+Bounds = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], AfterValidator(_refuse_backwards)]
 """From, to; drawn evenly between them."""
 
 
@@ -46,3 +55,10 @@ class OasisRanges(Record):
     sensitive_share: Annotated[float, Field(ge=0, le=1)] = 0.55
     critical_share: Annotated[float, Field(ge=0, le=1)] = 0.35
     """The rest is insensitive: its decay is 0."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.sensitive_share + self.critical_share > 1:
+            text = "sensitive_share and critical_share are more than 1 together"
+            raise PydanticCustomError("recipe", "{problem}", {"problem": text})
+        return self

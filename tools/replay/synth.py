@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic_core import ValidationError
+
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Batch, EpochWork, Gpus, GpuTimeWork, Job
+from pliant.schemas.problems import problems_of
 from pliant.tools.replay.recipe import CLASS_HOURS, GpuTimeClass, Model, Recipe
 from pliant.tools.replay.synth_arrivals import arrival_times_s
 from pliant.tools.replay.synth_oasis import oasis_jobs
@@ -25,8 +29,16 @@ def synthesize(recipe: Recipe) -> tuple[Job, ...]:
 
     Times are rounded to milliseconds, so that the text of a trace says exactly what its numbers are.
 
-    :raises BadInputError: the trace to sample from cannot be read, or has too few jobs in the window.
+    :raises BadInputError: the trace to sample from cannot be read, or has too few jobs in the window; or what
+        the recipe says of sizes, batches and work does not go together.
     """
+    try:
+        return _made(recipe)
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, "a job of this recipe")) from None
+
+
+def _made(recipe: Recipe) -> tuple[Job, ...]:
     import numpy as np
 
     rng = np.random.default_rng(recipe.seed)

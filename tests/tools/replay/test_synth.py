@@ -107,12 +107,31 @@ def test_defaults_make_a_trace() -> None:
         ),
         ('kind = "sample"', '/trace: kind "sample" and trace come together'),
         ('kind = "diurnal"\namplitude = 1.0', "/amplitude: 1.0 is not below 1"),
+        ("[gpus]\n99999999 = 1", '/gpus: "99999999" is not a number of GPUs'),
+        (f'[[models]]\nname = "net"\nbatch = {10**20}', "/models/0/batch: "),
+        ("[oasis]\nepochs = [9, 5]", r"/oasis/epochs: .*5 is below 9, expected \[from, to\]"),
+        ("[oasis.worker]\ngpu = [2, 1]", "/oasis/worker/gpu: .*1 is below 2"),
+        ("[oasis]\nsensitive_share = 1.0", "/oasis: .*are more than 1 together"),
     ],
 )
 def test_a_wrong_recipe_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "r.toml").write_text(text)
     with pytest.raises(BadInputError, match=message):
         read_recipe(str(tmp_path / "r.toml"), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[models]]\nname = "net"\ngpus_min = 16', "a job of this recipe: .*is below gpus.min 16"),
+        ('[[models]]\nname = "net"\nbatch = 8\nbatch_min = 16', "8 is below batch.min 16"),
+        ('kind = "oasis"\n[oasis]\nchunks = [0, 0]', "0 is not above 0"),
+    ],
+)
+def test_a_recipe_whose_jobs_are_none_says_why(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(BadInputError, match=message):
+        synthesize(read_recipe(str(tmp_path / "r.toml"), {}))
 
 
 def test_an_unknown_recipe_is_told() -> None:
