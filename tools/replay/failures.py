@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -106,7 +107,7 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
 
     Events that change nothing (down while it is down) are left out.
     """
-    listed = [(event, number) for number, events in enumerate(sources) for event in events]
+    listed = [(event, number) for number, events in enumerate(sources) for event in _without_gaps(events)]
     listed.sort(key=lambda item: (item[0].time_s, item[0].node, item[0].up, item[1]))
     down_by: dict[str, set[int]] = {}
     found = []
@@ -117,6 +118,18 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
         if bool(held_by) != was_down:
             found.append(event)
     return tuple(found)
+
+
+def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:
+    """The events of one source; outages of a node of which one ends as the next begins are one outage."""
+    down: set[str] = set()
+    ordered = sorted(events, key=lambda event: (event.time_s, event.node, event.up))
+    for (_, node), at_once in groupby(ordered, key=lambda event: (event.time_s, event.node)):
+        turns = list(at_once)
+        if node in down and not turns[0].up and turns[-1].up:
+            continue
+        yield from turns
+        (down.discard if turns[-1].up else down.add)(node)
 
 
 def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:

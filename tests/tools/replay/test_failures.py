@@ -70,6 +70,11 @@ def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
     assert together(twice) == (twice[0], twice[2])
 
 
+def test_an_outage_that_begins_as_another_ends_goes_on() -> None:
+    first, back, again, last = (NodeEvent(t, "n0", up=up) for t, up in ((0, 0), (9, 1), (9, 0), (20, 1)))
+    assert together([first, back, again, last]) == (first, last) == together([first, again, back, last])
+
+
 def test_failures_by_the_million_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
         drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
