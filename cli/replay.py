@@ -162,7 +162,12 @@ def replay(
     jobs_limit: Annotated[
         int | None, typer.Option("--jobs-limit", min=1, help="Replay the first so many jobs only.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="Replays at a time.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", min=1, help="Replays at a time.", show_default="1; of a sweep as many as cores"
+        ),
+    ] = None,
     timing: Annotated[
         bool | None,
         typer.Option(
@@ -230,14 +235,24 @@ def replay(
                 "--rescale-cost": rescale_cost,
                 "--failures": failures,
                 "--mtbf": mtbf,
+                "--repair": None if repair == 1 else repair,
                 "--interference": interference or None,
+                "--param": param or None,
+                "--seed": seed or None,
+                "--progress": progress_model,
+                "--noise-scale": noise_scale,
+                "--speeds": None if speeds is SpeedsChoice.additive else speeds,
+                "--jobs-limit": jobs_limit,
+                "--timing": timing,
             }
         )
         replay_sweep(recipe, task, output, workers, executor)
         return
+    if executor is not Executor.local:
+        raise UsageError(f"--executor {executor} needs a sweep: name its --recipe")
     if jobs is None or cluster is None or policy is None:
         raise UsageError("--jobs, --cluster and --policy are needed, or --recipe")
-    if [jobs, cluster, profile, convergence].count("-") > 1:
+    if [jobs, cluster, profile, convergence, failures].count("-") > 1:
         raise UsageError("only one input can come from stdin")
     _check_interval(interval)
     _check_interference(interference)
@@ -264,7 +279,10 @@ def replay(
     ]
     with progress("replay", "jobs") as advance:
         summaries = replay_all(
-            Sources(jobs, cluster, profile, jobs_limit, convergence), tasks, workers=workers, advance=advance
+            Sources(jobs, cluster, profile, jobs_limit, convergence),
+            tasks,
+            workers=workers or 1,
+            advance=advance,
         )
     if profile is None:
         note("no profile: speed is assumed to grow in proportion to the GPUs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -22,7 +23,7 @@ class Executor(StrEnum):
     slurm_array = "slurm-array"
 
 
-def refuse_beside_a_sweep(options: Mapping[str, str | float | None]) -> None:
+def refuse_beside_a_sweep(options: Mapping[str, object]) -> None:
     """Options that say what a sweep's recipe says.
 
     :raises UsageError: one of them is given.
@@ -32,12 +33,17 @@ def refuse_beside_a_sweep(options: Mapping[str, str | float | None]) -> None:
         raise UsageError(f"{given[0]} does not go with --recipe or --task: the recipe says it")
 
 
-def replay_sweep(recipe: str | None, task: int | None, output: str, workers: int, executor: Executor) -> None:
+def replay_sweep(
+    recipe: str | None, task: int | None, output: str, workers: int | None, executor: Executor
+) -> None:
     """Carry out a sweep, or one task of it, into the folder ``output``.
 
+    :param workers: replays at a time; None: as many as cores, or as Slurm likes.
+    :raises UsageError: it is not said where to, or a task is asked for and a sweep, too.
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
+    from pliant.tools.replay.output import make_folder
     from pliant.tools.replay.sweep import carry_out, strangers
     from pliant.tools.replay.sweep_recipe import read_sweep
     from pliant.tools.replay.sweep_tasks import sweep_tasks, task_of, write_table
@@ -46,9 +52,11 @@ def replay_sweep(recipe: str | None, task: int | None, output: str, workers: int
         raise UsageError("a sweep writes many files: name a folder with -o")
     folder = Path(output).resolve()
     if task is not None:
+        if recipe is not None or executor is not Executor.local:
+            raise UsageError("--task carries out one task here, without --recipe and --executor")
         carry_out(task_of(folder, task), folder)
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     tasks = sweep_tasks(read_sweep(str(recipe)), folder)
     write_table(tasks, folder)
     for name in strangers(tasks, folder):
@@ -59,18 +67,21 @@ def replay_sweep(recipe: str | None, task: int | None, output: str, workers: int
         _carry_out(tasks, folder, workers)
 
 
-def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
+def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
     from pliant.tools.replay.sweep import sweep
 
     with progress("sweep", "replays") as advance:
-        failures = sweep(tasks, folder, workers=workers, advance=advance)
+        cores = len(os.sched_getaffinity(0))
+        failures = sweep(tasks, folder, workers=workers or cores, advance=advance)
+    if any(task.profile is None for task in tasks):
+        note("no profile for some: their speed is assumed to grow in proportion to the GPUs")
     note(f"{len(tasks) - len(failures)} of {len(tasks)} replays are in {folder}")
     if failures:
         lines = [f"{failure.name}: {failure.message}" for failure in failures]
         raise JobsFailedError("\n".join([*lines, "the same command does what is missing"]))
 
 
-def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
+def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
     from pliant.tools.replay.array_job import array_script, submit, write_script
     from pliant.tools.replay.sweep import is_finished
 
@@ -79,5 +90,5 @@ def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
         note(f"all {len(tasks)} replays are in {folder}")
         return
     command = [sys.executable, "-m", "pliant.cli"]
-    text = array_script(str(folder), numbers, command, workers if workers > 1 else None)
+    text = array_script(str(folder), numbers, command, workers)
     note(f"{len(numbers)} of {len(tasks)} replays are left: {submit(write_script(text, folder))}")

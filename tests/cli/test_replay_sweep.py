@@ -48,6 +48,7 @@ def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:
         "t-fifo.parquet",
         "t-las.parquet",
     ]
+    assert "no profile for some: their speed is assumed to grow in proportion to the GPUs" in done.stderr
 
 
 def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None:
@@ -79,6 +80,15 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
         (("--recipe", "sweep.toml", "--policy", "fifo", "-o", "out"), "--policy does not go with --recipe"),
         (("--recipe", "s.toml", "--mtbf", "9", "-o", "out"), "--mtbf does not go with --recipe"),
         (("--recipe", "s.toml", "--interference", "0.1", "-o", "out"), "--interference does not go with"),
+        (("--recipe", "s.toml", "--seed", "5", "-o", "out"), "--seed does not go with"),
+        (("--recipe", "s.toml", "--param", "las.x=1", "-o", "out"), "--param does not go with"),
+        (("--recipe", "s.toml", "--speeds", "placement", "-o", "out"), "--speeds does not go with"),
+        (("--recipe", "s.toml", "--no-timing", "-o", "out"), "--timing does not go with"),
+        (("--task", "0", "--jobs-limit", "3", "-o", "out"), "--jobs-limit does not go with"),
+        (("--recipe", "s.toml", "--task", "0", "-o", "out"), "--task carries out one task here, without"),
+        (("--policy", "fifo", "--executor", "slurm-array"), "--executor slurm-array needs a sweep"),
+        (("--recipe", "sweep.toml", "-o", "jobs.jsonl"), "jobs.jsonl: cannot be written"),
+        (("--recipe", "sweep.toml", "-o", "jobs.jsonl/x"), "jobs.jsonl/x: cannot be written"),
         (("--policy", "fifo"), "--jobs, --cluster and --policy are needed, or --recipe"),
     ],
 )

@@ -56,12 +56,20 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
     if path == PIPE:
         write_bytes(path, log.json_lines())
         return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(error, str(Path(path).parent)) from error
+    make_folder(Path(path).parent)
     write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
     write_bytes(summary_path(path), summary_bytes(summary))
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for replays, unless it is there.
+
+    :raises UsageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(error, str(folder)) from error
 
 
 def summary_path(path: str) -> str:

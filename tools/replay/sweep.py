@@ -102,6 +102,8 @@ def _attempt(task: SweepTask, folder: Path) -> Failure | None:
         carry_out(task, folder)
     except PliantError as error:
         return Failure(task.name, str(error).partition("\n")[0])
+    except MemoryError:
+        return Failure(task.name, "memory ran out: fewer --workers need less")
     except Exception as error:  # noqa: BLE001 - one task's bug must not cost the others their results
         return Failure(task.name, f"this is a bug in pliant: {type(error).__name__}: {error}")
     return None

@@ -37,7 +37,7 @@ class Trace(Record):
     synth: str | None = None
     """A built-in recipe or a recipe file, as ``pliant trace synth`` takes."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """Of a recipe: one trace each."""
+    """Of a recipe: one trace each. Default: the recipe's own seed."""
     profile: str | None = None
     """Default: speed grows in proportion to the GPUs."""
     convergence: str | None = None

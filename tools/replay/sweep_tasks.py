@@ -148,7 +148,8 @@ def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
         stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
         path = folder / "traces" / f"{stem}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_jobs(synthesize(read_recipe(str(trace.synth), {"seed": seed})), path)
+        stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
+        write_jobs(synthesize(read_recipe(str(trace.synth), stated)), path)
         yield stem, str(path.resolve())
 
 

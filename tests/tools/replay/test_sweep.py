@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import read_events, write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay.costs import Cost
 from pliant.tools.replay.progress_choice import Training
+from pliant.tools.replay.recipe import read_recipe
 from pliant.tools.replay.sweep import carry_out, event_file, is_finished, strangers, sweep
 from pliant.tools.replay.sweep_recipe import read_sweep
 from pliant.tools.replay.sweep_tasks import SweepTask, read_table, sweep_tasks, task_of, write_table
+from pliant.tools.replay.synth import synthesize
 from tests.builders import cluster, job
 
 JOBS = [job(f"j{n}", at=10.0 * n, low=1, high=4, gpu_seconds=100) for n in range(5)]
@@ -52,6 +54,26 @@ def test_every_trace_meets_every_policy_with_every_parameter(folder: Path) -> No
     traces = ("real", "made-t1", "made-t2")
     runs = ("fifo", "ares-alpha0.5", "ares-alpha0.75")
     assert [task.name for task in tasks_of(folder)] == [f"{trace}-{run}" for trace in traces for run in runs]
+
+
+def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) -> None:
+    recipe = folder / "made.toml"
+    recipe.write_text("seed = 7\n" + recipe.read_text())
+    (folder / "sweep.toml").write_text(SWEEP.replace("seeds = [1, 2]\n", ""))
+    tasks_of(folder)
+    alone = synthesize(read_recipe(str(recipe), {"seed": 7}))
+    assert read_jobs(folder / "out" / "traces" / "made.jsonl") == alone
+
+
+def test_a_task_that_runs_out_of_memory_is_told_as_such(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pliant.tools.replay.sweep.carry_out", exhaust)
+    (failure,) = sweep(tasks_of(folder)[:1], folder / "out")
+    assert failure.message == "memory ran out: fewer --workers need less"
 
 
 def test_clusters_and_seeds_enter_the_names_where_there_are_several(folder: Path) -> None:
