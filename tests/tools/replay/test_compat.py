@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress import Stretch
 from pliant.tools.replay.progress_choice import Training
 from pliant.tools.replay.progress_course import PieceCourse, Pieces
+from pliant.tools.replay.progress_epochs import EpochRules
 from pliant.tools.replay.replay import Run, replay
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from tests.builders import cluster, job
@@ -154,3 +156,12 @@ def test_what_a_replay_states_wins_over_the_preset(reference_data, tmp_path):
     free = Physics(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
     assert average_s(inputs, "tiresias", physics=free) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
+
+
+def test_every_quirk_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "replay-compat.md").read_text()
+    names = {each.name for each in fields(Compat)} - {"name", "epochs"}
+    names |= {f"epochs.{each.name}" for each in fields(EpochRules)}
+    assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
+    stated = {f"{key}={value}".lower() for each in POLLUX.parameters.values() for key, value in each.items()}
+    assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
