@@ -46,6 +46,8 @@ class ElasticDp(Policy):
 
     name: ClassVar[str] = "elastic-dp"
     elasticity: ClassVar[Elasticity] = "size+batch"
+    rebuilds_state: ClassVar[bool] = False
+    """When sizes were last looked at is no change, so no history of changes tells it."""
 
     def __init__(
         self,
