@@ -86,7 +86,7 @@ class Compared:
     @property
     def reproduces(self) -> bool:
         """Whether it has the published sign and size, to :data:`NEAR`."""
-        same_side = not self.is_ratio or (self.ours - 1) * (self.published - 1) >= 0
+        same_side = not self.is_ratio or self.published == 1 or (self.ours - 1) * (self.published - 1) > 0
         return same_side and 1 / NEAR <= self.ratio <= NEAR
 
 

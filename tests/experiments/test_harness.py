@@ -70,6 +70,7 @@ def test_ours_is_the_mean_over_the_seeds_and_a_ratio_pairs_them(tmp_path: Path) 
         (2.0, 1.3, False),
         (2.0, 3.1, False),
         (1.2, 0.9, False),
+        (1.4, 1.0, False),
         (0.8, 0.9, True),
         (1.0, 1.2, True),
     ],
