@@ -89,8 +89,9 @@ class Policy:
     """Whether a fresh object that is told the whole history decides as one that was there all along.
 
     False where a history cannot tell what is carried, as the moment of the last look, or the candidates that
-    a random search goes on from: only searching all over again would find them. Such a policy dumps it, and every schedule and state directory keeps the dump. Where it is lost, the policy begins
-    from what the jobs hold; it keeps every rule and decides alike however often it is rebuilt.
+    a random search goes on from: only searching all over again would find them. Such a policy dumps it, and
+    every schedule and state directory keeps the dump. Where it is lost, the policy begins from what the jobs
+    hold; it keeps every rule and decides alike however often it is rebuilt.
     """
 
     @property
