@@ -4,15 +4,18 @@ Times are CPU seconds of this process, the least of several: from curves as arra
 The increments of a concave curve are random, largest first. An arbitrary curve is made of random increments
 in any order, or of random values; the small instances, with infeasible sizes and quotas of users among them,
 are compared with all possible allocations. Tables III and IV of the paper are replayed as the page
-docs/experiments/elastic-scaling.md tells.
+docs/experiments/elastic-scaling.md tells. How far a run of real jobs is from its replay is read from what
+``python -m experiments.elastic_scaling.live --record`` has recorded, null without a recorded run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf
+from pathlib import Path
 from time import process_time
 from typing import Final
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from benchmarks.published import published
+from experiments.elastic_scaling.live import LIMITS, RECORD
 from pliant.tools.schedule.policies.elastic_dp_gains import Floats, Gains
 from pliant.tools.schedule.policies.elastic_dp_optimizer import Optimizer
 
@@ -43,12 +47,18 @@ class Instance:
 
 
 def figures(
-    instances: int = INSTANCES, repeats: int = 7, scale: int = 1, *, tables: bool = True
+    instances: int = INSTANCES,
+    repeats: int = 7,
+    scale: int = 1,
+    *,
+    tables: bool = True,
+    record: Path = RECORD,
 ) -> list[Figure]:
     """Time by instance, and how many of the small instances were solved wrongly; then the paper's tables.
 
     :param scale: divides the sizes of the two large instances.
     :param tables: replay tables III and IV of Saxena et al., 2020, which takes minutes.
+    :param record: the comparison of a run of real jobs with its replay.
     """
     rng = np.random.default_rng(SEED)
     middle = [rng.uniform(0.1, 10.0, 11) if job % 2 else _jumping(rng, 10) for job in range(151)]
@@ -63,8 +73,18 @@ def figures(
         Figure("dp_add_job_ms", 1000 * _adding_s(middle, 400, 8 * repeats), "ms", 0.2),
         Figure("dp_wrong_of_n", wrong, "instances", 0.0),
         Figure("dp_n", instances, "instances"),
+        *_live(record),
         *(published("elastic-scaling", SWEEPS, TABLES) if tables else ()),
     ]
+
+
+def _live(record: Path) -> Iterator[Figure]:
+    """Relative differences of the replay from the recorded run, section IV-H of the paper."""
+    rows = json.loads(record.read_bytes())["figures"] if record.exists() else []
+    differences = {row["name"]: row["difference"] for row in rows}
+    for name, limit in LIMITS.items():
+        full = f"live_vs_replay_{name}"
+        yield Figure(full, differences.get(full), "ratio", limit)
 
 
 def solved(curves: Sequence[Floats], gpus: int) -> Optimizer:

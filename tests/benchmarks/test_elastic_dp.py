@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from benchmarks import elastic_dp
@@ -16,8 +19,22 @@ def test_every_figure_has_its_limit_and_small_instances_are_right() -> None:
         ("dp_add_job_ms", 0.2),
         ("dp_wrong_of_n", 0.0),
         ("dp_n", None),
+        ("live_vs_replay_completed", 0.07),
+        ("live_vs_replay_sjs", 0.05),
+        ("live_vs_replay_jct", 0.17),
     ]
     assert measured["dp_wrong_of_n"].value == 0
+
+
+def test_a_recorded_run_of_real_jobs_is_among_the_figures_and_a_missing_one_holds_nowhere(
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "live.json"
+    (completed, *_) = missing = list(elastic_dp._live(record))
+    assert [row.value for row in missing] == [None, None, None]
+    assert completed.row("x")["holds"] is False
+    record.write_text(json.dumps({"figures": [{"name": "live_vs_replay_sjs", "difference": 0.02}]}))
+    assert [row.value for row in elastic_dp._live(record)] == [None, 0.02, None]
 
 
 def test_sizes_that_are_not_the_best_would_be_counted(monkeypatch) -> None:
