@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Metadata = tuple[tuple[str, str], ...]
 
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
+_THREADS_FROM: Final = 1 << 22
+"""Bytes of a file that is read by several threads. After a smaller one a command may end while they are still
+being started, which the C++ library answers with an abort."""
 
 
 def to_columns(rows: Sequence[AnyRow], table: Table, *, json_as_text: bool = False) -> dict[str, list[Any]]:
@@ -94,7 +97,8 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
         raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
     try:
-        arrow = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        arrow = file.read(use_threads=len(data) >= _THREADS_FROM)
         arrow.validate(full=True)
         twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
     except MemoryError:  # pyarrow's own is an ArrowException, too

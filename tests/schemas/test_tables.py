@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,3 +194,20 @@ def test_metadata_of_a_profile_comes_back_in_its_order(tmp_path: Path) -> None:
     io.write_profile(profile, tmp_path / "p")
     assert io.read_profile(tmp_path / "p") == profile
     assert pq.read_schema(tmp_path / "p").metadata[b"schema"] == b"pliant.profile/1"
+
+
+COUNTS_THREADS = """
+import os, sys
+import pyarrow.parquet
+from pliant.schemas import io
+before = len(os.listdir("/proc/self/task"))
+io.read_profile(sys.argv[1])
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs a kernel that lists threads")
+def test_a_small_file_is_read_without_threads_that_might_outlive_the_command(tmp_path: Path) -> None:
+    io.write_profile(Profile((ROW,)), tmp_path / "p.parquet")
+    command = [sys.executable, "-c", COUNTS_THREADS, str(tmp_path / "p.parquet")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
