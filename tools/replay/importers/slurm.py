@@ -67,10 +67,10 @@ def _job(row: Record, intake: Intake) -> Job:
     submit_time_s = submitted(row, "Submit")
     state = _optional(row, "State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)
+    if moment(row, "Start") is None:
+        raise DroppedRowError(NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
     if not gpus:
         raise DroppedRowError(NO_GPU)
-    if moment(row, "Start") is None:
-        raise DroppedRowError(NEVER_STARTED)
     if state in _GOING_ON:
         raise DroppedRowError(NOT_FINISHED)
     seconds = _elapsed_seconds(row)

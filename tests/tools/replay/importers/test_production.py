@@ -133,6 +133,7 @@ def test_slurm_steps_and_jobs_that_did_not_run_are_no_jobs(tmp_path: Path) -> No
         f"12.batch|batch|||CANCELLED|{times}|60|1|{tres}",
         f"13_2|train|ann|gpu|TIMEOUT|{times}|60|1|{tres}",
         f"14_[3-9]|train|ann|gpu|PENDING|2024-01-05T10:00:00|Unknown|0|1|{tres}",
+        "18|train|ann|gpu|CANCELLED by 1000|2024-01-05T10:00:00|None|0|1|",
         f"15|train|ann|gpu|RUNNING|{times}|60|1|{tres}",
         f"16|prepare|ann|cpu|COMPLETED|{times}|60|1|cpu=8",
         f'17|say "hi|ann|gpu|COMPLETED|{times}|0|1|{tres}',
@@ -143,7 +144,7 @@ def test_slurm_steps_and_jobs_that_did_not_run_are_no_jobs(tmp_path: Path) -> No
     assert result.job("12").labels == {**labels, "nodes": "1", "gpu_type": "a100"}
     assert result.dropped == {
         "are steps of jobs": 1,
-        "never started": 1,
+        "never started": 2,
         "had not finished when the trace ended": 1,
         "asked for no GPU": 1,
         "ran for no time": 1,
