@@ -56,8 +56,9 @@ def replay_sweep(
             raise UsageError("--task carries out one task here, without --recipe and --executor")
         carry_out(task_of(folder, task), folder)
         return
+    read = read_sweep(str(recipe))
     make_folder(folder)
-    tasks = sweep_tasks(read_sweep(str(recipe)), folder)
+    tasks = sweep_tasks(read, folder)
     write_table(tasks, folder)
     for name in strangers(tasks, folder):
         note(f"{output}/{name} is of no replay of this sweep, but a report of the folder would show it")

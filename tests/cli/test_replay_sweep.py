@@ -51,6 +51,11 @@ def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:
     assert "no profile for some: their speed is assumed to grow in proportion to the GPUs" in done.stderr
 
 
+def test_a_missing_recipe_leaves_no_folder(here: Path) -> None:
+    assert call("--recipe", "gone.toml", "-o", "out").exit_code == 3
+    assert not (here / "out").exists()
+
+
 def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None:
     write_jobs([job("a", gpu_seconds=10).model_copy(update={"work": None})], "jobs.jsonl")
     done = call("--recipe", "sweep.toml", "-o", "out")

@@ -165,10 +165,13 @@ def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
 
 
 def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
-    """File name stem: what a task varies, in characters that every file system takes."""
+    """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
     varied = [f"{key}{value}" for key, value in parameters.items()]
     name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:_LONGEST]
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _key(task: SweepTask, digest: Callable[[str], str]) -> str:

@@ -56,6 +56,13 @@ def test_every_trace_meets_every_policy_with_every_parameter(folder: Path) -> No
     assert [task.name for task in tasks_of(folder)] == [f"{trace}-{run}" for trace in traces for run in runs]
 
 
+def test_long_names_are_cut_and_stay_apart(folder: Path) -> None:
+    (folder / "sweep.toml").write_text(SWEEP.replace('"real"', f'"{"r" * 110}"'))
+    names = [task.name for task in tasks_of(folder)[:3]]
+    assert [len(name) for name in names] == [100] * 3
+    assert len(set(names)) == 3
+
+
 def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) -> None:
     recipe = folder / "made.toml"
     recipe.write_text("seed = 7\n" + recipe.read_text())
