@@ -1,0 +1,1 @@
+"""What changes of size and batch do to a model: accuracy under elastic training."""

@@ -1,0 +1,160 @@
+"""The study of accuracy: the same training in several ways, small enough for a test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.accuracy.arms import FULL, SMOKE, Change, arms
+from experiments.accuracy.facts import Run, Runs, claims
+from experiments.harness.spec import Findings, Study, find
+from experiments.harness.study import page_of, read_findings
+from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.io import read_events
+from pliant.tools.run.layout import JobDir
+
+TRAINED = ("fixed", "elastic", "regrouped", "warm", "abrupt")
+BATCH, FIRST = SMOKE.batch, SMOKE.first
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    found = find("accuracy")
+    assert isinstance(found, Study)
+    return found
+
+
+class Trained:
+    """What a small study left."""
+
+    def __init__(self, folder: Path) -> None:
+        from experiments.accuracy.measure import measured
+
+        self.folder = folder
+        self.found = measured(SMOKE, [arm for arm in arms(SMOKE) if arm.name in TRAINED], folder)
+
+    def run(self, arm: str) -> Mapping[str, Any]:
+        (found,) = (run for run in self.found["runs"] if run["arm"] == arm)
+        return dict(found)
+
+    def steps(self, arm: str) -> list[tuple[int | None, int | None]]:
+        """(workers, global batch) of each epoch."""
+        events = read_events(JobDir(self.folder / f"{arm}-0").attempt(1).progress)
+        return [(event.gpus, event.global_batch) for event in events if event.event == "epoch"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("accuracy"))
+
+
+@pytest.mark.torch
+def test_a_gang_resized_in_place_trains_the_same_weights(trained: Trained) -> None:
+    assert trained.steps("elastic") == [
+        (1, BATCH),
+        (2, BATCH),
+        (3, BATCH),
+        (2, BATCH),
+        (1, BATCH),
+        (1, BATCH),
+    ]
+    fixed, elastic = trained.run("fixed"), trained.run("elastic")
+    assert elastic["weights_off"] <= 1e-12
+    assert elastic["accuracy"] == fixed["accuracy"]
+    assert elastic["loss"] == pytest.approx(fixed["loss"], rel=1e-5)
+
+
+@pytest.mark.torch
+def test_regrouping_the_sums_changes_their_rounding_alone(trained: Trained) -> None:
+    off = trained.run("regrouped")["loss_off"]
+    assert off[:FIRST] == [0.0] * FIRST
+    assert 0 < max(off) <= 1e-12
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("arm", ["warm", "abrupt"])
+def test_a_larger_batch_takes_effect_with_the_first_step_of_its_epoch(trained: Trained, arm: str) -> None:
+    epochs = SMOKE.epochs - FIRST
+    assert trained.steps(arm) == [(1, BATCH)] * FIRST + [(1, 16 * BATCH)] * epochs
+    fixed, changed = trained.run("fixed")["loss"], trained.run(arm)["loss"]
+    assert changed[:FIRST] == fixed[:FIRST]
+    assert changed[FIRST + 1 :] != fixed[FIRST + 1 :]
+
+
+@pytest.mark.torch
+def test_a_training_that_fails_is_named(tmp_path: Path) -> None:
+    from experiments.accuracy.measure import measured
+
+    hopeless = replace(SMOKE, tested=-1)
+    with pytest.raises(JobsFailedError, match="fixed-0: worker 0 failed"):
+        measured(hopeless, arms(hopeless)[:1], tmp_path)
+    assert "RuntimeError" in (tmp_path / "fixed-0" / "worker-0.log").read_text()
+
+
+def test_the_gang_goes_from_one_to_three_and_back_and_the_batch_to_sixteen_times() -> None:
+    by_name = {arm.name: arm for arm in arms(FULL)}
+    assert [len(change.workers) for change in by_name["elastic"].changes] == [2, 3, 2, 1]
+    assert {change.factor for change in by_name["elastic"].changes} == {1}
+    assert [change.factor for change in by_name["stepwise"].changes] == [2, 4, 8, 16]
+    assert by_name["abrupt"].changes == (Change(FULL.first, factor=16),)
+    assert by_name["abrupt"].sudden == (FULL.first, 16)
+
+
+def test_a_rise_of_the_loss_and_the_way_back_by_hand() -> None:
+    run = Run("abrupt", 0, (4.0, 1.0, 3.0, 2.0, 0.5, 0.7), (0.5,) * 6, (0.0,) * 6, 0.0, first=2)
+    assert (run.rise, run.epochs_back) == (3.0, 2)
+    assert replace(run, loss=(4.0, 1.0, 3.0, 2.0)).epochs_back == 2
+    assert replace(run, loss=(4.0, 1.0, 0.9)).epochs_back == 0
+
+
+def made(**losses: tuple[float, ...]) -> Findings:
+    """Two seeds of every arm: those of the reference are two points apart, all others end as it does."""
+    names = [arm.name for arm in arms(FULL)]
+    rows = [
+        {
+            "arm": name,
+            "seed": seed,
+            "loss": losses.get(name, (2.0, 1.0, 0.9, 0.8, 0.7, 0.6)),
+            "accuracy": (0.7 + seed * 0.02 - 0.04 * (name == "larger-8"),),
+            "loss_off": (0.0, 0.0, 1e-15, 1e-12, 1e-10, 1e-7),
+            "weights_off": 1e-7,
+        }
+        for name in names
+        for seed in (0, 1)
+    ]
+    return {"scale": {"first": 2}, "arms": {name: name for name in names}, "runs": rows}
+
+
+JUMPED = (2.0, 1.0, 4.0, 3.0, 2.0, 0.5)
+
+
+def test_each_claim_can_hold_and_can_fail() -> None:
+    def held(found: Findings) -> list[bool]:
+        return [claim.holds for claim in claims(Runs(found))]
+
+    assert held(made(abrupt=JUMPED)) == [True] * 4
+    assert held(made()) == [True, True, False, True]
+    assert held(made(abrupt=JUMPED, stepwise=JUMPED)) == [True, True, True, False]
+    off = made(abrupt=JUMPED)
+    for row in off["runs"]:
+        row["weights_off"] = 1e-3 if row["arm"] == "elastic" else 1e-7
+        row["accuracy"] = (0.7 + 0.02 * row["seed"],)
+    assert held(off) == [False, False, True, True]
+
+
+def test_the_committed_page_is_made_from_the_committed_results(study: Study) -> None:
+    found = read_findings(study)
+    assert study.page.read_text() == page_of(study, found), "run python -m experiments accuracy --page"
+    assert found["scale"]["seeds"] == list(FULL.seeds)
+    assert found["arms"] == {arm.name: arm.words for arm in arms(FULL)}
+
+
+def test_the_page_shows_every_figure(study: Study) -> None:
+    shown = set(re.findall(r"\(accuracy/(\w+)\.svg\)", study.page.read_text()))
+    assert shown == set(study.draw(read_findings(study)))
+    assert all((study.page.parent / "accuracy" / f"{name}.svg").exists() for name in shown)
