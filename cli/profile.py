@@ -223,7 +223,9 @@ def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper) 
             note=note,
             allreduce=known,
         )
-    if options.allreduce and not known:
+    if options.allreduce and any(
+        row.kind == "allreduce" and row not in known for row in measured.profile.rows
+    ):
         keeper.keep(measured.profile, nodes)
     _show_errors(measured.profile)
     return measured

@@ -52,7 +52,8 @@ def measure(
     :param clock: UTC seconds, for the rows' ``measured_at``.
     :param progress: called with (points done, points expected).
     :param note: called with lines for the person at the terminal.
-    :param allreduce: all-reduce rows of this cluster that are known already: none are measured.
+    :param allreduce: all-reduce rows of this cluster that are known already: none are measured where those
+        of this machine's GPU type are among them.
     :raises JobsFailedError: no script at all could be measured.
     """
     site = site_of(cluster)
@@ -70,7 +71,8 @@ def measure(
     if not rows:
         raise JobsFailedError("\n".join(failures))
     if options.allreduce:
-        rows += allreduce or bench.allreduce()
+        known = any(row.gpu_type == site.gpu_type for row in allreduce)
+        rows += [*allreduce, *(() if known else bench.allreduce())]
     return Measured(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
 
 

@@ -16,7 +16,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.kept import KeptAllReduce, cluster_label
 from pliant.tools.profile.launch import Ended, Script
 from pliant.tools.profile.order import Order, Outcome, Point
-from tests.builders import cluster, job
+from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import reduce, step
 
 CPUS = cluster(4, slots="cpu", gpu_type="cpu")
@@ -97,6 +97,21 @@ def test_times_of_another_cluster_are_refused_before_anything_is_measured(
     ):
         measured(tmp_path, cluster(4, 4, slots="cpu", gpu_type="cpu"), allreduce=True)
     assert machine.reduced_on == [2, 4]
+
+
+def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
+    machine: Machine, tmp_path: Path
+) -> None:
+    both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
+    old = reduce(2, 10_000_000, 0.5, gpu_type="old")
+    kept = tmp_path / "allreduce.parquet"
+    KeptAllReduce.of(Profile((old,)), cluster_label(both)).write(kept)
+    found = measured(tmp_path, both, allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    assert {row.gpu_type for row in found} == {"old", "new"}
+    assert read_profile(kept).rows == found
+    assert measured(tmp_path, both, allreduce=True) == found
+    assert machine.reduced_on == [2, 4], "both are known now"
 
 
 def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> None:
