@@ -66,7 +66,11 @@ class Training:
         restore_generators(saved["generators"])
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what is the same on all workers; the learning rate turns to the scale that is wanted."""
+        """Go on from what is the same on all workers, the factor on the learning rate included.
+
+        The plan that is followed turns it afterwards, on all workers alike: what this one was told when it
+        started may be of a plan that the others never followed.
+        """
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self._restore_helpers(saved["helpers"])
@@ -78,7 +82,6 @@ class Training:
         self._lr_scale = saved["lr_scale"]
         self.counters = Counters(**saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])
-        self.want_lr_scale(self._wanted_scale)
 
     def want_lr_scale(self, scale: float) -> None:
         """Turn to another factor on the author's learning rate: down at once, up step by step.

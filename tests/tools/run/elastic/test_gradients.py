@@ -212,3 +212,19 @@ def test_the_learning_rate_scale_multiplies_once_and_rises_slowly_after_a_restor
     resumed.step()
     after.step()
     assert resumed.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_of_the_others() -> None:
+    """Those that train never followed the plan with the lower factor that it was started by."""
+
+    def training(scale: float) -> tuple[Training, torch.optim.Optimizer]:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return Training(net, optimizer, {}, scale), optimizer
+
+    trains, theirs = training(2.0)
+    joins, own = training(1.0)
+    joins.restore(trains.shared())
+    for worker in (trains, joins):
+        worker.want_lr_scale(2.0)
+    assert own.param_groups[0]["lr"] == theirs.param_groups[0]["lr"] == pytest.approx(0.2)
