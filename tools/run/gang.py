@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from pydantic import ValidationError
@@ -78,6 +79,8 @@ class Gang:
         self._problem = ""
         self._planned_s = now_s
         self._told = plan.generation if read_reached(handle.files) is None else 0
+        for event in islice(Tail(handle.files.progress).read(), seen):
+            self.settles(event)
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()

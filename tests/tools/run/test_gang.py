@@ -8,6 +8,8 @@ from typing import cast
 
 import pytest
 
+from pliant.schemas.event import Event
+from pliant.schemas.io import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import JobDir
@@ -197,3 +199,15 @@ def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: L
     lives.of = {0: "absent", 1: "absent"}
     scene.watch(1e6)
     assert scene.gang.serves(scene.target)
+
+
+def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training: Scene) -> None:
+    before = training.gang
+    said = EventWriter(before.handle.files.progress)
+    said.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
+    said.close()
+    backend = cast("Backend", training.backend)
+    after = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES, seen=1)
+    assert [after.settles(event) for event in after.tail.read()] == [True]
+    unseen = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES)
+    assert not unseen.settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
