@@ -20,6 +20,7 @@ _WORLDS: Final = {
     "mixed": "as above",
     "rounds": "asked every 10 minutes",
     "literal": "arrivals at 10 λ",
+    "mean": "λ the reciprocal of the mean length",
     "light": "category 2: steps half as long",
     "heavy": "category 2: steps twice as long",
     "first": "category 3 scales as category 1",
@@ -56,6 +57,7 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "residuals": _residuals(model),
         "factors": _factors(model),
         "worlds": _worlds(replays),
+        "rescales": _rescales(replays),
         "live": json.loads(RECORD.read_bytes()) if RECORD.exists() else None,
         "live_table": _live_table,
     }
@@ -92,6 +94,28 @@ def _worlds(replays: Replays) -> str:
     """Table III under other assumptions: means over the seeds, elastic / baseline."""
     head = ("", "SJS, drop, %", "dropped, %", "JCT, drop, min", "SJS, queue, %", "JCT, queue, min")
     body = [(words, *_pairs(replays, f"{trace}-40-*")) for trace, words in _WORLDS.items()]
+    return markdown(head, body)
+
+
+def _rescales(replays: Replays) -> str:
+    """What a charge for rescales in the objective changes: means over the seeds."""
+    head = ("asked every", "charged", "rescales a job", "rescales an hour", "average JCT, min", "SJS, %")
+    body = []
+    for interval_s in (60, 600):
+        for charged_s in (0, 30):
+            pattern = f"rescale-40-*-interval_s{interval_s}-rescale_s{charged_s}"
+            found = [replays[name] for name in replays if fnmatchcase(name, pattern)]
+            means = [
+                scale * fmean(each[field] for each in found)
+                for field, scale in (
+                    ("rescales_per_job", 1.0),
+                    ("rescales_per_hour", 1.0),
+                    ("mean_jct_s", 1 / 60),
+                    ("sjs_efficiency", 100.0),
+                )
+            ]
+            named = (f"{interval_s} s", f"{charged_s} s" if charged_s else "nothing")
+            body.append((*named, f"{means[0]:.2f}", *(f"{mean:.1f}" for mean in means[1:])))
     return markdown(head, body)
 
 
@@ -136,6 +160,7 @@ EXPERIMENT: Final = Experiment(
         "mixed-40.toml",
         "worlds-40.toml",
         "rounds-40.toml",
+        "rescale-40.toml",
         "mixed-400.toml",
     ),
     plots=tuple(_plots()),

@@ -27,6 +27,8 @@ _KEPT: Final = (
     "sjs_efficiency",
     "drop_ratio",
     "makespan_s",
+    "rescales_per_job",
+    "rescales_per_hour",
 )
 
 
