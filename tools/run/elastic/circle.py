@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.meeting import CalledAwayError, Interruptible, Meeting, pause
@@ -188,6 +188,11 @@ def _leave_slowly() -> None:
 
 
 def leave() -> None:
-    """Give up the process group, if there is one."""
+    """Give up the process group, or what is left of one that did not form.
+
+    PyTorch numbers groups, and workers only find each other under the same number. It forgets the number of
+    a group that is destroyed, but not of one that failed to form, which may have formed elsewhere.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+    _world.group_count = 0

@@ -11,7 +11,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting, pause
+from pliant.tools.run.elastic.circle import leave
+from pliant.tools.run.elastic.meeting import CalledAwayError, Interruptible, Meeting, pause
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders
 from pliant.tools.run.layout import JobDir
@@ -105,3 +106,19 @@ def test_whoever_listened_there_and_is_gone_is_not_waited_for(
     second = pool.submit(attend, tmp_path, 1, HERE)
     first = pool.submit(attend, tmp_path, 0, HERE, number=1)
     assert second.result(60)[1] == first.result(60)[1]
+
+
+def test_after_a_group_that_did_not_form_the_next_one_is_found_by_those_for_whom_it_did() -> None:
+    """Whoever counts the group that failed looks for the others under another number, for ever."""
+
+    def called_away() -> bool:
+        return True
+
+    with pytest.raises(RuntimeError, match="did not connect"):
+        dist.init_process_group(
+            "gloo", store=Interruptible(dist.HashStore(), called_away), rank=0, world_size=2
+        )
+    leave()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD.group_name == "0"
+    leave()
