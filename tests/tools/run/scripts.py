@@ -22,6 +22,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--samples", type=float, default=1e9)
 options.add_argument("--rate", type=float, default=1000.0)
 options.add_argument("--crash-at", type=float, default=1e18)
+options.add_argument("--gate", default="/", help="no end before this file is there")
 options.add_argument("--deaf", action="store_true", help="ignore plans")
 options.add_argument("--stubborn", action="store_true", help="ignore plans and SIGTERM")
 options = options.parse_args()
@@ -54,10 +55,13 @@ def say(**event):
 
 
 print("hello from", slot, flush=True)
-while done < options.samples:
+told = None
+while done < options.samples or not os.path.exists(options.gate):
     time.sleep(0.01)
     done = min(options.samples, done + options.rate * 0.01)
-    say(event="progress", samples_done=done, loss=1.0 / (1.0 + done))
+    if done != told:
+        say(event="progress", samples_done=done, loss=1.0 / (1.0 + done))
+    told = done
     if done >= options.crash_at:
         leave("crashed", 1)
     if not (options.deaf or options.stubborn) and json.loads((folder / "plan.json").read_text())["abort"]:

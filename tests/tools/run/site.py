@@ -32,6 +32,8 @@ class Site:
         self.state = self.folder / "state"
         self.cluster: Cluster = cluster(slots, slots="cpu")
         self.script = script(self.folder)
+        self.gate = self.folder / "gate"
+        """Made by a test that lets jobs which wait for it come to their end."""
         self.jobs: list[Job] = []
 
     def job(self, job_id: str, *words: object, samples: float = 200.0, text: str = "", **more: Any) -> Job:

@@ -60,10 +60,15 @@ def trains(job_id: str, samples: float = 20.0) -> Callable[[RunLog], bool]:
     return lambda log: job_id in log.jobs and log.jobs[job_id].samples_done >= samples
 
 
+def told(after: str) -> Callable[[RunLog], bool]:
+    """Whether a job has reported under a change."""
+    return lambda log: any((event.detail or {}).get("after") == after for event in log.events)
+
+
 def test_a_job_shrinks_when_another_arrives_and_grows_when_it_has_ended(site: Site) -> None:
-    site.job("a", samples=700, high=2)
+    site.job("a", "--gate", site.gate, samples=700, high=2)
     site.job("b", samples=100, high=1, at=0.2)
-    log, stopped_by = run_until_done(site.options(), silent)
+    log, stopped_by = run_until_done(site.options(), when(told("grow"), site.gate.touch))
     assert site.story() == [
         *("submit a", "start a 2", "submit b", "shrink a 1", "start b 1"),
         *("finish b 0", "grow a 2", "finish a 0"),
@@ -84,9 +89,16 @@ def test_work_goes_on_where_it_was_stopped(site: Site) -> None:
 
 
 def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> None:
-    site.job("a", samples=1200, high=2)
-    site.job("b", samples=100, high=1, at=0.8)
-    run_until_done(site.options(), silent)
+    first = site.folder / "shrunk"
+    site.job("a", "--gate", site.gate, samples=1200, high=2)
+    site.job("b", "--gate", first, samples=100, high=1, at=0.8)
+    shrunk, grown = when(told("shrink"), first.touch), when(told("grow"), site.gate.touch)
+
+    def view(log: RunLog, now_s: float) -> None:
+        shrunk(log, now_s)
+        grown(log, now_s)
+
+    run_until_done(site.options(), view)
     costs = [
         (
             event.job,
@@ -130,10 +142,10 @@ def test_jobs_that_arrive_later_are_not_there_before(site: Site) -> None:
     site.job("a", samples=50)
     site.job("b", samples=50, at=0.5)
     run_until_done(site.options("fifo"), silent)
-    assert site.story() == [
-        *("submit a", "start a 1", "finish a 0"),
-        *("submit b", "start b 1", "finish b 0"),
-    ]
+    for name in "ab":
+        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
+    times = {event.job: event.time for event in site.events() if event.event == "submit"}
+    assert times["b"] - times["a"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_failing_job_is_tried_again_three_times_and_then_given_up_while_others_go_on(site: Site) -> None:
@@ -162,7 +174,7 @@ def test_failures_with_progress_in_between_do_not_add_up(site: Site) -> None:
 
 
 def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: Site) -> None:
-    site.job("a", "--deaf", samples=400, gpus=2, low=2, high=2)
+    site.job("a", "--deaf", "--gate", site.gate, samples=400, gpus=2, low=2, high=2)
 
     def workers() -> list[psutil.Process]:
         return [found for found in left_running(site.folder) if found.cmdline()[1:2] == [site.script]]
@@ -172,6 +184,7 @@ def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: S
 
     def kill_one() -> None:
         workers()[0].kill()
+        site.gate.touch()
 
     run_until_done(site.options(), when(both_train, kill_one))
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
@@ -195,13 +208,14 @@ def test_a_job_that_does_not_listen_to_its_plan_is_terminated_then_killed(site: 
 def test_an_interrupted_run_saves_and_goes_on_when_it_is_run_again(
     site: Site, number: signal.Signals
 ) -> None:
-    site.job("a", samples=400)
+    site.job("a", "--gate", site.gate, samples=400)
     view = when(trains("a"), lambda: os.kill(os.getpid(), number))
     log, stopped_by = run_until_done(site.options("fifo"), view)
     assert stopped_by == number
     assert log.jobs["a"].phase == "preempted"
     assert left_running(site.folder) == []
     saved = log.jobs["a"].samples_done
+    site.gate.touch()
     log, stopped_by = run_until_done(site.options(None), silent)
     assert stopped_by is None
     assert site.of("a") == ["submit a", "start a 1", "requeue a 0", "resume a 1", "finish a 0"]
@@ -235,7 +249,7 @@ def test_the_schedules_policy_and_its_state_are_carried_from_decision_to_decisio
 
 
 def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.job("a", samples=300)
+    site.job("a", "--gate", site.gate, samples=300)
     record = State.record
 
     def full(self: State, events: object) -> None:
@@ -247,6 +261,7 @@ def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: 
     with pytest.raises(ServiceMissingError, match="no space left on device; 1 jobs train on: run again"):
         run_until_done(site.options("fifo"), silent)
     monkeypatch.setattr(State, "record", record)
+    site.gate.touch()
     run_until_done(site.options(None), silent)
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     done = [event.samples_done for event in site.events() if event.event == "progress"]
@@ -336,11 +351,13 @@ def test_a_policy_with_rounds_is_given_up_after_as_many_idle_rounds_as_in_a_repl
 def test_a_policy_with_a_round_is_asked_every_round(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from pliant.tools.schedule.policies.fifo import Fifo
 
-    site.job("a", samples=400)
+    def often(log: RunLog) -> bool:
+        return sum(event.event == "decision" for event in log.events) >= 6
+
+    site.job("a", "--gate", site.gate, samples=400)
     monkeypatch.setattr(Fifo, "default_interval_s", 0.1)
-    run_until_done(site.options("fifo"), silent)
+    run_until_done(site.options("fifo"), when(often, site.gate.touch))
     asked = [event.time for event in site.events() if event.event == "decision"]
-    assert len(asked) >= 5
     assert all(later - sooner > 0.099 for sooner, later in pairwise(asked[2:-1]))
 
 
@@ -364,10 +381,11 @@ def test_an_error_in_the_policy_stops_the_jobs_with_checkpoints(
 
 
 def test_once_starts_what_the_schedule_says_and_leaves_it_running(site: Site) -> None:
-    site.job("a", samples=150)
+    site.job("a", "--gate", site.gate, samples=150)
     log, failed = run_once(site.options("fifo"))
     assert (log.jobs["a"].phase, failed) == ("running", [])
     assert left_running(site.folder) != []
+    site.gate.touch()
     until(lambda: left_running(site.folder) == [])
     log, _ = run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "finish a 0"]
@@ -375,7 +393,7 @@ def test_once_starts_what_the_schedule_says_and_leaves_it_running(site: Site) ->
 
 
 def test_once_again_with_the_same_schedule_changes_nothing(site: Site) -> None:
-    site.job("a", samples=600)
+    site.job("a", "--gate", site.gate, samples=600)
     run_once(site.options("fifo"))
     before = StateDir(site.state).job("a").attempt(1).launch.read_bytes()
     run_once(site.options("fifo"))
@@ -383,6 +401,7 @@ def test_once_again_with_the_same_schedule_changes_nothing(site: Site) -> None:
     assert not StateDir(site.state).job("a").attempt(2).path.exists()
     assert left_running(site.folder) != []
     assert site.story() == ["submit a", "start a 1"]
+    site.gate.touch()
     until(lambda: left_running(site.folder) == [])
 
 

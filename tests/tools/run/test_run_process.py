@@ -163,7 +163,7 @@ def test_a_second_writer_is_told_to_try_again(site: Site, started: list[subproce
 def test_workers_outlive_a_killed_runner_and_the_next_one_takes_them_over(
     site: Site, started: list[subprocess.Popen[str]]
 ) -> None:
-    site.job("a", samples=1500, high=2)
+    site.job("a", "--gate", site.gate, samples=1500, high=2)
     site.job("b", samples=50, high=1, at=1.0)
     run = start(site, site.schedule(), "--state", site.state)
     started.append(run)
@@ -172,6 +172,7 @@ def test_workers_outlive_a_killed_runner_and_the_next_one_takes_them_over(
     run.communicate(timeout=120)
     workers = {process.pid for process in left_running(site.folder)}
     assert workers
+    site.gate.touch()
     done = pliant(site, "run", "--until-done", "--state", site.state)
     assert done.returncode == 0, done.stderr
     assert in_order(["submit a", "start a 2", "finish a 0"], site.of("a"))
