@@ -37,6 +37,8 @@ class Gang:
         self.options = {"out": str(folder), **options}
         self.generation = 0
         self.attempt = 0
+        self.patience_s = 1.0
+        """How long workers wait for a plan without one that died."""
         self.plan: Plan | None = None
         self.workers: list[Worker] = []
 
@@ -48,7 +50,7 @@ class Gang:
         record = {
             "job": "a", "generation": self.generation, "attempt": self.attempt, "members": members,
             "global_batch": 10, "seed": 5, "token": "secret", "progress_s": 0.05, "timeout_s": 60,
-            "patience_s": 1, **fields,
+            "patience_s": self.patience_s, **fields,
         }  # fmt: skip
         self.plan = Plan.model_validate_json(json.dumps(record))
         self.here.path.mkdir(parents=True, exist_ok=True)
@@ -57,6 +59,7 @@ class Gang:
     def start(self, workers: int, *, only: tuple[int, ...] | None = None, **fields: Any) -> AttemptDir:
         """The next attempt, with so many workers."""
         self.attempt += 1
+        (self.out / "go").unlink(missing_ok=True)
         self.publish(workers, **fields)
         ranks = range(workers) if only is None else only
         self.workers = [self._worker(rank) for rank in ranks]
@@ -67,6 +70,11 @@ class Gang:
         self.wait_for("progress")
         assert self.plan is not None
         self.publish(len(self.plan.members), **{**self.plan.model_dump(include={"accum"}), "abort": True})
+        self.go()
+
+    def go(self) -> None:
+        """Let workers go on that the option ``hold_at`` holds after so many steps."""
+        (self.out / "go").touch()
 
     def end(self) -> list[int]:
         """Exit codes of the workers, all of which must end by themselves."""

@@ -22,6 +22,7 @@ options = {
     "epochs": 3,
     "seed": 5,
     "step_s": 0.0,
+    "hold_at": None,
     "clip": False,
     "schedule": False,
     "crash_at": None,
@@ -79,6 +80,8 @@ for epoch in job.epochs(options["epochs"]):
         seen.flush()
         time.sleep(options["step_s"])
         passes += 1
+        while passes == options["hold_at"] and not (out / "go").exists():
+            time.sleep(0.01)
         if passes == options["stop_at"]:
             break
         if options["file_limit"] and (out / "disk-full").exists():

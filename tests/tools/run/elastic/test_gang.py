@@ -55,12 +55,12 @@ def sorted_samples(folder: Path) -> dict[int, list[int]]:
 def test_resized_from_one_worker_to_two_and_back_it_ends_with_the_same_weights(
     gang: Any, tmp_path: Path, undisturbed: Path
 ) -> None:
-    job = gang(schedule="epoch", step_s=0.1)
+    job = gang(schedule="epoch", step_s=0.1, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
     at_first_stop = job.outcome(0).samples_done
     assert job.run_and_stop(2) == ["stopped", "stopped"]
     assert 0 < at_first_stop < job.outcome(0).samples_done < EPOCHS * SAMPLES
-    job.options["step_s"] = 0.0
+    job.options |= {"step_s": 0.0, "hold_at": None}
     assert job.run(1) == ["done"]
     assert_same_weights(tmp_path, undisturbed)
     assert sorted_samples(tmp_path) == EVERY_SAMPLE
@@ -158,10 +158,11 @@ def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
 
 
 def test_sigterm_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(gang: Any) -> None:
-    job = gang(step_s=0.05, num_workers=1)
+    job = gang(step_s=0.05, num_workers=1, hold_at=3)
     job.start(2)
     job.wait_for("progress")
     job.signal(1, signal.SIGTERM)
+    job.go()
     assert job.end() == [0, 0]
     assert job.outcomes() == ["stopped", "stopped"]
     assert (
@@ -195,17 +196,18 @@ def test_an_author_s_mistake_is_a_crash_with_its_message(gang: Any) -> None:
 
 
 def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, tmp_path: Path) -> None:
-    job = gang(step_s=0.05)
+    job = gang(step_s=0.05, hold_at=2)
     job.start(1)
     job.wait_for("progress")
     job.publish(1, lr_scale=2.0)
+    job.go()
     job.end()
     assert job.outcomes() == ["done"]
     assert final(tmp_path)["lr"] == pytest.approx(0.02)
 
 
 def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Any) -> None:
-    job = gang(step_s=0.05)
+    job = gang(step_s=0.05, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
     trained = job.outcome(0).samples_done
     job.start(2, only=(1,))
