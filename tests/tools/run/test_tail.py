@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -59,9 +58,8 @@ def test_workers_cannot_write_the_launchers_events(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_event_file_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("pliant"), "propagate", True)
     (tmp_path / "progress.jsonl").write_text("hello\nworld\n")
     tail = Tail(tmp_path / "progress.jsonl")
     assert samples(tail) == samples(tail) == []
