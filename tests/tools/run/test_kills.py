@@ -137,6 +137,8 @@ def test_a_run_that_is_killed_at_a_step_is_carried_on_by_the_next(
     log = read_log(site.state)
     assert [log.jobs[name].samples_done for name in "ab"] == [150, 50]
     assert [line.split()[0] for line in site.of("a")].count("submit") == 1
+    # the loop is told to end only once it has done what the log says: what it leaves running stays
+    until(lambda: left_running(site.folder) == [] and Spool(state).requests() == [])
     os.kill(int((site.state / "lock").read_text()), signal.SIGTERM)
     until(lambda: holder_of(state.lock) is None)
     assert left_running(site.folder) == []
