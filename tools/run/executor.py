@@ -9,12 +9,14 @@ finds.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from pliant.schemas.event import Event
+from pliant.schemas.files import write_error
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
 from pliant.tools.run.fold import RunLog
@@ -22,7 +24,7 @@ from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.plan import Plan
-from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.planning import make_member, make_plan, planned_at, read_plan, target_of, write_plan
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
@@ -113,7 +115,7 @@ class Executor:
             return
         seen = job.seen.get(handle.attempt, 0)
         target = target_of(plan, job.share)
-        gang = self._gang(handle, plan, target, seen=seen)
+        gang = self._gang(handle, plan, target, seen=seen, planned_s=planned_at(self._dirs.job(handle.job)))
         if plan.abort:
             gang.request_stop(self._dirs.job(handle.job), self._clock())
 
@@ -197,7 +199,10 @@ class Executor:
         job_dir = self._dirs.job(job_id)
         before = read_plan(job_dir)
         handle = next_handle(self._dirs, job_id)
-        handle.folder.mkdir(parents=True)
+        try:
+            handle.folder.mkdir(parents=True)
+        except OSError as error:
+            raise write_error(error, str(handle.folder)) from error
         generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
@@ -212,9 +217,11 @@ class Executor:
         self._gang(handle, plan, target)
         return []
 
-    def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
-        now = self._clock()
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, now_s=now, seen=seen)
+    def _gang(
+        self, handle: Handle, plan: Plan, target: Target, seen: int = 0, planned_s: float = math.inf
+    ) -> Gang:
+        since_s = min(planned_s, self._clock())
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, now_s=since_s, seen=seen)
         gang.statuses = self._backend.poll([handle])[handle]
         self.gangs[handle.job] = gang
         return gang

@@ -11,10 +11,11 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import ValidationError
 
@@ -31,6 +32,10 @@ from pliant.tools.run.steps import Target
 from pliant.tools.run.tail import Tail
 
 Stage = Literal["abort", "term", "kill"]
+_YOUNG_S: Final = 60.0
+"""A worker that is lost within so long of being planned has died young."""
+_TOO_MANY: Final = 5
+"""So many in a row on one slot make the attempt fail: another worker there would fare no better."""
 _log = logging.getLogger("pliant")
 
 
@@ -84,6 +89,10 @@ class Gang:
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
+        self._since_s: dict[int, float] = {}
+        """When workers were first named by a plan of this launcher's."""
+        self._young: dict[Slot, int] = {}
+        """Workers in a row that a slot has lost soon after their start."""
 
     @property
     def stopping(self) -> bool:
@@ -215,6 +224,7 @@ class Gang:
         )
 
     def _publish(self, job: JobDir, plan: Plan, now_s: float) -> None:
+        self._since_s.update((worker, now_s) for worker in set(plan.workers) - set(self.plan.workers))
         self.plan, self._planned_s, self._problem = plan, now_s, ""
         self._roll.add(plan)
         write_plan(job, plan)
@@ -224,26 +234,47 @@ class Gang:
         trains = read_reached(self.handle.files)
         if self.target.job.elastic == "none" or trains is None:
             return False
-        lost = {worker for worker in self.plan.workers if self._lost(worker)}
-        members = [
-            one for one in self.plan.members if one.worker in trains.workers and one.worker not in lost
-        ]
+        trained = set(trains.workers)
+        lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
+        members = [one for one in self.plan.members if one.worker in trained and one.worker not in lost]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
-        if not lost or not members or self.outcomes() or (on_gpus and lost & set(trains.workers)):
+        ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
+        if not lost or not members or ended or (on_gpus and lost & trained):
+            return False
+        if any(self._dies_young(worker, now_s) for worker in sorted(lost)):
             return False
         slots = [self._roll.slot(worker) for worker in sorted(lost)]
         _log.warning("job %s: lost the workers on %s, goes on without", self.handle.job, _listed(slots))
         self._backend.stop(self.handle, "kill", lost)
         held = tuple(Slot.parse(member.slot) for member in members)
+        told = [found.message for worker in sorted(lost) if (found := self._outcome(worker)) is not None]
         self.follow(job, Target(self.target.share, held), members, (), now_s)
-        if not lost & set(trains.workers):
-            self._problem = f"the new workers on {_listed(slots)} ended before they trained"
+        if not lost & trained:
+            problem = f"the new workers on {_listed(slots)} ended before they trained"
+            self._problem = ": ".join([problem, *told[:1]])
         return True
 
-    def _lost(self, worker: int) -> bool:
-        """Whether a worker is gone without a word."""
+    def _lost(self, worker: int, *, trained: bool) -> bool:
+        """Whether a worker is gone without a word, or with one before it trained.
+
+        A crash of the script in training is the job's, and would happen to the others, too.
+        """
+        if (found := self._outcome(worker)) is not None:
+            return found.outcome == "crashed" and not trained
         running = worker < len(self.statuses) and self.statuses[worker].state == "running"
-        return self._outcome(worker) is None and (not running or self._roll.life(worker) == "gone")
+        return not running or self._roll.life(worker) == "gone"
+
+    def _dies_young(self, worker: int, now_s: float) -> bool:
+        """Whether this lost worker is one too many of those that a slot has lost soon after their start."""
+        slot = self._roll.slot(worker)
+        young = now_s - self._since_s.get(worker, -math.inf) < _YOUNG_S
+        self._young[slot] = self._young.get(slot, 0) + 1 if young else 0
+        if self._young[slot] < _TOO_MANY:
+            return False
+        self._at_break = self._own()
+        _log.warning("job %s: lost %d workers in a row on %s", self.handle.job, self._young[slot], slot)
+        self._enter("term", now_s, self._timeouts.broken_s)
+        return True
 
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still."""

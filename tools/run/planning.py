@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from pliant.schemas.files import atomic_write
+from pliant.schemas.files import atomic_write, write_error
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.commands import ranked
 from pliant.tools.run.layout import AttemptDir, JobDir
@@ -69,13 +70,24 @@ def write_plan(job: JobDir, plan: Plan) -> None:
     """Replace the plan file, and keep a copy; only their owner can read them, for they hold the token."""
     data = plan.model_dump_json(indent=1).encode() + b"\n"
     for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
-        path.touch(mode=0o600)
+        try:
+            path.touch(mode=0o600)
+        except OSError as error:
+            raise write_error(error, str(path)) from error
         atomic_write(path, data)
 
 
 def read_plan(job: JobDir) -> Plan | None:
     """The plan in force; None: none was written yet."""
     return read_plan_of(job.plan)
+
+
+def planned_at(job: JobDir) -> float:
+    """When the plan in force was written (UTC); infinity: there is none."""
+    try:
+        return job.plan.stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def read_reached(attempt: AttemptDir) -> Plan | None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.files import remove_temporaries, sync_folder
@@ -29,6 +31,7 @@ from pliant.tools.run.layout import StateDir
 
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
+_IDS: Final = TypeAdapter(tuple[str, ...])
 _log = logging.getLogger("pliant")
 
 
@@ -122,10 +125,11 @@ class Spool:
     def _request(self, name: str) -> Request:
         path = self._folder / name
         try:
+            int(name.partition(".")[0])
             if name.endswith(_JOBS):
                 return Request(path, jobs=read_jobs(path))
-            return Request(path, cancelled=tuple(json.loads(path.read_bytes())))
-        except (BadInputError, OSError, ValueError, TypeError) as error:
+            return Request(path, cancelled=_IDS.validate_json(path.read_bytes()))
+        except (BadInputError, OSError, ValueError) as error:
             if path.exists():  # else it was settled by somebody else between two looks
                 _log.warning("%s: left aside, it is no request: %s", path, error)
             return Request(path)

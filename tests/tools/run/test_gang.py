@@ -186,6 +186,50 @@ def test_a_new_worker_that_dies_before_it_trains_makes_the_job_be_launched_anew(
     assert not training.gang.serves(training.target)
 
 
+def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Scene, lives: Lives) -> None:
+    training.grows()
+    training.gang.statuses = (RUNNING, RUNNING, UnitStatus("exited", 1))
+    text = WorkerOutcome(outcome="crashed", message="out of memory").model_dump_json()
+    training.gang.handle.files.outcome(2).write_text(text)
+    assert training.watch(1.0) == ["kill [2]"]
+    assert (members(training), training.gang.stopping) == ([0, 1], False)
+    assert training.gang.crew(1.0).problem == (
+        "the new workers on n1/1 ended before they trained: out of memory"
+    )
+
+
+def test_a_slot_that_loses_one_worker_after_the_other_makes_the_attempt_fail(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = dict.fromkeys(range(9), "alive")
+    for number in range(2, 7):
+        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
+        first = training.gang.plan.members[0]
+        training.gang.follow(training.job, training.target, [first], [added], float(number))
+        training.reaches(training.gang.plan.generation)
+        training.gang.statuses = (*training.gang.statuses, RUNNING)
+        assert not training.gang.stopping
+        lives.of[number] = "gone"
+        training.watch(number + 0.5, number + 0.6)
+    assert training.gang.stopping
+    assert training.backend.told[-1] == "term"
+
+
+def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = dict.fromkeys(range(9), "alive")
+    for number in range(2, 9):
+        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
+        first = training.gang.plan.members[0]
+        training.gang.follow(training.job, training.target, [first], [added], 100.0 * number)
+        training.reaches(training.gang.plan.generation)
+        training.gang.statuses = (*training.gang.statuses, RUNNING)
+        lives.of[number] = "gone"
+        training.watch(100.0 * number + 61.0)
+    assert not training.gang.stopping
+
+
 def test_new_workers_have_a_limit_to_get_ready(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"

@@ -161,10 +161,14 @@ def test_a_file_that_is_no_request_is_left_aside(dirs: StateDir, caplog: pytest.
     ask(dirs, runs("a"))
     (dirs.spool / "00000000000000000001.jobs.jsonl").write_text("no job")
     (dirs.spool / "00000000000000000002.cancel.json").write_text("{")
+    (dirs.spool / "00000000000000000003.cancel.json").write_text("[[1]]")
+    (dirs.spool / "by-hand.cancel.json").write_text('["b"]')
     spool = Spool(dirs)
     for _ in range(2):
         assert [request.jobs[0].id for request in spool.requests()] == ["a"]
-    assert caplog.text.count("it is no request") == 2
+    assert caplog.text.count("it is no request") == 4
+    ask(dirs, runs("b"))
+    assert [request.jobs[0].id for request in spool.requests()] == ["a", "b"]
 
 
 def rivals(folder: str, name: str, turn: object) -> None:

@@ -101,7 +101,10 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched anew"
 
 
-def test_a_worker_that_is_killed_is_replaced_while_the_other_trains_on(site: Site) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_trains_on(
+    site: Site, by: signal.Signals
+) -> None:
     # slow while one is alone: however late the other one comes, there is something left to train together
     train(site, "a", ELASTIC, (80, 0.5), samples=80 * 64, high=2)
 
@@ -119,7 +122,7 @@ def test_a_worker_that_is_killed_is_replaced_while_the_other_trains_on(site: Sit
 
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
         until(trains)
-        workers()[-1].kill()
+        workers()[-1].send_signal(by)
         _, errors = run.communicate(timeout=200)
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]

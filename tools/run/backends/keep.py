@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
         return write_code(code_file, 127)
     if terminated:
         os.kill(child[0], signal.SIGTERM)
-    _, status = os.waitpid(child[0], 0)
-    child.clear()
+    os.waitid(os.P_PID, child[0], os.WEXITED | os.WNOWAIT)
+    pid = child.pop()  # while it is not yet reaped, so that no signal goes to another process of its number
+    _, status = os.waitpid(pid, 0)
     return write_code(code_file, os.waitstatus_to_exitcode(status))
 
 

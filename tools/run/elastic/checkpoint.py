@@ -41,10 +41,11 @@ class Checkpoints:
         self._folder = folder
         self._damaged: set[Path] = set()
 
-    def save(self, state: Mapping[str, Any], step: int) -> Path:
+    def save(self, state: Mapping[str, Any], step: int, *, alone: bool = False) -> Path:
         """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
 
-        A file of a later step is of a past that is no more: training goes on from what was loaded.
+        A file of a later step is of a past that is no more: training goes on from what was loaded. Unless
+        this worker saves ``alone``: then it may be of another one, which is a step further.
 
         :raises PliantError: it could not be written (a full disk); the older ones are untouched.
         """
@@ -54,7 +55,7 @@ class Checkpoints:
         atomic_write(path, _packed(state))
         self._damaged.discard(path)
         found = self._newest_first()
-        kept = [one for one in found if one <= path and one not in self._damaged][:KEPT]
+        kept = [one for one in found if (alone or one <= path) and one not in self._damaged][:KEPT]
         for other in found:
             if other not in kept:
                 other.unlink(missing_ok=True)

@@ -58,7 +58,7 @@ class Circle:
         :raises ServiceMissingError: at the start of a job, when the workers did not all come in time.
         :raises LeftAloneError: later, when one has died and no newer plan came.
         """
-        waiting = _Waiting(self, position)
+        waiting, told = _Waiting(self, position), ""
         while True:
             self._turn_to(plan)
             if self._setting.left:
@@ -70,12 +70,15 @@ class Circle:
             except CalledAwayError:
                 plan = self._watch.in_force(self._setting.known)
                 continue
-            except RuntimeError as error:
-                _log.warning("generation %d did not come together: %s", plan.generation, error)
+            except (RuntimeError, OSError) as error:  # a worker was lost, or the disk is full
+                if str(error) != told:
+                    _log.warning("generation %d did not come together: %s", plan.generation, error)
+                told = str(error)
             # outside of the handler: what it caught keeps connections open
             self.leave()
             self._check()
-            pause()
+            if waiting():
+                plan = self._watch.in_force(self._setting.known)
 
     def leave(self) -> None:
         """Give up the process group."""

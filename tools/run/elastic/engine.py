@@ -51,6 +51,8 @@ class Engine:
         self._catching_up = False
         self._losses = Mean()
         self._metric: float | None = None
+        self._asked = 0
+        """Values of rank 0 that this worker has asked for since the last step of the epoch."""
         self._first_step: int | None = None
 
     @property
@@ -65,12 +67,13 @@ class Engine:
         try:
             while self.training.counters.epoch < count:
                 self._agree_to_begin()
+                self._asked = 0
                 if self._phase == IN_EPOCH:
                     yield self.training.counters.epoch
                 self._end_epoch()
         except GeneratorExit:
             if self._supervision is not None:
-                self._supervision.left_early()
+                self._supervision.left_early(self._left_metric())
             raise
         if self._supervision is not None:
             self._supervision.training_ends()
@@ -111,6 +114,21 @@ class Engine:
         if loss is not None and self._micro is not None:
             self._losses.add(loss, self._micro.samples)
 
+    def agree(self, value: float) -> float:
+        """Rank 0's value; see ``ElasticJob.agree``."""
+        if not self.started or self._phase == BETWEEN_EPOCHS or self._micro is not None:
+            raise UsageError(
+                "call job.agree in the loop over job.epochs, once that over the loader has ended by itself"
+            )
+        number, training = self._asked, self.training
+        self._asked += 1
+        while len(training.agreed) <= number:
+            if self._supervision is not None:
+                self._supervision.agree(value)
+            else:
+                training.agree(value, self.setting.rank, self.setting.world_size)
+        return training.agreed[number]
+
     def check_started(self) -> None:
         """Refuse to train outside of ``epochs``.
 
@@ -125,7 +143,7 @@ class Engine:
     def position(self) -> Position:
         """Where the next collective operation is."""
         counters = self.training.counters
-        return Position(counters.epoch, counters.step, self._phase)
+        return Position(counters.epoch, counters.step, self._phase, len(self.training.agreed))
 
     def part(self) -> None:
         """Let go of the process group."""
@@ -189,6 +207,10 @@ class Engine:
         self.training.step_done(micro.step_samples, losses)
         if self._supervision is not None:
             self._supervision.step_ends(losses)
+
+    def _left_metric(self) -> float | None:
+        """The metric of an epoch that the author leaves after its steps."""
+        return self._metric if self._phase == IN_EPOCH and self._micro is None else None
 
     def _agree_to_begin(self) -> None:
         """Before every epoch but the first: look for news of the time before it, which may have been long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import MethodType
 from typing import Any, Final
@@ -24,26 +25,26 @@ def guard_optimizer(
     optimizer: Optimizer,
     names: Iterable[str],
     quiet: Callable[[], bool],
-    before: Callable[[], None] = lambda: None,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Make the named methods of an optimizer do nothing while ``quiet()``; else ``before()`` goes first.
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
     The instance is changed, not its class: it stays what schedulers and scalers expect. (A scheduler that
     was made before has put its own ``step`` into the instance; it is kept inside.)
     """
     for name in names:
-        setattr(optimizer, name, MethodType(_guarded(getattr(optimizer, name), quiet, before), optimizer))
+        setattr(optimizer, name, MethodType(_guarded(getattr(optimizer, name), quiet, around), optimizer))
 
 
 def _guarded(
-    inner: Callable[..., Any], quiet: Callable[[], bool], before: Callable[[], None]
+    inner: Callable[..., Any], quiet: Callable[[], bool], around: Callable[[], AbstractContextManager[None]]
 ) -> Callable[..., Any]:
     @wraps(inner)
     def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if quiet():
             return None
-        before()
-        return inner(*args, **kwargs)
+        with around():
+            return inner(*args, **kwargs)
 
     return guarded
 

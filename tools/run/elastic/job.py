@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -164,6 +165,19 @@ class ElasticJob:
         """Tell how it goes: the loss of a batch, inside the loop; a validation metric, once per epoch."""
         self._trained().log(loss, metric)
 
+    def agree(self, value: float) -> float:
+        """Rank 0's ``value``, on every worker: for what only rank 0 knows, or what may differ a little.
+
+        Every worker calls it, after the loader's loop and inside that of ``epochs``::
+
+            accuracy = job.agree(evaluate(model) if job.rank == 0 else 0.0)
+            if job.agree(stopping.reached(accuracy)):
+                break
+
+        :raises UsageError: it is called elsewhere.
+        """
+        return self._trained().agree(float(value))
+
     def _cut(self, *, drop_last: bool) -> Cut:
         plan = None if self._setting.orders is None else self._setting.orders.plan
         batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
@@ -188,7 +202,14 @@ class ElasticJob:
         plan = None if self._setting.orders is None else self._setting.orders.plan
         training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
         gradients = Gradients(model, accumulates=cut().accum > 1)
-        guard_optimizer(optimizer, ("step",), self._quiet, gradients.join_rest)
+
+        @contextmanager
+        def whole_step() -> Iterator[None]:
+            gradients.join_rest()
+            with training.scaled_lr():
+                yield
+
+        guard_optimizer(optimizer, ("step",), self._quiet, whole_step)
         return Engine(
             self._setting,
             training,

@@ -21,6 +21,8 @@ class Position(NamedTuple):
     epoch: int
     step: int
     phase: int
+    agreed: int = 0
+    """Values of rank 0 that it knows since the last step of the epoch."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -187,7 +187,10 @@ def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
 
 
 def _told(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
-    """The detail of the first step after a change, and what it cost: all time beyond that of a usual step."""
+    """The detail of the first step after a change, and what it cost: all time beyond that of a usual step.
+
+    At least the parts before the step: fewer workers may make it shorter than usual, which is no gain of it.
+    """
     parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
     detail = {
         "mechanism": "in place",
@@ -196,4 +199,5 @@ def _told(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict
     }
     if change.lost:
         detail["lost"] = True
-    return detail, now_s - change.since_s - change.usual_step_s
+    beyond_s = now_s - change.since_s - change.usual_step_s
+    return detail, max(beyond_s, math.fsum(change.parts.values()))

@@ -76,7 +76,7 @@ class Saving:
             return ""
         except OSError as error:
             return f"the checkpoint of step {training.counters.step} failed: {error}"
-        return self._write(training)
+        return self._write(training, alone=True)
 
     def on_disk(self, training: Training) -> bool:
         """Whether the newest whole checkpoint is that of the step that was done last."""
@@ -94,9 +94,9 @@ class Saving:
             state = None
         return Counters() if state is None else Counters(**state["counters"])
 
-    def _write(self, training: Training) -> str:
+    def _write(self, training: Training, *, alone: bool = False) -> str:
         try:
-            self._checkpoints.save(training.capture(), training.counters.step)
+            self._checkpoints.save(training.capture(), training.counters.step, alone=alone)
         except (PliantError, OSError) as error:
             return f"the checkpoint of step {training.counters.step} failed: {error}"
         self._saved(training)

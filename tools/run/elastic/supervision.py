@@ -15,54 +15,22 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NoReturn, Protocol
+from typing import NoReturn
 
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.circle import Circle, LeftAloneError, leave_at_exit
 from pliant.tools.run.elastic.ending import Ending, How
-from pliant.tools.run.elastic.failure import lost_peer
-from pliant.tools.run.elastic.meeting import make_known
-from pliant.tools.run.elastic.position import Position
-from pliant.tools.run.elastic.progress import Change, Reporter
+from pliant.tools.run.elastic.passage import Passage, Trainer
+from pliant.tools.run.elastic.progress import Reporter
 from pliant.tools.run.elastic.saving import Saving
 from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.state import Counters, Mean
 from pliant.tools.run.elastic.training import Training
-from pliant.tools.run.elastic.transfer import pass_on
 from pliant.tools.run.elastic.watch import STOP, PlanWatch, StopSignal, Vote, ballot
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.presence import Presence
 
 _log = logging.getLogger("pliant")
-_SMOOTHING: Final = 0.2
-"""Weight of the newest step in what a step usually takes."""
-
-
-class Trainer(Protocol):
-    """What supervision needs of the training that it watches over."""
-
-    training: Training
-
-    @property
-    def position(self) -> Position:
-        """How far it is."""
-        ...
-
-    def part(self) -> None:
-        """Let go of the process group."""
-        ...
-
-    def join(self) -> int:
-        """Train with the workers of the process group, by the plan of now; returns the global batch."""
-        ...
-
-    def parcel(self) -> dict[str, object]:
-        """What workers with an older state, or none, get."""
-        ...
-
-    def unpack(self, parcel: dict[str, object], *, fresh: bool) -> None:
-        """Take the state of a worker that is further."""
-        ...
 
 
 class Supervision:
@@ -79,9 +47,17 @@ class Supervision:
         self._ending.before(self._reporter.close)
         self._circle = Circle(setting, backend, self._watch, self._check)
         self._presence = Presence(orders.attempt.presence(orders.worker))
-        self._trainer: Trainer | None = None
+        self._passage = Passage(
+            setting,
+            self._circle,
+            self._reporter,
+            self._saving,
+            self._vote,
+            leave=self._leave,
+            alone=self._save_and_leave,
+        )
         self._agreed = 0
-        self._step_began_s = self._usual_step_s = 0.0
+        self._step_began_s = 0.0
 
     # Before training
 
@@ -107,8 +83,7 @@ class Supervision:
         leave_at_exit()
         self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()
-        self._enter(trainer)
-        self._trainer = trainer
+        self._passage.begin(trainer)
 
     # While training
 
@@ -123,12 +98,13 @@ class Supervision:
         self._reporter.log(losses)
         self._reporter.look(self._training.model, self._training.counters)
         self._reporter.step_done(self._training.counters, step_s)
-        self._usual_step_s += (step_s - self._usual_step_s) * (_SMOOTHING if self._usual_step_s else 1.0)
+        self._passage.step_took(step_s)
         self._hear()
 
     def step_void(self) -> None:
         """A worker was lost in the step: it does not count."""
-        self._recover(self._step_began_s)
+        self._agreed = 0
+        self._passage.recover(self._step_began_s)
 
     def boundary(self) -> None:
         """Do what was agreed, where a later attempt can go on.
@@ -140,7 +116,7 @@ class Supervision:
         if agreed == STOP:
             self._stop()
         elif generation > self._orders.plan.generation:
-            self.switch(self._watch.exactly(generation, self._orders.plan.timeout_s))
+            self._turn_to(self._watch.exactly(generation, self._orders.plan.timeout_s))
         elif save and self.gather_loss():
             self._saving.save(self._training)
 
@@ -157,6 +133,12 @@ class Supervision:
         """Let all workers know the loss of the epoch so far; False: a worker was lost meanwhile."""
         return self._together(partial(self._training.gather_loss, self._setting.world_size))
 
+    def agree(self, value: float) -> bool:
+        """Let all workers know rank 0's value; False: a worker was lost meanwhile."""
+        return self._together(
+            lambda: self._training.agree(value, self._setting.rank, self._setting.world_size)
+        )
+
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
         self._reporter.epoch_done(self._training.counters, loss, metric)
@@ -165,117 +147,17 @@ class Supervision:
         """The loop body left the loader in the middle of a step."""
         self._hear()
 
-    # Changes
-
-    def switch(self, plan: Plan) -> None:
-        """Act on a newer plan, at the same step boundary on every worker.
-
-        :raises SystemExit: it is to stop, or to go on without this worker.
-        """
-        began_s = time.monotonic()
+    def _turn_to(self, plan: Plan) -> None:
         if plan.abort:
             self._stop()
-        if plan.workers == self._orders.plan.workers:
-            self._setting.follow(plan)
-            self._go_on(self._engine, Change(began_s, self._usual_step_s))
-            return
-        if not self.gather_loss():
-            return
-        self._part()
-        self._setting.follow(plan)
-        if self._setting.left:
-            self._leave()
-        self._enter(self._engine, Change(began_s, self._usual_step_s).timed("leave", began_s))
+        self._passage.switch(plan, self.gather_loss)
 
     def _together(self, operation: Callable[[], object]) -> bool:
-        """Whether a collective operation went through; else a worker was lost, and those left have met anew.
-
-        On GPUs a lost worker is not survived in place, because operations may hang there.
-        """
-        began_s = time.monotonic()
-        try:
-            operation()
-        except RuntimeError as error:
-            if self._setting.device.type == "cuda" or not lost_peer(error):
-                raise
-        else:
-            return True
-        # outside of the handler: what it caught keeps connections open
-        self._recover(began_s)
-        return False
-
-    def _recover(self, since_s: float) -> None:
-        """Go on with those that are left."""
-        began_s = time.monotonic()
-        self._part()
-        change = Change(since_s, self._usual_step_s, lost=True)
-        self._enter(self._engine, change.timed("leave", began_s))
-
-    def _part(self) -> None:
-        self._vote.drop(alone=True)
-        self._engine.part()
-        self._circle.leave()
-
-    def _enter(self, trainer: Trainer, change: Change | None = None) -> None:
-        """Meet for the plan that is followed, and get or give the state; without a change, to start."""
-        position = None if change is None else trainer.position
-        problems: tuple[str, ...] | None = None
-        self._agreed = 0
-        while problems is None:
-            began_s = time.monotonic()
-            positions = self._form(position)
-            met_s = time.monotonic()
-            problems = self._share(trainer, positions)
-            if change is not None:
-                change = change.timed("meet", began_s, met_s).timed("broadcast", met_s)
-        self._go_on(trainer, change)
-        for problem in problems:
-            self._reporter.warn(trainer.training.counters, problem)
-
-    def _form(self, position: Position | None) -> list[Position | None]:
-        try:
-            positions = self._circle.form(self._orders.plan, position)
-        except LeftAloneError as error:
-            self._save_and_leave(error)
-        if self._setting.left:
-            self._leave()
-        return positions
-
-    def _share(self, trainer: Trainer, positions: list[Position | None]) -> tuple[str, ...] | None:
-        """All get the state of the furthest; what was wrong with checkpoints. None: a worker was lost."""
-        rank, furthest = self._setting.rank, max((one for one in positions if one), default=None)
-        problems: tuple[str, ...] = ()
-        if furthest is None and rank == 0:
-            problems = self._saving.load(trainer.training)
-        has = [one == furthest if furthest else index == 0 for index, one in enumerate(positions)]
-        if all(has):
-            return problems
-        try:
-            parcel = pass_on(
-                {**trainer.parcel(), "saved": self._saving.counters} if has[rank] else None, has, rank
-            )
-        except RuntimeError as error:
-            if not lost_peer(error):
-                raise
-            parcel = None
-        if parcel is None:
-            self._circle.leave()
-            return None
-        if not has[rank]:
-            self._saving.counters = parcel.pop("saved")
-            trainer.unpack(parcel, fresh=positions[rank] is None)
-        return problems
-
-    def _go_on(self, trainer: Trainer, change: Change | None) -> None:
-        """The workers of the plan that is followed train from now on, each in the same state."""
-        plan = self._orders.plan
-        self._setting.settle()
-        self._vote.drop(alone=self._setting.world_size == 1)
-        trainer.training.want_lr_scale(plan.lr_scale)
-        self._reporter.turn_to(trainer.join(), change)
-        self._saving.begin()
-        if self._setting.rank == 0:
-            make_known(self._orders.attempt.reached, f"{plan.generation}\n")
+        """Whether a collective operation went through; else those left have met anew."""
+        done = self._passage.together(operation)
+        if not done:
+            self._agreed = 0
+        return done
 
     # The end
 
@@ -289,13 +171,17 @@ class Supervision:
             met = self._together(self._vote.meet)
         self._ending.complete, self._ending.early = True, False
 
-    def left_early(self) -> None:
+    def left_early(self, metric: float | None) -> None:
         """The script left its training, by ``break`` or on its way out: the exit code will tell which.
+
+        A metric of the epoch that it leaves is told, but not the loss: other workers may train on.
 
         Nothing is saved: the body may be in the middle of a step, and what made the script give up should
         not be what another attempt goes on from.
         """
         self._ending.complete = self._ending.early = True
+        if metric is not None:
+            self._reporter.epoch_done(self._training.counters, None, metric)
 
     def _stop(self) -> None:
         """Save and leave together."""
@@ -328,7 +214,7 @@ class Supervision:
 
     def _check(self) -> None:
         """What breaks off the waiting for others."""
-        if self._trainer is None:
+        if self._passage.trainer is None:
             self.check_not_stopped()
         elif self._asked_to_stop:
             raise LeftAloneError("asked to stop")
@@ -359,16 +245,11 @@ class Supervision:
         return self._setting.orders
 
     @property
-    def _engine(self) -> Trainer:
-        assert self._trainer is not None  # noqa: S101 called while training only
-        return self._trainer
-
-    @property
     def _training(self) -> Training:
-        return self._engine.training
+        return self._passage.training
 
     def _reached(self, outcome: How) -> Counters:
         """What counts as trained: all of it in a job that is done, else what is saved."""
-        if self._trainer is None:
+        if self._passage.trainer is None:
             return self._saving.earlier()
         return self._training.counters if outcome == "done" else self._saving.counters

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -41,9 +44,9 @@ class Training:
         """Of the epoch, on this worker, as far as the others do not know it yet."""
         self.common_loss = Mean()
         """Of the epoch, of all workers."""
-        self._lr_scale = 1.0
-        self._scale_lr(lr_scale)
-        self._wanted_scale = lr_scale
+        self.agreed: list[float] = []
+        """What rank 0 has told the others since the last step of the epoch."""
+        self._lr_scale = self._wanted_scale = lr_scale
 
     def capture(self) -> dict[str, Any]:
         """All of the state as tensors and plain values, for ``torch.save``."""
@@ -57,6 +60,7 @@ class Training:
             "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
             "lr_scale": self._lr_scale,
+            "agreed": tuple(self.agreed),
             "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
 
@@ -80,6 +84,7 @@ class Training:
         ):
             group.update(kept)
         self._lr_scale = saved["lr_scale"]
+        self.agreed = list(saved["agreed"])
         self.counters = Counters(**saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])
 
@@ -90,8 +95,24 @@ class Training:
         and gradients have become.
         """
         self._wanted_scale = scale
-        if scale < self._lr_scale:
-            self._scale_lr(scale)
+        self._lr_scale = min(scale, self._lr_scale)
+
+    @contextmanager
+    def scaled_lr(self) -> Iterator[None]:
+        """While the optimizer makes its step: the author's learning rates times the factor of now.
+
+        They are the author's again afterwards, so a scheduler of any kind, which sets or reads them between
+        two steps, never meets the factor.
+        """
+        groups = self.optimizer.param_groups if self._lr_scale != 1.0 else []
+        rates = [group["lr"] for group in groups]
+        try:
+            for group in groups:
+                group["lr"] = group["lr"] * self._lr_scale
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def gather_loss(self, world_size: int) -> None:
         """Let all workers, which call this together, know the loss of the epoch so far."""
@@ -99,30 +120,25 @@ class Training:
         self.common_loss.include(own)
         self.own_loss = Mean()
 
+    def agree(self, value: float, rank: int, world_size: int) -> None:
+        """Let all workers, which call this together, know rank 0's value."""
+        told = torch.tensor([value if rank == 0 else 0.0], dtype=torch.float64)
+        if world_size > 1:
+            dist.all_reduce(told)
+        self.agreed.append(told.item())
+
     def step_done(self, samples: int, losses: Mean) -> None:
         """Count an optimizer step."""
         self.own_loss.include(losses)
         self.counters.advance(samples)
         if self._lr_scale < self._wanted_scale:
-            self._scale_lr(min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS)))
-
-    def _scale_lr(self, scale: float) -> None:
-        """Set the factor on the author's learning rate, schedulers included."""
-        ratio = scale / self._lr_scale
-        self._lr_scale = scale
-        if ratio == 1.0:
-            return
-        for group in self.optimizer.param_groups:
-            for name in group.keys() & {"lr", "initial_lr"}:
-                group[name] = group[name] * ratio
-        for helper in self.helpers.values():
-            if hasattr(helper, "base_lrs"):
-                helper.base_lrs = [rate * ratio for rate in helper.base_lrs]
+            self._lr_scale = min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS))
 
     def epoch_done(self) -> None:
         """Count an epoch."""
         self.counters.next_epoch()
         self.own_loss, self.common_loss = Mean(), Mean()
+        self.agreed.clear()
 
     def _restore_helpers(self, saved: Mapping[str, Any]) -> None:
         for name in sorted(saved.keys() ^ self.helpers.keys()):

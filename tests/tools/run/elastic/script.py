@@ -30,6 +30,7 @@ options = {
     "drop_last": False,
     "num_workers": 0,
     "file_limit": None,
+    "agree": False,
     **json.loads(sys.argv[1]),
 }
 
@@ -61,6 +62,8 @@ model, optimizer, loader = job.prepare(
 )
 scheduler = StepLR(optimizer, 2, gamma=0.5)
 job.register(scheduler)
+used: list[float] = []
+optimizer.register_step_pre_hook(lambda it, *_: used.append(it.param_groups[0]["lr"]))
 out = Path(options["out"])
 name = f"{job.rank}-{os.getpid()}"
 seen = (out / f"seen-{name}.jsonl").open("a")
@@ -91,12 +94,24 @@ for epoch in job.epochs(options["epochs"]):
             raise ValueError("the author's mistake")
     if passes == options["stop_at"]:
         break
+    if options["agree"]:
+        own = 1000.0 * epoch + os.getpid() % 1000
+        (out / f"asks-{epoch}-{name}").touch()
+        while job.rank == 0 and options["hold_at"] == -epoch - 1 and not (out / "go").exists():
+            time.sleep(0.01)
+        told = [job.agree(own), job.agree(own + 0.5)]
+        (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *told]))
     if options["schedule"] == "epoch":
         scheduler.step()
     job.log(metric=float(epoch))
 if job.rank == 0:
     inner = getattr(model, "module", model)
     torch.save(
-        {"model": inner.state_dict(), "lr": optimizer.param_groups[0]["lr"], "steps": len(loader)},
+        {
+            "model": inner.state_dict(),
+            "lr": optimizer.param_groups[0]["lr"],
+            "used": used[-1:],
+            "steps": len(loader),
+        },
         out / "final.pt",
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.tools.run.elastic import saving
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
@@ -65,6 +66,25 @@ class TestLeaving:
         end = job.run(script)
         assert (end.outcome, end.samples_done) == ("done", 94)
 
+    def test_an_epoch_that_is_left_after_its_steps_tells_the_metric_that_decided(self, job: Alone) -> None:
+        def script(elastic: Any) -> None:
+            net = torch.nn.Linear(1, 1)
+            data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
+            _, _, loader = elastic.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+            for epoch in elastic.epochs(9):
+                for _ in loader:
+                    with pytest.raises(UsageError, match=r"job\.agree"):
+                        elastic.agree(1.0)
+                elastic.log(metric=epoch / 10)
+                if elastic.agree(epoch == 2):
+                    break
+
+        end = job.run(script)
+        assert (end.outcome, end.samples_done) == ("done", 120)
+        assert [(event.metric, event.detail) for event in job.events("epoch")] == [
+            (epoch / 10, {"epoch": epoch}) for epoch in range(3)
+        ]
+
 
 class TestFullDisk:
     """Nothing is acknowledged that is not on disk."""
@@ -74,7 +94,7 @@ class TestFullDisk:
     ) -> None:
         tried: list[int] = []
 
-        def full(self: Checkpoints, state: Any, step: int) -> Path:
+        def full(self: Checkpoints, state: Any, step: int, *, alone: bool = False) -> Path:
             tried.append(step)
             raise ServiceMissingError("no space left")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -93,9 +94,17 @@ def test_accumulation_does_not_show_in_clipping_or_schedulers(
 
 
 def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path) -> None:
-    plain(tmp_path, *TORCHRUN, schedule="epoch")
+    plain(tmp_path, *TORCHRUN, schedule="epoch", agree=True)
     assert_same_weights(tmp_path, undisturbed)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".pt"}
+    told = [json.loads(path.read_text())[1:] for path in tmp_path.glob("agreed-2-*")]
+    assert len(told) > 1
+    assert told == told[:1] * len(told)
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {
+        "agreed",
+        "asks",
+        "seen",
+        "final.pt",
+    }
 
 
 def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_script(tmp_path: Path) -> None:
@@ -205,7 +214,7 @@ def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Any, 
     job.go()
     job.end()
     assert job.outcomes() == ["done"]
-    assert final(tmp_path)["lr"] == pytest.approx(0.02)
+    assert final(tmp_path)["used"] == pytest.approx([0.02])
 
 
 def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Any) -> None:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.tools.run.elastic.cut import Cut, micro_batches
@@ -118,7 +131,7 @@ def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_wit
     step, optimizer = Step(), torch.optim.SGD(elastic.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=first_scale)
     held = Gradients(elastic, accumulates=True)
-    guard_optimizer(optimizer, ("step",), step, held.join_rest)
+    guard_optimizer(optimizer, ("step",), step, lambda: nullcontext(held.join_rest()))
     guard_helper(scaler, step)
     for head, micro in enumerate(micro_batches(6, 0, Cut(6, 1, 2), 0)):
         step.quiet = not micro.last
@@ -187,44 +200,67 @@ def test_a_gradient_scaler_and_an_averaged_model_wait_for_the_last_micro_step() 
     assert int(average.n_averaged) == 1
 
 
-def test_the_learning_rate_scale_multiplies_once_and_rises_slowly_after_a_restore_under_another() -> None:
-    def training(scale: float) -> tuple[Training, torch.optim.Optimizer, LambdaLR]:
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        made = Training(net, optimizer, {}, scale)
-        scheduler = LambdaLR(optimizer, lambda epoch: 0.5**epoch)
-        made.helpers["scheduler"] = scheduler
-        return made, optimizer, scheduler
+class Probe:
+    """A parameter whose gradient is always 1: SGD moves it by the learning rate that it really used."""
 
-    first, optimizer, scheduler = training(2.0)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
-    optimizer.step()
-    scheduler.step()
-    second, resumed, after = training(4.0)
-    second.restore(first.capture())
-    rates = [resumed.param_groups[0]["lr"]]
-    for _ in range(DOUBLING_STEPS + 3):
-        second.step_done(1, Mean())
-        rates.append(resumed.param_groups[0]["lr"])
-    assert rates[0] == pytest.approx(0.1), "what a step before the restore had"
-    assert rates[DOUBLING_STEPS:] == pytest.approx([0.2] * 4)
-    assert all(1.0 <= after / before < 1.08 for before, after in pairwise(rates))
-    resumed.step()
-    after.step()
-    assert resumed.param_groups[0]["lr"] == pytest.approx(0.1)
+    def __init__(self, scale: float, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.0)
+        self.training = Training(self.model, self.optimizer, {}, scale)
+        guard_optimizer(self.optimizer, ("step",), lambda: False, self.training.scaled_lr)
+        self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
+
+    def rates(self, steps: int) -> list[float]:
+        """The learning rates of so many steps."""
+        found = []
+        for _ in range(steps):
+            before = self.model.weight.item()
+            self.model.weight.grad = torch.ones_like(self.model.weight)
+            self.optimizer.step()
+            self.scheduler.step(*([1.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []))
+            self.training.step_done(1, Mean())
+            found.append(before - self.model.weight.item())
+        return found
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "steps": lambda it: StepLR(it, 2, gamma=0.5),
+    "lambda": lambda it: LambdaLR(it, lambda epoch: 0.5**epoch),
+    "cosine": lambda it: CosineAnnealingLR(it, 8, eta_min=0.01),
+    "one cycle": lambda it: OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
+    "cyclic": lambda it: CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
+    "plateau": lambda it: ReduceLROnPlateau(it, patience=1, min_lr=0.02),
+    "one after the other": lambda it: SequentialLR(it, [LinearLR(it), StepLR(it, 2)], milestones=[3]),
+    "together": lambda it: ChainedScheduler([LinearLR(it), StepLR(it, 2)]),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -> None:
+    plain, scaled, resumed = (Probe(scale, SCHEDULERS[kind]) for scale in (1.0, 2.0, 2.0))
+    expected = [2 * rate for rate in plain.rates(10)]
+    assert scaled.rates(5) == pytest.approx(expected[:5], rel=1e-3, abs=1e-6)
+    resumed.training.restore(scaled.training.capture())
+    assert resumed.rates(5) == pytest.approx(expected[5:], rel=1e-3, abs=1e-6)
+
+
+def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once() -> None:
+    first, second = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 4.0))
+    second.training.restore(first.training.capture())
+    second.training.want_lr_scale(4.0)
+    rates = second.rates(DOUBLING_STEPS + 3)
+    assert rates[0] == pytest.approx(0.2, rel=1e-3), "what a step before the restore had"
+    assert rates[DOUBLING_STEPS:] == pytest.approx([0.4] * 3, rel=1e-3)
+    assert all(0.999 <= after / before < 1.08 for before, after in pairwise(rates))
+    second.training.want_lr_scale(1.0)
+    assert second.rates(1) == pytest.approx([0.1], rel=1e-3)
+    assert second.optimizer.param_groups[0]["lr"] == 0.1, "the author's own, between two steps"
 
 
 def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_of_the_others() -> None:
     """Those that train never followed the plan with the lower factor that it was started by."""
-
-    def training(scale: float) -> tuple[Training, torch.optim.Optimizer]:
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        return Training(net, optimizer, {}, scale), optimizer
-
-    trains, theirs = training(2.0)
-    joins, own = training(1.0)
-    joins.restore(trains.shared())
+    trains, joins = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 1.0))
+    joins.training.restore(trains.training.shared())
     for worker in (trains, joins):
-        worker.want_lr_scale(2.0)
-    assert own.param_groups[0]["lr"] == theirs.param_groups[0]["lr"] == pytest.approx(0.2)
+        worker.training.want_lr_scale(2.0)
+    assert trains.rates(1) == joins.rates(1) == pytest.approx([0.2], rel=1e-3)

@@ -116,11 +116,19 @@ def register_late(job: ElasticJob) -> None:
         job.register(torch.nn.Linear(1, 1))
 
 
+def agree_inside(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing())
+    for _ in job.epochs(1):
+        for _ in loader:
+            job.agree(1.0)
+
+
 MISTAKES: dict[str, Author] = {
     "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),
     "job.prepare was called twice: a job trains one model": prepare_twice,
     "iterate the loader inside `for epoch in job.epochs(n):`": iterate_outside,
     "register objects before the first epoch: their state is restored there": register_late,
+    "call job.agree in the loop over job.epochs, once that over the loader has ended by itself": agree_inside,
     "best: dict has no state_dict and load_state_dict": lambda job: job.register(best={}),
     "Stream: expected a dataset with a length, samples and []": lambda job: job.prepare(
         *nothing()[:2], Stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -70,6 +71,26 @@ def test_a_worker_that_is_killed_costs_nothing_that_was_trained(
     assert [end.outcome for end in trained] == ["stopped"] * 2
     saved = same_weights_as_alone(job, tmp_path)
     assert [end.samples_done for end in trained] == [saved["samples_done"]] * 2
+
+
+def test_what_the_first_worker_says_is_known_to_all_also_when_it_dies_saying_it(tmp_path: Path) -> None:
+    job = Gang(tmp_path, epochs=3, agree=True, hold_at=-2)
+    job.patience_s = 60
+    try:
+        job.start(3)
+        job.until(lambda: len(list(tmp_path.glob("asks-1-*"))) == 3, "question")
+        job.signal(0, signal.SIGKILL)
+        job.publish([1, 2])
+        job.end()
+    finally:
+        job.kill()
+    ends = [job.outcome(number) for number in (1, 2)]
+    assert [(end.outcome, end.samples_done) for end in ends] == [("done", 3 * SAMPLES)] * 2
+    for epoch, workers, first in ((0, 3, "0-*"), (1, 2, "1-*"), (2, 2, "1-*")):
+        told = [json.loads(path.read_text()) for path in tmp_path.glob(f"agreed-{epoch}-*")]
+        (path,) = tmp_path.glob(f"agreed-{epoch}-{first}")
+        value = 1000.0 * epoch + json.loads(path.read_text())[0]
+        assert [answer[1:] for answer in told] == [[value, value + 0.5]] * workers
 
 
 def drawn(count: int, seed: int) -> Iterator[tuple[list[int], int]]:
