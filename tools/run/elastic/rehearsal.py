@@ -1,0 +1,67 @@
+"""A change of workers in place, rehearsed by those of a measurement: what it takes, without a launcher."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from pliant.tools.run.elastic.circle import Circle
+from pliant.tools.run.elastic.position import IN_EPOCH, Position
+from pliant.tools.run.elastic.replica import Averaging
+from pliant.tools.run.elastic.setting import Orders, Setting
+from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.transfer import pass_on
+from pliant.tools.run.elastic.watch import PlanWatch
+from pliant.tools.run.layout import JobDir
+from pliant.tools.run.plan import Member, Plan
+
+ROUNDS: Final = 5
+_TRAINS: Final = Position(0, 1, IN_EPOCH)
+
+
+def rehearse(folder: Path, training: Training, device: torch.device) -> float:
+    """Median seconds in which no worker trains when the last one joins the others.
+
+    All workers of the process group call this together, and train no more afterwards. They leave, meet, pass
+    the state on and average anew, as in training; the joiner's start, in which the others train on, is not
+    in it, nor is what the first step after it takes longer than others.
+
+    :param folder: of these workers alone.
+    """
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    setting = _setting(folder, rank, workers, device)
+    assert setting.orders is not None  # noqa: S101 made just above
+    plan, averaging = setting.orders.plan, Averaging()
+    setting.orders.attempt.path.mkdir(parents=True, exist_ok=True)
+    circle = Circle(setting, None, PlanWatch(setting.orders.folder, plan), lambda: None)
+    took = []
+    for generation in range(2, ROUNDS + 2):
+        dist.barrier()
+        began_s = time.monotonic()
+        averaging.end()
+        circle.leave()
+        joins = rank == workers - 1
+        following = plan.model_copy(update={"generation": generation})
+        positions = circle.form(following, None if joins else _TRAINS)
+        has = [one is not None for one in positions]
+        state = pass_on(None if joins else training.shared(), has, rank)
+        if joins:
+            training.restore(state)
+        averaging.begin(training.model, device)
+        took.append(time.monotonic() - began_s)
+    return statistics.median(took)
+
+
+def _setting(folder: Path, rank: int, workers: int, device: torch.device) -> Setting:
+    secret = torch.randint(1 << 62, (1,))
+    dist.broadcast(secret, 0)
+    members = tuple(
+        Member(slot=f"here/{one}", node="here", address="127.0.0.1", worker=one) for one in range(workers)
+    )
+    plan = Plan(job="measured", generation=1, attempt=1, members=members, token=str(int(secret)))
+    return Setting(rank, workers, device, Orders(JobDir(folder), plan, rank), frozenset(plan.workers))
