@@ -37,6 +37,8 @@ ROUNDS: Final = 10
 RELAUNCHES: Final = 3
 EPOCHS: Final = 10
 KILLS: Final = 10
+BETWEEN_KILLS_S: Final = 6.0
+"""Longer than a worker must have trained for its slot not to be under suspicion."""
 PATIENCE_S: Final = 120.0
 STALL_LIMIT_S: Final = 0.5
 KILL_LIMIT_S: Final = 0.6
@@ -164,7 +166,7 @@ def kill_stalls(count: int) -> list[float]:
             lost = site.until(lambda event: bool((event.detail or {}).get("lost")))
             taken.append(lost.overhead_seconds or 0.0)
             site.until(lambda event: event.gpus == SLOTS and "parts" in (event.detail or {}))
-            site.train_for(1.0)
+            site.train_for(BETWEEN_KILLS_S)
     return taken
 
 

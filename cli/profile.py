@@ -64,7 +64,10 @@ def profile(
     ] = False,
     costs: Annotated[
         bool,
-        typer.Option("--costs", help="Also time starts, and relaunches from a checkpoint; replay uses them."),
+        typer.Option(
+            "--costs",
+            help="Also time starts, relaunches from a checkpoint and changes in place; replay uses them.",
+        ),
     ] = False,
     append: Annotated[
         str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")

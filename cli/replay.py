@@ -91,6 +91,14 @@ def replay(
         str | None,
         typer.Option("--start-cost", help=f"The same for a first start: {COST}", show_default="0"),
     ] = None,
+    resume_cost: Annotated[
+        str | None,
+        typer.Option(
+            "--resume-cost",
+            help="The same for a start after a preemption or a failure.",
+            show_default="what --rescale-cost says or has measured",
+        ),
+    ] = None,
     progress_model: Annotated[
         ProgressChoice | None,
         typer.Option(
@@ -213,7 +221,7 @@ def replay(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
     with garbage_collection_paused():  # imports leave none
         from pliant.tools.replay.batch import Task, replay_all
-        from pliant.tools.replay.costs import parse_cost
+        from pliant.tools.replay.costs import parse_costs
         from pliant.tools.replay.failures import Mtbf, read_failures
         from pliant.tools.replay.inputs import Sources
         from pliant.tools.replay.output import output_paths
@@ -233,6 +241,7 @@ def replay(
                 "--interval": interval,
                 "--start-cost": start_cost,
                 "--rescale-cost": rescale_cost,
+                "--resume-cost": resume_cost,
                 "--failures": failures,
                 "--mtbf": mtbf,
                 "--repair": None if repair == 1 else repair,
@@ -259,10 +268,7 @@ def replay(
     names = policy.split(",")
     parameters = parameters_by_policy(names, param or [])
     physics = Physics(
-        None if start_cost is None else parse_cost(start_cost, "--start-cost", first=True, profile=profile),
-        None
-        if rescale_cost is None
-        else parse_cost(rescale_cost, "--rescale-cost", first=False, profile=profile),
+        *parse_costs(start_cost, rescale_cost, resume_cost, profile),
         node_events=() if failures is None else read_failures(failures),
         mtbf=None if mtbf is None else Mtbf(mtbf, repair),
         interference=interference,

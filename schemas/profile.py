@@ -32,6 +32,7 @@ PROFILE: Final = Table(
         Column("node_order", "string", "placement in the order in which the nodes were linked: \"1,4,2\"; null: not known (an imported row without it may state the number of nodes alone, its placement being an even split)", added=True),
         Column("start_seconds", "float64", "from launching the workers to the end of their first step; null: not measured", least=0, added=True),
         Column("relaunch_seconds", "float64", "from a checkpoint over its workers' leaving and launching new ones to the end of their first step; null: not measured", least=0, added=True),
+        Column("rescale_seconds", "float64", "what those that train lose when workers come or go while they do and they are so many afterwards; null: not measured", least=0, added=True),
     ),
 )  # fmt: skip
 
@@ -67,6 +68,7 @@ class ProfileRow:
     node_order: str | None = None
     start_seconds: float | None = None
     relaunch_seconds: float | None = None
+    rescale_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class RunInfo(Record):
     pliant_version: str
     start_cost_s: dict[str, float] | float | None = None
     rescale_cost_s: dict[str, float] | float | None = None
+    resume_cost_s: dict[str, float] | float | None = None
+    """Where it is not that of rescales."""
     interference: NonNegativeFloat = 0.0
     """Part of their speed that jobs of a simulation lost where they spanned nodes and shared one."""
     interval_s: float | None = None

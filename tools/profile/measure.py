@@ -27,6 +27,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,6 +53,16 @@ def order_from_env() -> Order | None:
     return Order.model_validate_json(Path(path).read_bytes()) if path else None
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The library's own ways through a change of workers, each with a folder that it may use."""
+
+    checkpoint: Callable[[Path], None]
+    """Saves the whole state and loads it again; of one worker."""
+    rescale: Callable[[Path], float]
+    """Has the last of several workers join the others; called by all. Returns the seconds that it took."""
+
+
 class Sweep:
     """Serves micro-batches of the sizes under test and times the steps that the script makes of them."""
 
@@ -61,9 +72,8 @@ class Sweep:
         model: torch.nn.Module,
         dataset_size: int,
         batches: Batches,
-        checkpoint: Callable[[Path], None] | None = None,
+        changes: Changes | None = None,
     ) -> None:
-        """``checkpoint``: saves the whole state into a folder and loads it again."""
         self.boundary = True
         """Whether the micro-batch served last ends an optimizer step."""
         self.synchronise = True
@@ -72,7 +82,7 @@ class Sweep:
         self._model = model
         self._dataset_size = dataset_size
         self._batches = batches
-        self._checkpoint = checkpoint
+        self._changes = changes
         self._workers, self._rank = world()
         self._kinds = 1 if self._workers == 1 else 2
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -88,7 +98,9 @@ class Sweep:
             bracket.tell(batch, fits=self._record.last.feasible)
         for batch, accum in self._cuts(bracket):
             yield from self._serve(batch, accum)
-        self._record.finish(self._checkpoint if self._order.costs else None)
+        if self._order.costs and self._changes is not None:
+            self._record.costs(self._changes, self._workers)
+        self._record.finish()
         if dist.is_initialized():
             dist.destroy_process_group()
         raise SystemExit(0)
@@ -221,14 +233,18 @@ class Recorder:
         if self._outcome.first_step_s is None:
             self._change(first_step_s=time.time())
 
-    def finish(self, checkpoint: Callable[[Path], None] | None = None) -> None:
-        """Everything is measured but, where it is given, what a checkpoint takes."""
-        took_s = None
-        if checkpoint is not None and self._rank == 0:
+    def costs(self, changes: Changes, workers: int) -> None:
+        """Time what changes of the workers are made of."""
+        if self._rank == 0:
             began_s = time.monotonic()
-            checkpoint(self._path.parent / "checkpoints")
-            took_s = time.monotonic() - began_s
-        self._change(done=True, checkpoint_s=took_s, left_s=time.time())
+            changes.checkpoint(self._path.parent / "checkpoints")
+            self._change(checkpoint_s=time.monotonic() - began_s)
+        if workers > 1:
+            self._change(rescale_s=changes.rescale(self._path.parent / "rescale"))
+
+    def finish(self) -> None:
+        """Everything is measured."""
+        self._change(done=True, left_s=time.time())
 
     def _change(self, **fields: object) -> None:
         self._outcome = self._outcome.model_copy(update=fields)

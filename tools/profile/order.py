@@ -45,7 +45,8 @@ class Order(Record):
     seed: NonNegativeInt = 0
     """Seed of the choice of samples."""
     costs: bool = False
-    """Also time what a relaunch is made of: rank 0 saves a checkpoint and loads it."""
+    """Also time what changes of the workers are made of: a checkpoint saved and loaded, and a change in
+    place."""
 
 
 class Point(Record):
@@ -82,6 +83,9 @@ class Outcome(Record):
     """When the workers were told to leave, UTC seconds."""
     checkpoint_s: NonNegativeFloat | None = None
     """Seconds to save a checkpoint and to load it; null: not asked for."""
+    rescale_s: NonNegativeFloat | None = None
+    """Seconds in which no worker trains when the last one joins the others; null: not asked for, or one
+    worker."""
 
 
 def out_of_memory_mark(result: str | Path) -> Path:

@@ -23,6 +23,7 @@ class Origin:
     measured_at: float
     start_s: float | None = None
     relaunch_s: float | None = None
+    rescale_s: float | None = None
 
 
 def shape(row: ProfileRow) -> tuple[int, ...]:
@@ -57,6 +58,7 @@ def train_row(point: Point, origin: Origin) -> ProfileRow:
         samples_per_second=origin.workers * point.local_batch * point.accum / step_s,
         start_seconds=origin.start_s,
         relaunch_seconds=origin.relaunch_s,
+        rescale_seconds=origin.rescale_s,
     )
 
 

@@ -26,7 +26,7 @@ class Options:
     warmup: int = 3
     allreduce: bool = False
     costs: bool = False
-    """Also what a start and a relaunch take."""
+    """Also what a start, a relaunch and a change of the workers in place take."""
 
 
 @dataclass(frozen=True, slots=True)

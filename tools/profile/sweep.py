@@ -180,6 +180,7 @@ class Bench:
                     self.clock(),
                     ended.start_s,
                     ended.relaunch_s,
+                    outcome.rescale_s,
                 )
                 return points, origin
             points.append(outcome.current.model_copy(update={"feasible": False}))

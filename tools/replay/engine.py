@@ -25,7 +25,7 @@ from pliant.tools.replay.clock import (
     Agenda,
     Rounds,
 )
-from pliant.tools.replay.costs import FREE
+from pliant.tools.replay.costs import FREE, Cost
 from pliant.tools.replay.failures import last_checkpoint_s
 from pliant.tools.replay.interference import Interference
 from pliant.tools.replay.log import Detail, EventLog, compact_json
@@ -100,6 +100,7 @@ class Engine:
         """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
         self._start_cost = self.physics.start_cost or FREE
         self._rescale_cost = self.physics.rescale_cost or FREE
+        self._resume_cost = self.physics.resume_cost or self._rescale_cost
         self._progress = self.physics.progress()
         self._interference = Interference(self.physics.interference) if self.physics.interference else None
         self._describe = describe
@@ -287,8 +288,7 @@ class Engine:
         if not job.gpus:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
-        cost = self._rescale_cost if job.id in self._trained else self._start_cost
-        cost_s = cost.of(job.spec.model)
+        cost_s = self._cost_of(effect).of(job.spec.model)
         if effect.step == "rebatch" and left is not None and self.physics.free_rebatch:
             cost_s = max(0.0, left.paid_s - now_s)
         row = self.log.add(
@@ -305,6 +305,11 @@ class Engine:
         paid_s = now_s + cost_s
         run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, done)
         self._train(job, run, now_s, paid_s)
+
+    def _cost_of(self, effect: Applied) -> Cost:
+        if effect.job.id not in self._trained:
+            return self._start_cost
+        return self._resume_cost if effect.step == "resume" else self._rescale_cost
 
     def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
         """A job's present allocation ends; if it was still being paid for, only that much was paid."""

@@ -20,6 +20,8 @@ class Physics:
     before starts it anew, and so does the resume after a preemption."""
     rescale_cost: Cost | None = None
     """Of every later change of its GPUs or batch. A change that comes before it is paid starts it anew."""
+    resume_cost: Cost | None = None
+    """Of a start after a preemption or a failure; None: that of every other change."""
     free_rebatch: bool = False
     """Whether a job that keeps its GPUs takes up another batch at no cost."""
     progress: Callable[[], ProgressModel] = Samples

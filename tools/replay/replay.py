@@ -191,6 +191,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         pliant_version=version("pliant"),
         start_cost_s=(physics.start_cost or FREE).for_models(models),
         rescale_cost_s=(physics.rescale_cost or FREE).for_models(models),
+        resume_cost_s=None if physics.resume_cost is None else physics.resume_cost.for_models(models),
         interference=physics.interference,
         interval_s=trained.interval_s,
         counters=counters,

@@ -21,6 +21,7 @@ from pliant.schemas.record import (
     Record,
 )
 from pliant.tools.replay.clock import SHORTEST_INTERVAL_S
+from pliant.tools.replay.costs import is_event_file
 from pliant.tools.replay.progress_choice import ProgressName
 from pliant.tools.replay.recipe import BUILT_IN, parse_table, refuse
 
@@ -67,6 +68,7 @@ class World(Record):
     interval: NonNegativeFloat | None = None
     start_cost: str | None = None
     rescale_cost: str | None = None
+    resume_cost: str | None = None
     failures: str | None = None
     mtbf: PositiveFloat | None = None
     repair: PositiveFloat = 1.0
@@ -152,10 +154,6 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
         "failures": found(recipe.failures),
         "start_cost": cost(recipe.start_cost),
         "rescale_cost": cost(recipe.rescale_cost),
+        "resume_cost": cost(recipe.resume_cost),
     }
     return recipe.model_copy(update={"traces": traces, "clusters": clusters, **world})
-
-
-def is_event_file(cost: str) -> bool:
-    """Whether a cost names an event file to take measured ones from."""
-    return cost.endswith((".jsonl", ".parquet"))

@@ -19,14 +19,14 @@ from pliant.schemas.files import read_bytes, write_bytes
 from pliant.schemas.io import write_jobs
 from pliant.schemas.jsonlines import encode, header, read_lines
 from pliant.schemas.record import Identifier, NonNegativeInt, PositiveInt
-from pliant.tools.replay.costs import Cost, parse_cost
+from pliant.tools.replay.costs import is_event_file, parse_costs
 from pliant.tools.replay.failures import Mtbf, read_failures
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress_choice import Training
 from pliant.tools.replay.recipe import read_recipe
 from pliant.tools.replay.replay import Run
-from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World, is_event_file
+from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World
 from pliant.tools.replay.synth import synthesize
 from pliant.tools.schedule.registry import make_policy
 
@@ -61,17 +61,13 @@ class SweepTask(World):
         :raises BadInputError: a file of costs or failures is wrong.
         """
         physics = Physics(
-            self._cost(self.start_cost, "start_cost", first=True),
-            self._cost(self.rescale_cost, "rescale_cost", first=False),
+            *parse_costs(self.start_cost, self.rescale_cost, self.resume_cost, self.profile),
             node_events=() if self.failures is None else read_failures(self.failures),
             mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
             interference=self.interference,
         )
         training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
         return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)
-
-    def _cost(self, text: str | None, name: str, *, first: bool) -> Cost | None:
-        return None if text is None else parse_cost(text, name, first=first, profile=self.profile)
 
 
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
@@ -177,7 +173,9 @@ def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: 
 def _key(task: SweepTask, digest: Callable[[str], str]) -> str:
     """The task's content: file names do not matter, their bytes do."""
     fields = task.model_dump(mode="json", exclude={"name", "key"})
-    costs = [name for name in ("start_cost", "rescale_cost") if is_event_file(fields[name] or "")]
+    costs = [
+        name for name in ("start_cost", "rescale_cost", "resume_cost") if is_event_file(fields[name] or "")
+    ]
     for name in ("jobs", "cluster", "profile", "convergence", "failures", *costs):
         fields[name] = fields[name] and digest(fields[name])
     fields["pliant"] = version("pliant")

@@ -11,7 +11,6 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,8 +31,8 @@ from pliant.tools.run.steps import Target
 from pliant.tools.run.tail import Tail
 
 Stage = Literal["abort", "term", "kill"]
-_YOUNG_S: Final = 60.0
-"""A worker that is lost within so long of being planned has died young."""
+_YOUNG_S: Final = 5.0
+"""A worker that is lost before it has trained for so long has died young."""
 _TOO_MANY: Final = 5
 """So many in a row on one slot make the attempt fail: another worker there would fare no better."""
 _log = logging.getLogger("pliant")
@@ -90,7 +89,7 @@ class Gang:
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
         self._since_s: dict[int, float] = {}
-        """When workers were first named by a plan of this launcher's."""
+        """When workers were first seen to train."""
         self._young: dict[Slot, int] = {}
         """Workers in a row that a slot has lost soon after their start."""
 
@@ -224,7 +223,6 @@ class Gang:
         )
 
     def _publish(self, job: JobDir, plan: Plan, now_s: float) -> None:
-        self._since_s.update((worker, now_s) for worker in set(plan.workers) - set(self.plan.workers))
         self.plan, self._planned_s, self._problem = plan, now_s, ""
         self._roll.add(plan)
         write_plan(job, plan)
@@ -235,6 +233,7 @@ class Gang:
         if self.target.job.elastic == "none" or trains is None:
             return False
         trained = set(trains.workers)
+        self._since_s.update((worker, now_s) for worker in trained - self._since_s.keys())
         lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
         members = [one for one in self.plan.members if one.worker in trained and one.worker not in lost]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
@@ -267,7 +266,7 @@ class Gang:
     def _dies_young(self, worker: int, now_s: float) -> bool:
         """Whether this lost worker is one too many of those that a slot has lost soon after their start."""
         slot = self._roll.slot(worker)
-        young = now_s - self._since_s.get(worker, -math.inf) < _YOUNG_S
+        young = now_s - self._since_s.get(worker, now_s) < _YOUNG_S
         self._young[slot] = self._young.get(slot, 0) + 1 if young else 0
         if self._young[slot] < _TOO_MANY:
             return False

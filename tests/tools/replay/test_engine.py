@@ -118,6 +118,14 @@ def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost() -
     ]
 
 
+def test_a_resume_may_cost_something_else() -> None:
+    physics = Physics(Cost(5), Cost(2), Cost(7))
+    policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
+    trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100)]
+    engine = play(policy, trace, cluster(2), physics=physics)
+    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 7 + 95}
+
+
 def test_a_change_before_the_last_one_is_paid_starts_the_cost_anew() -> None:
     policy = Told({0: {"a": 1}, 3: {"a": 2}}, again_s=[3])
     engine = play(

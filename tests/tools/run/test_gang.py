@@ -225,8 +225,9 @@ def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
         training.gang.follow(training.job, training.target, [first], [added], 100.0 * number)
         training.reaches(training.gang.plan.generation)
         training.gang.statuses = (*training.gang.statuses, RUNNING)
+        training.watch(100.0 * number + 1.0)
         lives.of[number] = "gone"
-        training.watch(100.0 * number + 61.0)
+        training.watch(100.0 * number + 7.0)
     assert not training.gang.stopping
 
 

@@ -116,7 +116,7 @@ class ElasticJob:
         reading = Reading(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
             training = Training(model, optimizer, self._helpers)
-            self._engine = measurement = Measurement(order, model, reading, training)
+            self._engine = measurement = Measurement(order, model, reading, training, self.device)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
             return model, optimizer, measurement
         engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pliant.tools.profile.measure import Sweep
+from pliant.tools.profile.measure import Changes, Sweep
 from pliant.tools.profile.order import Order
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.reading import Reading
+from pliant.tools.run.elastic.rehearsal import rehearse
 from pliant.tools.run.elastic.training import Training
 
 
@@ -21,10 +22,13 @@ class Measurement:
 
     started = False
 
-    def __init__(self, order: Order, model: nn.Module, reading: Reading, training: Training) -> None:
-        self._reading = reading
+    def __init__(
+        self, order: Order, model: nn.Module, reading: Reading, training: Training, device: torch.device
+    ) -> None:
+        self._reading, self._device = reading, device
         self._training = training
-        self._sweep = Sweep(order, model, reading.size, self._read, self._checkpoint)
+        changes = Changes(self._checkpoint, self._rescale)
+        self._sweep = Sweep(order, model, reading.size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -55,6 +59,9 @@ class Measurement:
         state = checkpoints.load().state
         if state is not None:
             self._training.resume(state)
+
+    def _rescale(self, folder: Path) -> float:
+        return rehearse(folder, self._training, self._device)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
         return self._reading.on_device(self._reading.loader(indices, torch.Generator()))

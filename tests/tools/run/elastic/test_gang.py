@@ -118,6 +118,18 @@ def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_scri
     assert not (tmp_path / "final.pt").exists()
 
 
+def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp_path: Path) -> None:
+    result = tmp_path / "outcome.json"
+    order = Order(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
+    (tmp_path / "order.json").write_text(order.model_dump_json())
+    plain(tmp_path, *TORCHRUN, env={ENV_PROFILE: str(tmp_path / "order.json")})
+    outcome = Outcome.model_validate_json(result.read_bytes())
+    assert outcome.done
+    assert outcome.checkpoint_s is not None
+    assert outcome.rescale_s is not None
+    assert 0 < outcome.rescale_s < 60
+
+
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
     gang: Any, tmp_path: Path, undisturbed: Path
 ) -> None:
