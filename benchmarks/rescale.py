@@ -35,7 +35,7 @@ from pliant.tools.run.steps import Share, Target
 
 ROUNDS: Final = 10
 RELAUNCHES: Final = 3
-EPOCHS: Final = 10
+EPOCHS: Final = 20
 KILLS: Final = 10
 BETWEEN_KILLS_S: Final = 6.0
 """Longer than a worker must have trained for its slot not to be under suspicion."""
@@ -173,13 +173,13 @@ def kill_stalls(count: int) -> list[float]:
 def overhead_ratio(epochs: int) -> float:
     """What the library adds to a step of 10 ms of two workers, as a part of it.
 
-    An epoch by the library and one by PyTorch alone take turns in the same processes.
+    An epoch by the library and one by PyTorch alone take turns in the same processes; the median of pairs.
     """
     with running(Executor, f"[true, 2400, {epochs}]") as site:
         site.go_to(2)
         took = site.finish()
-    plain, elastic = (statistics.median(took[name][1:]) for name in ("plain", "elastic"))
-    return elastic / plain - 1.0
+    pairs = list(zip(took["elastic"], took["plain"], strict=True))
+    return statistics.median(elastic / plain for elastic, plain in pairs[1:]) - 1.0
 
 
 def loss_error() -> float:

@@ -10,7 +10,7 @@ import typer
 
 from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
-from pliant.schemas.errors import JobsFailedError, UsageError
+from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pliant.tools.profile.sweep import Measured
 
 AUTO = "auto"
+ITERATIONS = 10
+WARMUP = 3
 
 
 def profile(
@@ -45,8 +47,8 @@ def profile(
     ] = AUTO,
     iterations: Annotated[
         int, typer.Option(min=1, help="Steps per point; short ones are repeated more often.")
-    ] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps dropped before each point.")] = 3,
+    ] = ITERATIONS,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps dropped before each point.")] = WARMUP,
     allreduce: Annotated[
         bool,
         typer.Option("--allreduce", help="Also time all-reduces by workers and weights, once a cluster."),
@@ -105,7 +107,8 @@ def profile(
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
     if predict is not None:
-        if imported or append or allreduce or allreduce_file or refresh:
+        measures = costs or (iterations, warmup) != (ITERATIONS, WARMUP)
+        if imported or append or allreduce or allreduce_file or refresh or measures:
             raise UsageError(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
             )
@@ -176,8 +179,10 @@ class Keeper:
         """What is kept already and still good; says so."""
         from pliant.tools.profile.kept import KeptAllReduce, cluster_label
 
-        if self.path is None or self.refresh:
+        if self.path is None:
             return ()
+        if self.refresh:
+            return self._of_other_types(self.path, cluster)
         kept = KeptAllReduce.read(self.path, cluster_label(cluster))
         if kept is None:
             return ()
@@ -186,6 +191,18 @@ class Keeper:
             f"on {kept.cluster}; --refresh measures them anew"
         )
         return kept.rows
+
+    def _of_other_types(self, path: str, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
+        """What is kept of GPU types that are not those of this machine, if it is of the same cluster."""
+        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
+        from pliant.tools.profile.site import site_of
+
+        try:
+            kept = KeptAllReduce.read(path, cluster_label(cluster))
+        except BadInputError:
+            return ()
+        here = site_of(cluster).gpu_type
+        return () if kept is None else tuple(row for row in kept.rows if row.gpu_type != here)
 
     def keep(self, measured: Profile, cluster: Cluster | None) -> None:
         """Keep what was measured just now."""

@@ -44,8 +44,9 @@ COMPARISON: Final = "comparison.json"
 RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows, made on a quiet machine."""
 _DIGITS: Final = 8192
-_GAP_S: Final = 6.0
-"""Mean time between arrivals."""
+_GAP_S: Final = 24.0
+"""Mean time between arrivals. Starting a worker takes a core for seconds: with jobs of a few seconds the
+experiment would measure little else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(256, (20, 40), (64, 512), 256),
-    Kind(1024, (3, 6), (64, 512), 256),
-    Kind(512, (6, 12), (256, 256), 256),
+    Kind(256, (80, 160), (64, 512), 256),
+    Kind(1024, (12, 24), (64, 512), 256),
+    Kind(512, (24, 48), (256, 256), 256),
 )
 
 
@@ -185,7 +186,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m experiments.elastic_scaling.live", description=__doc__)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--slots", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
-    parser.add_argument("--interval", type=float, default=10.0, help="seconds between scaling decisions")
+    parser.add_argument("--interval", type=float, default=20.0, help="seconds between scaling decisions")
     parser.add_argument("--out", type=Path, default=Path("build/experiments/elastic-scaling-live"))
     parser.add_argument(
         "--record", action="store_true", help=f"keep the comparison in {RECORD.name}, for the page"

@@ -187,7 +187,6 @@ def check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
 def _ask(
     session: Session, now_s: float, question: Question, future: Iterable[Job], profile: Profile | None
 ) -> Schedule:
-    _ = session.rng  # made before the clock starts
     started = time.perf_counter()
     effects = session.decide(now_s)
     seconds = time.perf_counter() - started

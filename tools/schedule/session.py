@@ -16,6 +16,7 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.effects import Applied, Holding, Outcome, Step, hold, step_of
+from pliant.tools.schedule.lots import lots
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.protocol import Decision, Explanation, Policy
 from pliant.tools.schedule.rules import PolicyError, RuleBook
@@ -76,18 +77,14 @@ class Session:
         self.up_gpus = sum(node.gpus for node in self.nodes)
         """GPUs of the nodes that are up."""
         self.seed = seed
-        self._rng = rng
+        self._rng = lots(seed) if rng is None else rng
         self._rules = RuleBook(policy, self.nodes)
         self._index = {node.name: node.index for node in self.nodes}
         self._noted_until_s = 0.0
 
     @property
     def rng(self) -> np.random.Generator:
-        """The one source of randomness that the policy gets; made when first asked for."""
-        if self._rng is None:
-            import numpy as np
-
-            self._rng = np.random.default_rng(self.seed)
+        """The one source of randomness that the policy gets."""
         return self._rng
 
     # What happens to the session.

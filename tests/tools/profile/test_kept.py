@@ -112,6 +112,11 @@ def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
     assert read_profile(kept).rows == found
     assert measured(tmp_path, both, allreduce=True) == found
     assert machine.reduced_on == [2, 4], "both are known now"
+    machine.seconds = 0.005
+    anew = measured(tmp_path, both, refresh=True)
+    assert old in anew
+    assert {row.step_seconds for row in anew if row != old} == {0.005}
+    assert anew == tuple(row for row in read_profile(kept).rows if row.kind == "allreduce")
 
 
 def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,8 @@ def test_a_model_that_is_not_profiled_is_named(tmp_path: Path) -> None:
         profile(jobs, predict=rows, model=["net"])
 
 
-def test_a_prediction_measures_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [{"refresh": True}, {"costs": True}, {"iterations": 5}, {"warmup": 0}])
+def test_a_prediction_measures_nothing(tmp_path: Path, option: dict[str, Any]) -> None:
     jobs, rows, _ = files(tmp_path)
     with pytest.raises(UsageError, match="--predict measures nothing"):
-        profile(jobs, predict=rows, refresh=True)
+        profile(jobs, predict=rows, **option)

@@ -189,5 +189,5 @@ def test_a_job_that_reaches_its_target_is_finished_early(site: Site) -> None:
         _, errors = run.communicate(timeout=200)
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-    assert [event.metric for event in site.events() if event.event == "epoch"] == [0.0, 1.0, 2.0]
+    assert [event.metric for event in site.events() if event.event == "epoch"] == [0.0, 1.0, 2.0, 3.0]
     assert read_log(site.state).jobs["a"].samples_done == 4 * 64

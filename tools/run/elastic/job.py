@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -203,11 +203,9 @@ class ElasticJob:
         training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
         gradients = Gradients(model, accumulates=cut().accum > 1)
 
-        @contextmanager
-        def whole_step() -> Iterator[None]:
+        def whole_step() -> AbstractContextManager[None]:
             gradients.join_rest()
-            with training.scaled_lr():
-                yield
+            return training.scaled_lr()
 
         guard_optimizer(optimizer, ("step",), self._quiet, whole_step)
         return Engine(

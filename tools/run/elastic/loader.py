@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import tee
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class ElasticLoader:
         self._engine = engine
         self._shuffle = shuffle
         self._generator = torch.Generator()
+        self._read_ahead: Iterator[MicroBatch] = iter(())
         self._batches = reading.loader(_Indices(self), self._generator)
 
     def __len__(self) -> int:
@@ -43,7 +45,8 @@ class ElasticLoader:
         engine = self._engine
         step = engine.training.counters.step
         self._generator.manual_seed(mixed_seed(engine.seed, step, engine.setting.rank))
-        for micro, batch in zip(self._micros(), self._reading.on_device(self._batches), strict=True):
+        micros, self._read_ahead = tee(self._micros())
+        for micro, batch in zip(micros, self._reading.on_device(self._batches), strict=True):
             engine.begin(micro)
             if engine.division != division:
                 return
@@ -55,8 +58,8 @@ class ElasticLoader:
     def indices(self) -> Iterator[list[int]]:
         """The samples of every micro-batch from the cursor to the end of the epoch."""
         counters, engine = self._engine.training.counters, self._engine
-        order = epoch_order(self._size, counters.epoch, engine.seed, shuffle=self._shuffle)
-        for micro in self._micros():
+        order = epoch_order(self._size, counters.epoch, engine.seed, shuffle=self._shuffle).numpy()
+        for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 
     def _micros(self) -> Iterator[MicroBatch]:

@@ -80,7 +80,8 @@ class Passage:
         self._setting, self._circle, self._reporter = setting, circle, reporter
         self._saving, self._vote = saving, vote
         self._leave, self._alone = leave, alone
-        self._usual_step_s = 0.0
+        self.usual_step_s = 0.0
+        """What steps take; 0 before the first one."""
         self._told = True
 
     @property
@@ -90,7 +91,7 @@ class Passage:
 
     def step_took(self, step_s: float) -> None:
         """A step is complete: what a change costs is held against what steps usually take."""
-        self._usual_step_s += (step_s - self._usual_step_s) * (_SMOOTHING if self._usual_step_s else 1.0)
+        self.usual_step_s += (step_s - self.usual_step_s) * (_SMOOTHING if self.usual_step_s else 1.0)
         if not self._told:
             self._tell()
 
@@ -107,7 +108,7 @@ class Passage:
         began_s = time.monotonic()
         if plan.workers == self._plan.workers:
             self._setting.follow(plan)
-            self._go_on(self._engine, Change(began_s, self._usual_step_s))
+            self._go_on(self._engine, Change(began_s, self.usual_step_s))
             return
         if not lose_nothing():
             return
@@ -115,7 +116,7 @@ class Passage:
         self._setting.follow(plan)
         if self._setting.left:
             self._leave()
-        self._enter(self._engine, Change(began_s, self._usual_step_s).timed("leave", began_s))
+        self._enter(self._engine, Change(began_s, self.usual_step_s).timed("leave", began_s))
 
     def together(self, operation: Callable[[], object]) -> bool:
         """Whether a collective operation went through; else a worker was lost, and those left have met anew.
@@ -138,7 +139,7 @@ class Passage:
         """Go on with those that are left."""
         began_s = time.monotonic()
         self._part()
-        change = Change(since_s, self._usual_step_s, lost=True)
+        change = Change(since_s, self.usual_step_s, lost=True)
         self._enter(self._engine, change.timed("leave", began_s))
 
     def _part(self) -> None:

@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from pliant.tools.run.elastic.failure import lost_peer
+from pliant.tools.run.elastic.watch import world
 
 
 class Averaging:
@@ -105,7 +106,8 @@ def _average(averaging: Averaging, bucket: dist.GradBucket) -> Future[torch.Tens
     gradients = bucket.buffer()
     if not averaging.failed:
         try:
-            work = dist.all_reduce(gradients.div_(dist.get_world_size()), async_op=True)
+            group = world()
+            work = group.allreduce([gradients.div_(group.size())])
         except RuntimeError:
             averaging.failed = True
         else:

@@ -90,7 +90,8 @@ class Supervision:
     def step_begins(self, steps_left: int) -> None:
         """Start to agree on what to do after the step that begins; the epoch has ``steps_left`` after it."""
         self._step_began_s = time.monotonic()
-        self._together(lambda: self._cast(before_last=steps_left == 1))
+        if self._vote.is_due() or steps_left == 1:
+            self._together(lambda: self._cast(before_last=steps_left == 1))
 
     def step_ends(self, losses: Mean) -> None:
         """A step is complete; what was agreed is done at the next boundary."""
@@ -230,10 +231,13 @@ class Supervision:
         plan = self._watch.in_force(self._setting.known)
         due = self._saving.due(self._orders.plan.checkpoint_s, before_last=before_last)
         generation = max(plan.generation, self._orders.plan.generation)
-        self._vote.cast(STOP if self._signal.received else ballot(generation, save=due))
+        number = STOP if self._signal.received else ballot(generation, save=due)
+        self._vote.cast(number, self._passage.usual_step_s)
 
     def _hear(self) -> bool:
         """Take up what was agreed; False: a worker was lost meanwhile."""
+        if not self._vote.is_open:
+            return True
         found: list[int] = []
         heard = self._together(lambda: found.append(self._vote.result()))
         self._agreed = max([self._agreed, *found])

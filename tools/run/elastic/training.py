@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -97,14 +97,17 @@ class Training:
         self._wanted_scale = scale
         self._lr_scale = min(scale, self._lr_scale)
 
-    @contextmanager
-    def scaled_lr(self) -> Iterator[None]:
+    def scaled_lr(self) -> AbstractContextManager[None]:
         """While the optimizer makes its step: the author's learning rates times the factor of now.
 
         They are the author's again afterwards, so a scheduler of any kind, which sets or reads them between
         two steps, never meets the factor.
         """
-        groups = self.optimizer.param_groups if self._lr_scale != 1.0 else []
+        return nullcontext() if self._lr_scale == 1.0 else self._scaled()
+
+    @contextmanager
+    def _scaled(self) -> Iterator[None]:
+        groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
         try:
             for group in groups:

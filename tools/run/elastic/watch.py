@@ -23,6 +23,10 @@ from pliant.tools.run.presence import life
 
 STOP: Final = 1 << 62
 """Counts as newer than every generation: a worker was asked by signal to stop."""
+BETWEEN_VOTES_S: Final = 0.1
+"""Workers agree at every step, but not more often than this."""
+MOST_STEPS: Final = 16
+"""From one vote to the next."""
 _POLL_S: Final = 0.01
 _log = logging.getLogger("pliant")
 
@@ -134,28 +138,48 @@ def ballot(generation: int, *, save: bool) -> int:
 class Vote:
     """The largest number that any worker has cast, known to all workers at the same step.
 
-    ``cast`` starts a one-element all-reduce on the CPU and returns at once; ``result`` waits for it. Between
-    the two lies the step's own work, so that agreement costs no waiting.
+    ``cast`` starts an all-reduce of two numbers on the CPU and returns at once; ``result`` waits for it.
+    Between the two lies the step's own work, so that agreement costs no waiting. Where steps are so short
+    that even starting it would show, the workers agree each time on how many steps to leave out.
     """
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
-        self._value = torch.zeros(1, dtype=torch.int64)
+        self._pause = 0
+        """Steps that have no vote before the next one."""
+        self._value = torch.zeros(2, dtype=torch.int64)
+        self._numbers = self._value.numpy()
         self._pending: dist.Work | None = None
 
-    def cast(self, number: int) -> None:
-        """Cast this worker's number for the step that begins."""
-        self._value.fill_(number)
+    @property
+    def is_open(self) -> bool:
+        """Whether something was cast that nobody has asked the result of."""
+        return bool(self._numbers[1])
+
+    def is_due(self) -> bool:
+        """Whether the step that begins has a vote; asked once a step, by all workers alike."""
+        self._pause -= 1
+        return self._pause < 0
+
+    def cast(self, number: int, usual_step_s: float = 0.0) -> None:
+        """Cast this worker's number for the step that begins.
+
+        :param usual_step_s: what a step takes here, 0 if that is not known.
+        """
+        self._numbers[:] = number, -1
         if not self._alone:
-            self._pending = dist.all_reduce(self._value, dist.ReduceOp.MAX, async_op=True)
+            self._numbers[1] = -steps_between_votes(usual_step_s)
+            self._pending = world().allreduce([self._value], _LARGEST)
 
     def result(self) -> int:
         """The largest number cast for the step that ends; 0 where nothing was cast."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-        agreed = int(self._value.item())
-        self._value.zero_()
+        agreed, steps = int(self._numbers[0]), -int(self._numbers[1])
+        if steps:
+            self._pause = steps - 1
+            self._numbers[:] = 0
         return agreed
 
     def meet(self) -> None:
@@ -165,6 +189,28 @@ class Vote:
 
     def drop(self, *, alone: bool) -> None:
         """Forget what was cast: the workers have changed."""
-        self._pending = None
-        self._alone = alone
-        self._value = torch.zeros(1, dtype=torch.int64)
+        self._pending, self._alone, self._pause = None, alone, 0
+        # what was under way may still write into the old one
+        self._value = torch.zeros(2, dtype=torch.int64)
+        self._numbers = self._value.numpy()
+
+
+def steps_between_votes(usual_step_s: float) -> int:
+    """How many steps of this length go by from one vote to the next."""
+    return max(1, min(MOST_STEPS, int(BETWEEN_VOTES_S / usual_step_s))) if usual_step_s > 0 else 1
+
+
+def world() -> dist.ProcessGroup:
+    """All workers. Its own operations have none of the wrappers that would show in a step of 10 ms."""
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 called by workers that have met
+    return group
+
+
+def _options() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    return options
+
+
+_LARGEST: Final = _options()
