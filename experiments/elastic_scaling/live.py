@@ -43,8 +43,8 @@ WORDS: Final = {
 COMPARISON: Final = "comparison.json"
 RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows, made on a quiet machine."""
-_DIGITS: Final = 8192
-_GAP_S: Final = 24.0
+_DIGITS: Final = 32768
+_GAP_S: Final = 30.0
 """Mean time between arrivals. Starting a worker takes a core for seconds: with jobs of a few seconds the
 experiment would measure little else."""
 
@@ -67,9 +67,9 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(256, (80, 160), (64, 512), 256),
-    Kind(1024, (12, 24), (64, 512), 256),
-    Kind(512, (24, 48), (256, 256), 256),
+    Kind(256, (30, 60), (64, 512), 256),
+    Kind(1024, (5, 9), (64, 512), 256),
+    Kind(512, (9, 18), (256, 256), 256),
 )
 
 

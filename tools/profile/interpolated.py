@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.simplices import Point, Simplices
 from pliant.tools.profile.throughput import Placement
 
@@ -190,6 +192,10 @@ class PlacementTimes:
         plan = plan_batch(global_batch, gpus, most)
         found = self.times(model, gpu_type, placement, plan.local)
         return None if found is None else found.accumulated(plan.accum)
+
+    def rescale_seconds(self, model: str) -> float | None:
+        """The mean of the model's rows."""
+        return mean_rescale(chain.from_iterable(self._rows.get(model, {}).values()))
 
     def _table(self, model: str, gpu_type: str) -> tuple[PlacementTable, float]:
         found = self._tables.get((model, gpu_type))

@@ -79,6 +79,8 @@ def launch(script: Script, workers: int, order: Order, advance: Callable[[int], 
         outcome = read_outcome(result)
         if outcome is not None and outcome.done:
             return _timed(outcome, began_s, time.time())
+        if outcome is not None and outcome.rehearsing:
+            return Ended(outcome)
         if outcome is not None and outcome.current and out_of_memory_mark(result).exists():
             return Ended(outcome, out_of_memory=True)
         raise JobsFailedError(failure(script, workers, code, outcome, folder))

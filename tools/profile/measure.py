@@ -240,6 +240,7 @@ class Recorder:
             changes.checkpoint(self._path.parent / "checkpoints")
             self._change(checkpoint_s=time.monotonic() - began_s)
         if workers > 1:
+            self._change(rehearsing=True)
             self._change(rescale_s=changes.rescale(self._path.parent / "rescale"))
 
     def finish(self) -> None:

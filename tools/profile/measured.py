@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.rows import key, shape
 from pliant.tools.profile.steptable import AllReduce, StepTable
 from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
@@ -74,6 +76,10 @@ class MeasuredThroughput:
         except KeyError:
             answer = self._seconds[query] = self._answer(query)
             return answer
+
+    def rescale_seconds(self, model: str) -> float | None:
+        """The mean of the model's rows."""
+        return mean_rescale(chain.from_iterable(self._rows.get(model, {}).values()))
 
     def source(
         self,

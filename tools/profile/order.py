@@ -83,6 +83,8 @@ class Outcome(Record):
     """When the workers were told to leave, UTC seconds."""
     checkpoint_s: NonNegativeFloat | None = None
     """Seconds to save a checkpoint and to load it; null: not asked for."""
+    rehearsing: bool = False
+    """Everything else is measured; a worker that ends now takes no more than ``rescale_s`` with it."""
     rescale_s: NonNegativeFloat | None = None
     """Seconds in which no worker trains when the last one joins the others; null: not asked for, or one
     worker."""

@@ -41,6 +41,10 @@ class Throughput(Protocol):
         """
         ...
 
+    def rescale_seconds(self, model: str) -> float | None:
+        """Seconds that a change of its workers costs a job that trains; None: not measured."""
+        ...
+
 
 class CurveThroughput:
     """Speeds from scaling curves: ``curves[model][k]`` samples per second on k GPUs, at any batch.
@@ -80,6 +84,10 @@ class CurveThroughput:
         return global_batch / (
             self._samples_per_second(model, sum(placement)) * self._speeds.get(gpu_type, 1.0)
         )
+
+    def rescale_seconds(self, model: str) -> None:
+        """Nothing was measured."""
+        del model
 
     def _samples_per_second(self, model: str, gpus: int) -> float:
         curve = self._curves.get(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -12,8 +13,10 @@ from pliant.schemas.event import Event
 from pliant.schemas.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
+from pliant.tools.profile.costs import by_model, rescales
 
 Kind = Literal["start", "rescale", "resume"]
+_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _RESCALES: Final = frozenset({"grow", "shrink", "move"})
 
 
@@ -43,7 +46,7 @@ class Measured:
     """Costs of each kind as some source has measured them; without any measurement all are free."""
 
     start: Cost
-    """First starts."""
+    """First starts, and what jobs hold their GPUs for after their last step."""
     rescale: Cost
     """Growths, shrinks, moves and changes of the batch, of a job that runs."""
     resume: Cost
@@ -55,9 +58,12 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
 
     A live run writes them into the ``progress`` event after the change, a simulated one into the change
     itself. A model without a measurement gets the mean over all; a kind that was not measured is taken to
-    cost what the kind costs that is most like it: starts and resumes are alike, rescales are not.
+    cost what the kind costs that is most like it: starts and resumes are alike, rescales are not. A start
+    also bears the end of its job: from the last report of its workers until they are gone.
     """
     models: dict[str, str] = {}
+    reported_s: dict[str, float] = {}
+    leaves: dict[str, list[float]] = {}
     by_kind: dict[str, dict[str, list[float]]] = {"start": {}, "rescale": {}, "resume": {}}
     for event in events:
         detail = event.detail or {}
@@ -66,41 +72,44 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
         if event.event == "submit":
             models[event.job] = str(detail.get("job", {}).get("model", ""))
         change = str(detail.get("after")) if event.event == "progress" else event.event
+        if event.event in _REPORTS:
+            reported_s[event.job] = event.time
+        if event.event == "finish" and event.job in reported_s:
+            leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
         found = by_kind.get("rescale" if change in _RESCALES else change)
         if found is not None and event.overhead_seconds is not None:
             found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
-    return _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])
+    starts = {
+        model: [seconds + (fmean(leaves[model]) if model in leaves else 0.0) for seconds in found]
+        for model, found in by_kind["start"].items()
+    }
+    return _measured(starts, by_kind["rescale"], by_kind["resume"])
 
 
 def costs_from_profile(profile: Profile) -> Measured:
-    """What ``pliant profile --costs`` measured, each the mean of a model's rows.
-
-    A rescale is what a change in place costs where that was measured (models that were only measured alone
-    have none), else a relaunch; a resume is a relaunch.
-    """
-    columns: tuple[dict[str, list[float]], ...] = ({}, {}, {})
-    for row in profile.rows:
-        measured = (row.start_seconds, row.rescale_seconds, row.relaunch_seconds)
-        for found, seconds in zip(columns, measured, strict=True):
-            if seconds is not None:
-                found.setdefault(row.model, []).append(seconds)
-    return _measured(*columns)
+    """What ``pliant profile --costs`` measured, each the mean of a model's rows; a resume is a relaunch."""
+    return _measured(
+        by_model(profile.rows, lambda row: row.start_seconds),
+        rescales(profile.rows),
+        by_model(profile.rows, lambda row: row.relaunch_seconds),
+    )
 
 
 def _measured(
-    starts: Mapping[str, list[float]], rescales: Mapping[str, list[float]], resumes: Mapping[str, list[float]]
+    starts: Mapping[str, list[float]], rescaled: Mapping[str, list[float]], resumes: Mapping[str, list[float]]
 ) -> Measured:
     return Measured(
-        _mean_cost(starts or resumes or rescales),
-        _mean_cost(rescales or resumes or starts),
-        _mean_cost(resumes or starts or rescales),
+        _mean_cost(starts or resumes or rescaled),
+        _mean_cost(rescaled or resumes or starts),
+        _mean_cost(resumes or starts or rescaled),
     )
 
 
 def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
+    """Others than these models cost the mean over all."""
     every = [seconds for found in measured.values() for seconds in found]
-    by_model = {model: math.fsum(found) / len(found) for model, found in sorted(measured.items())}
-    return Cost(math.fsum(every) / len(every) if every else 0.0, by_model)
+    means = {model: math.fsum(found) / len(found) for model, found in sorted(measured.items())}
+    return Cost(math.fsum(every) / len(every) if every else 0.0, means)
 
 
 def is_event_file(text: str) -> bool:
@@ -117,31 +126,37 @@ def parse_costs(
     """
     if resume is None and rescale is not None and (rescale == "profile" or is_event_file(rescale)):
         resume = rescale
+    known: dict[str, Measured] = {}
 
     def cost(kind: Kind, text: str | None) -> Cost | None:
-        return None if text is None else parse_cost(text, f"--{kind}-cost", kind=kind, profile=profile)
+        option = f"--{kind}-cost"
+        return None if text is None else parse_cost(text, option, kind=kind, profile=profile, known=known)
 
     return cost("start", start), cost("rescale", rescale), cost("resume", resume)
 
 
-def parse_cost(text: str, option: str, *, kind: Kind, profile: str | None = None) -> Cost:
-    """The cost that an option names: ``S``, ``MODEL=S,…`` (a bare ``S`` among them is for the others), an
-    event file to take measured costs from, or ``profile`` for the measurements of the file ``profile``.
+def parse_cost(
+    text: str,
+    option: str,
+    *,
+    kind: Kind,
+    profile: str | None = None,
+    known: dict[str, Measured] | None = None,
+) -> Cost:
+    """The cost that an option names.
 
+    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
+    ``profile`` for the measurements of the file ``profile``.
+
+    :param known: what sources were found to say; each is read once.
     :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
     :raises BadInputError: the file is none, or measured no start and no rescale.
     """
-    if text == "profile":
-        if profile is None or profile == PIPE:
-            raise UsageError(f"{option} profile: name the profile with --profile FILE")
-        cost: Cost = getattr(costs_from_profile(read_profile(profile)), kind)
-        if not cost.by_model:
-            raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
-        return cost
-    if is_event_file(text):
-        cost = getattr(costs_from_events(read_events(text)), kind)
-        if not cost.by_model:
-            raise BadInputError.one(text, "has no measured start or rescale to take costs from")
+    if text == "profile" or is_event_file(text):
+        known = {} if known is None else known
+        if text not in known:
+            known[text] = _read_costs(text, option, profile)
+        cost: Cost = getattr(known[text], kind)
         return cost
     default_s, by_model = 0.0, {}
     for part in text.split(","):
@@ -151,6 +166,20 @@ def parse_cost(text: str, option: str, *, kind: Kind, profile: str | None = None
         else:
             default_s = _seconds(number, part, option)
     return Cost(default_s, by_model)
+
+
+def _read_costs(text: str, option: str, profile: str | None) -> Measured:
+    if text != "profile":
+        found = costs_from_events(read_events(text))
+        if not found.start.by_model:
+            raise BadInputError.one(text, "has no measured start or rescale to take costs from")
+        return found
+    if profile is None or profile == PIPE:
+        raise UsageError(f"{option} profile: name the profile with --profile FILE")
+    found = costs_from_profile(read_profile(profile))
+    if not found.start.by_model:
+        raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
+    return found
 
 
 def _seconds(number: str, part: str, option: str) -> float:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.layout import JobDir
+from pliant.tools.run.losses import Losses
 from pliant.tools.run.outcome import Verdict, broken, judge
 from pliant.tools.run.plan import Member, Plan, WorkerOutcome
 from pliant.tools.run.planning import aborted, next_plan, read_reached, write_plan
@@ -31,10 +32,6 @@ from pliant.tools.run.steps import Target
 from pliant.tools.run.tail import Tail
 
 Stage = Literal["abort", "term", "kill"]
-_YOUNG_S: Final = 5.0
-"""A worker that is lost before it has trained for so long has died young."""
-_TOO_MANY: Final = 5
-"""So many in a row on one slot make the attempt fail: another worker there would fare no better."""
 _log = logging.getLogger("pliant")
 
 
@@ -88,10 +85,7 @@ class Gang:
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
-        self._since_s: dict[int, float] = {}
-        """When workers were first seen to train."""
-        self._young: dict[Slot, int] = {}
-        """Workers in a row that a slot has lost soon after their start."""
+        self._losses = Losses()
 
     @property
     def stopping(self) -> bool:
@@ -193,7 +187,7 @@ class Gang:
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
-        return judge(
+        found = judge(
             self.outcomes(),
             self._own(),
             ranks=len(self.plan.members),
@@ -201,6 +195,9 @@ class Gang:
             stop_requested=self.plan.abort,
             at_break=self._at_break,
         )
+        if self._losses.blame and found.end == "failed":
+            return replace(found, message=f"{self._losses.blame}: {found.message}")
+        return found
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """What the plan's workers wrote as their last act, by rank."""
@@ -228,20 +225,28 @@ class Gang:
         write_plan(job, plan)
 
     def _go_on_without_lost(self, job: JobDir, now_s: float) -> bool:
-        """Publish a plan without workers that died, if those that train can go on; whether that was done."""
+        """Publish a plan without workers that died, if those that train can go on, and it makes sense.
+
+        Whether that, or what has to be done instead, was done.
+        """
         trains = read_reached(self.handle.files)
         if self.target.job.elastic == "none" or trains is None:
             return False
         trained = set(trains.workers)
-        self._since_s.update((worker, now_s) for worker in trained - self._since_s.keys())
+        self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
         lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
         members = [one for one in self.plan.members if one.worker in trained and one.worker not in lost]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
         ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
         if not lost or not members or ended or (on_gpus and lost & trained):
             return False
-        if any(self._dies_young(worker, now_s) for worker in sorted(lost)):
-            return False
+        for worker in sorted(lost):
+            self._losses.lose(worker, self._roll.slot(worker), now_s)
+        if self._losses.blame:
+            _log.warning("job %s: %s", self.handle.job, self._losses.blame)
+            self._at_break = self._own()
+            self._enter("term", now_s, self._timeouts.broken_s)
+            return True
         slots = [self._roll.slot(worker) for worker in sorted(lost)]
         _log.warning("job %s: lost the workers on %s, goes on without", self.handle.job, _listed(slots))
         self._backend.stop(self.handle, "kill", lost)
@@ -262,18 +267,6 @@ class Gang:
             return found.outcome == "crashed" and not trained
         running = worker < len(self.statuses) and self.statuses[worker].state == "running"
         return not running or self._roll.life(worker) == "gone"
-
-    def _dies_young(self, worker: int, now_s: float) -> bool:
-        """Whether this lost worker is one too many of those that a slot has lost soon after their start."""
-        slot = self._roll.slot(worker)
-        young = now_s - self._since_s.get(worker, now_s) < _YOUNG_S
-        self._young[slot] = self._young.get(slot, 0) + 1 if young else 0
-        if self._young[slot] < _TOO_MANY:
-            return False
-        self._at_break = self._own()
-        _log.warning("job %s: lost %d workers in a row on %s", self.handle.job, self._young[slot], slot)
-        self._enter("term", now_s, self._timeouts.broken_s)
-        return True
 
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still."""

@@ -27,6 +27,7 @@ class Speeds:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
             self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
         self._rates: dict[_Key, float] = {}
+        self._rescales: dict[str, float | None] = {}
 
     @property
     def gpu_types(self) -> Mapping[str, int]:
@@ -66,6 +67,12 @@ class Speeds:
             seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
+
+    def rescale_seconds(self, model: str) -> float | None:
+        """Seconds that a change of its workers costs a job of the model that trains; None: not measured."""
+        if model not in self._rescales:
+            self._rescales[model] = self.throughput.rescale_seconds(model)
+        return self._rescales[model]
 
     def _mean_rate(self, job: JobState, gpus: int, global_batch: int) -> float:
         if len(self._total) == 1:

@@ -55,6 +55,18 @@ def test_what_was_not_measured_costs_what_is_most_like_it() -> None:
     assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
 
 
+def test_a_start_bears_the_end_of_its_job_too() -> None:
+    ends = [
+        Event(20.0, "checkpoint", "a", overhead_seconds=0.5),
+        Event(21.5, "finish", "a", 0),
+        Event(30.0, "progress", "b", samples_done=5.0),
+        Event(32.5, "finish", "b", 0),
+    ]
+    found = costs_from_events([*LIVE, *ends])
+    assert (found.start.of("net"), found.start.of("mlp")) == (5.0 + 2.0, 2.0)
+    assert found.rescale.of("net") == 0.5
+
+
 def test_a_run_that_measured_nothing_says_that_nothing_costs_anything() -> None:
     assert costs_from_events(LIVE[:2]) == Measured(Cost(), Cost(), Cost())
 
@@ -118,7 +130,7 @@ def test_a_profile_tells_what_starts_relaunches_and_changes_in_place_took(tmp_pa
     start, rescale, resume = parse_costs("profile", "profile", None, path)
     assert start is not None
     assert start.by_model == {"mlp": 2.0, "net": 5.0}
-    assert rescale == Cost(0.5, {"net": 0.5})
+    assert rescale == Cost(4.0 / 3, {"mlp": 3.0, "net": 0.5}), "the mlp was only measured alone: a relaunch"
     assert resume == Cost(6.375, {"mlp": 3.0, "net": 7.5})
 
 

@@ -213,6 +213,7 @@ def test_a_slot_that_loses_one_worker_after_the_other_makes_the_attempt_fail(
         training.watch(number + 0.5, number + 0.6)
     assert training.gang.stopping
     assert training.backend.told[-1] == "term"
+    assert training.gang.verdict().message.startswith("lost 5 workers in a row on n1/0: ")
 
 
 def test_workers_that_have_trained_for_long_are_replaced_again_and_again(

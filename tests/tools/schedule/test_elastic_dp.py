@@ -220,6 +220,26 @@ def test_a_change_of_size_is_made_only_where_it_pays_for_itself():
         assert decided(held, 600) == {"a": size}
 
 
+@pytest.mark.parametrize(("seconds", "size"), [(30.0, 4), (60.0, 3)])
+def test_a_change_may_be_charged_as_the_profile_has_measured_it(
+    seconds: float, size: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SPEEDS, "rescale_seconds", {"slow": seconds}.get)
+    held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
+    assert decided(held, 0) == {"a": 3, "b": 1}
+    held.end("b", 600)
+    assert decided(held, 600) == {"a": size}
+
+
+def test_what_was_not_measured_cannot_be_charged():
+    held = opened(elastic("a", "slow"), gpus=4, rescale_s="measured")
+    held.decide(0)
+    with pytest.raises(
+        UsageError, match='no costs of model "slow": measure them with `pliant profile --costs`'
+    ):
+        held.decide(600)
+
+
 def test_on_several_gpu_types_each_is_a_cluster_of_its_own():
     held = session(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), SPEEDS)
     submit(held, elastic("a", low=3), elastic("b", low=3), elastic("c", low=1), elastic("d", low=2))
@@ -277,6 +297,7 @@ def test_state_is_carried_and_survives_json():
         ({"priority_base": 11}, "priority_base 11 is not from 1 to 10"),
         ({"quota": 0}, "quota 0 is below 1"),
         ({"rescale_s": -1}, "rescale_s -1 is below 0"),
+        ({"rescale_s": "measured", "interval_s": 0}, "rescale_s is spread over interval_s, which is 0"),
         ({"rescale_s": 5, "interval_s": 0}, "rescale_s is spread over interval_s, which is 0"),
     ],
 )

@@ -20,7 +20,8 @@ import torch
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import atomic_write
 
-FORMAT: Final = "pliant.checkpoint/1"
+FORMAT: Final = "pliant.checkpoint/2"
+_KIND: Final = "pliant.checkpoint/"
 KEPT: Final = 2
 _log = logging.getLogger("pliant")
 
@@ -104,11 +105,13 @@ def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
     line, _, body = data.partition(b"\n")
     try:
         head = json.loads(line)
-        whole = head["format"] == FORMAT and head["sha256"] == hashlib.sha256(body).hexdigest()
+        whole = str(head["format"]).startswith(_KIND) and head["sha256"] == hashlib.sha256(body).hexdigest()
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
         raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
+    if head["format"] != FORMAT:
+        raise BadInputError.one(str(path), f"the checkpoint is {head['format']}, expected {FORMAT}")
     return _state(body)
 
 

@@ -56,6 +56,7 @@ class Circle:
         the list is empty. Else it tells how far each worker is, by rank; None: it has no state yet.
 
         :raises ServiceMissingError: at the start of a job, when the workers did not all come in time.
+        :raises OSError: likewise, when this one cannot make itself known.
         :raises LeftAloneError: later, when one has died and no newer plan came.
         """
         waiting, told = _Waiting(self, position), ""
@@ -70,11 +71,17 @@ class Circle:
             except CalledAwayError:
                 plan = self._watch.in_force(self._setting.known)
                 continue
-            except (RuntimeError, OSError) as error:  # a worker was lost, or the disk is full
+            except RuntimeError as error:
+                _log.warning("generation %d did not come together: %s", plan.generation, error)
+            except OSError as error:
+                if position is None:
+                    raise
+                # a full disk, say: what is trained so far can wait for room
                 if str(error) != told:
-                    _log.warning("generation %d did not come together: %s", plan.generation, error)
+                    _log.warning("generation %d cannot come together yet: %s", plan.generation, error)
                 told = str(error)
-            # outside of the handler: what it caught keeps connections open
+                time.sleep(_LOOK_S)
+            # outside of the handlers: what they caught keeps connections open
             self.leave()
             self._check()
             if waiting():
@@ -161,7 +168,10 @@ class _Waiting:
                 f"job {plan.job}, generation {plan.generation}: {missing} did not come within {limit_s:g} s"
             )
         if waited_s > COLLECTIVE.total_seconds():
-            raise LeftAloneError("all workers live, but they do not meet")
+            problem = "all workers live, but they do not meet"
+            raise (
+                ServiceMissingError(f"job {plan.job}: {problem}") if self._fresh else LeftAloneError(problem)
+            )
 
 
 def default_backend(setting: Setting) -> str:

@@ -114,7 +114,7 @@ class Engine:
         if loss is not None and self._micro is not None:
             self._losses.add(loss, self._micro.samples)
 
-    def agree(self, value: float) -> float:
+    def agree(self, value: float | Callable[[], float]) -> float:
         """Rank 0's value; see ``ElasticJob.agree``."""
         if not self.started or self._phase == BETWEEN_EPOCHS or self._micro is not None:
             raise UsageError(
@@ -123,10 +123,12 @@ class Engine:
         number, training = self._asked, self.training
         self._asked += 1
         while len(training.agreed) <= number:
+            # asked anew where a worker was lost: another one may be rank 0 now
+            own = 0.0 if self.setting.rank else float(value() if callable(value) else value)
             if self._supervision is not None:
-                self._supervision.agree(value)
+                self._supervision.agree(own)
             else:
-                training.agree(value, self.setting.rank, self.setting.world_size)
+                training.agree(own, self.setting.world_size)
         return training.agreed[number]
 
     def check_started(self) -> None:

@@ -53,18 +53,23 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     planned = setting.seed if setting.seed is not None else seed
     if planned is not None:
         seed_everything(planned)
-    return ElasticJob(setting, supervision, batch_size, planned)
+    return ElasticJob(setting, supervision, batch_size, planned, backend)
 
 
 class ElasticJob:
     """One training job, as the script of each of its workers sees it. Made by :func:`init`."""
 
     def __init__(
-        self, setting: Setting, supervision: Supervision | None, batch_size: int | None, seed: int | None
+        self,
+        setting: Setting,
+        supervision: Supervision | None,
+        batch_size: int | None,
+        seed: int | None,
+        backend: str | None = None,
     ) -> None:
         self._setting = setting
         self._supervision = supervision
-        self._batch_size = batch_size
+        self._batch_size, self._backend = batch_size, backend
         self._seed = seed
         self._helpers: dict[str, Stateful] = {}
         self._engine: Engine | Measurement | None = None
@@ -116,7 +121,7 @@ class ElasticJob:
         reading = Reading(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
             training = Training(model, optimizer, self._helpers)
-            self._engine = measurement = Measurement(order, model, reading, training, self.device)
+            self._engine = measurement = Measurement(order, model, reading, training, self._backend)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
             return model, optimizer, measurement
         engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))
@@ -165,18 +170,21 @@ class ElasticJob:
         """Tell how it goes: the loss of a batch, inside the loop; a validation metric, once per epoch."""
         self._trained().log(loss, metric)
 
-    def agree(self, value: float) -> float:
+    def agree(self, value: float | Callable[[], float]) -> float:
         """Rank 0's ``value``, on every worker: for what only rank 0 knows, or what may differ a little.
 
         Every worker calls it, after the loader's loop and inside that of ``epochs``::
 
-            accuracy = job.agree(evaluate(model) if job.rank == 0 else 0.0)
+            accuracy = job.agree(lambda: evaluate(model))
             if job.agree(stopping.reached(accuracy)):
                 break
 
+        A function is called by rank 0 alone; where rank 0 is lost in it, by the one that is rank 0 then. A
+        number must be right on every worker, for the same reason.
+
         :raises UsageError: it is called elsewhere.
         """
-        return self._trained().agree(float(value))
+        return self._trained().agree(value)
 
     def _cut(self, *, drop_last: bool) -> Cut:
         plan = None if self._setting.orders is None else self._setting.orders.plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ class Measurement:
     started = False
 
     def __init__(
-        self, order: Order, model: nn.Module, reading: Reading, training: Training, device: torch.device
+        self, order: Order, model: nn.Module, reading: Reading, training: Training, backend: str | None
     ) -> None:
-        self._reading, self._device = reading, device
+        self._reading, self._backend = reading, backend
+        self._device = next(model.parameters()).device
         self._training = training
         changes = Changes(self._checkpoint, self._rescale)
         self._sweep = Sweep(order, model, reading.size, self._read, changes)
@@ -39,9 +40,9 @@ class Measurement:
         """Whether the loop body is in a micro-step that does not end its step."""
         return not self._sweep.boundary
 
-    def agree(self, value: float) -> float:
+    def agree(self, value: float | Callable[[], float]) -> float:
         """The value itself: no measurement gets to the end of an epoch."""
-        return value
+        return float(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
         """Losses of a measurement mean nothing."""
@@ -61,7 +62,7 @@ class Measurement:
             self._training.resume(state)
 
     def _rescale(self, folder: Path) -> float:
-        return rehearse(folder, self._training, self._device)
+        return rehearse(folder, self._training, self._device, self._backend)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
         return self._reading.on_device(self._reading.loader(indices, torch.Generator()))

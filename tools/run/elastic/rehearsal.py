@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from pathlib import Path
@@ -24,8 +25,8 @@ ROUNDS: Final = 5
 _TRAINS: Final = Position(0, 1, IN_EPOCH)
 
 
-def rehearse(folder: Path, training: Training, device: torch.device) -> float:
-    """Median seconds in which no worker trains when the last one joins the others.
+def rehearse(folder: Path, training: Training, device: torch.device, backend: str | None) -> float:
+    """Median seconds in which no worker trains when the last one joins the others, until all could go on.
 
     All workers of the process group call this together, and train no more afterwards. They leave, meet, pass
     the state on and average anew, as in training; the joiner's start, in which the others train on, is not
@@ -38,7 +39,7 @@ def rehearse(folder: Path, training: Training, device: torch.device) -> float:
     assert setting.orders is not None  # noqa: S101 made just above
     plan, averaging = setting.orders.plan, Averaging()
     setting.orders.attempt.path.mkdir(parents=True, exist_ok=True)
-    circle = Circle(setting, None, PlanWatch(setting.orders.folder, plan), lambda: None)
+    circle = Circle(setting, backend, PlanWatch(setting.orders.folder, plan), lambda: None)
     took = []
     for generation in range(2, ROUNDS + 2):
         dist.barrier()
@@ -53,15 +54,23 @@ def rehearse(folder: Path, training: Training, device: torch.device) -> float:
         if joins:
             training.restore(state)
         averaging.begin(training.model, device)
+        _meet_on(device)
         took.append(time.monotonic() - began_s)
     return statistics.median(took)
 
 
 def _setting(folder: Path, rank: int, workers: int, device: torch.device) -> Setting:
-    secret = torch.randint(1 << 62, (1,))
+    secret = torch.tensor([secrets.randbits(62)], device=device)
     dist.broadcast(secret, 0)
     members = tuple(
         Member(slot=f"here/{one}", node="here", address="127.0.0.1", worker=one) for one in range(workers)
     )
     plan = Plan(job="measured", generation=1, attempt=1, members=members, token=str(int(secret)))
     return Setting(rank, workers, device, Orders(JobDir(folder), plan, rank), frozenset(plan.workers))
+
+
+def _meet_on(device: torch.device) -> None:
+    """The first exchange on the device, which may have to be set up for it."""
+    dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

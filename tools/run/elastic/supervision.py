@@ -58,6 +58,8 @@ class Supervision:
         )
         self._agreed = 0
         self._step_began_s = 0.0
+        self._read_since_s: float | None = None
+        """The end of the step before, if nothing but reading lies between."""
 
     # Before training
 
@@ -95,7 +97,10 @@ class Supervision:
 
     def step_ends(self, losses: Mean) -> None:
         """A step is complete; what was agreed is done at the next boundary."""
-        step_s = time.monotonic() - self._step_began_s
+        now = time.monotonic()
+        # reading the samples is a part of it; what is done at a boundary or between epochs is not
+        step_s = now - (self._step_began_s if self._read_since_s is None else self._read_since_s)
+        self._read_since_s = now
         self._reporter.log(losses)
         self._reporter.look(self._training.model, self._training.counters)
         self._reporter.step_done(self._training.counters, step_s)
@@ -104,7 +109,7 @@ class Supervision:
 
     def step_void(self) -> None:
         """A worker was lost in the step: it does not count."""
-        self._agreed = 0
+        self._agreed, self._read_since_s = 0, None
         self._passage.recover(self._step_began_s)
 
     def boundary(self) -> None:
@@ -117,8 +122,10 @@ class Supervision:
         if agreed == STOP:
             self._stop()
         elif generation > self._orders.plan.generation:
+            self._read_since_s = None
             self._turn_to(self._watch.exactly(generation, self._orders.plan.timeout_s))
         elif save and self.gather_loss():
+            self._read_since_s = None
             self._saving.save(self._training)
 
     def between_epochs(self) -> bool:
@@ -135,13 +142,12 @@ class Supervision:
         return self._together(partial(self._training.gather_loss, self._setting.world_size))
 
     def agree(self, value: float) -> bool:
-        """Let all workers know rank 0's value; False: a worker was lost meanwhile."""
-        return self._together(
-            lambda: self._training.agree(value, self._setting.rank, self._setting.world_size)
-        )
+        """Let all workers know rank 0's value, the others' is 0; False: a worker was lost meanwhile."""
+        return self._together(lambda: self._training.agree(value, self._setting.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
+        self._read_since_s = None
         self._reporter.epoch_done(self._training.counters, loss, metric)
 
     def abandon_step(self) -> None:
@@ -157,7 +163,7 @@ class Supervision:
         """Whether a collective operation went through; else those left have met anew."""
         done = self._passage.together(operation)
         if not done:
-            self._agreed = 0
+            self._agreed, self._read_since_s = 0, None
         return done
 
     # The end

@@ -107,7 +107,7 @@ class Training:
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
-        groups = self.optimizer.param_groups
+        groups = [group for group in self.optimizer.param_groups if "lr" in group]
         rates = [group["lr"] for group in groups]
         try:
             for group in groups:
@@ -123,9 +123,9 @@ class Training:
         self.common_loss.include(own)
         self.own_loss = Mean()
 
-    def agree(self, value: float, rank: int, world_size: int) -> None:
-        """Let all workers, which call this together, know rank 0's value."""
-        told = torch.tensor([value if rank == 0 else 0.0], dtype=torch.float64)
+    def agree(self, value: float, world_size: int) -> None:
+        """Let all workers, which call this together, know rank 0's value; those of the others are 0."""
+        told = torch.tensor([value], dtype=torch.float64)
         if world_size > 1:
             dist.all_reduce(told)
         self.agreed.append(told.item())

@@ -154,7 +154,7 @@ class Vote:
     @property
     def is_open(self) -> bool:
         """Whether something was cast that nobody has asked the result of."""
-        return bool(self._numbers[1])
+        return self._pending is not None or bool(self._numbers[1])
 
     def is_due(self) -> bool:
         """Whether the step that begins has a vote; asked once a step, by all workers alike."""

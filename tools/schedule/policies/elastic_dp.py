@@ -8,6 +8,7 @@ job scalability analyzer, :mod:`elastic_dp_optimizer` the optimizer; the autosca
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pliant.schemas.errors import UsageError
@@ -22,6 +23,8 @@ from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from pliant.tools.schedule.speeds import Speeds
 
 
 class ElasticDp(Policy):
@@ -41,7 +44,7 @@ class ElasticDp(Policy):
     priority_base: a job of priority p counts this to the power of p; 1: all count the same.
     quota: GPUs of each type that the jobs of one named user may hold.
     rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
-    for as much less at every size but its own.
+    for as much less at every size but its own; "measured": what the profile has measured of each model.
     """
 
     name: ClassVar[str] = "elastic-dp"
@@ -58,7 +61,7 @@ class ElasticDp(Policy):
         strict: bool = False,
         priority_base: float = 2.0,
         quota: int | None = None,
-        rescale_s: float = 0.0,
+        rescale_s: float | Literal["measured"] = 0.0,
     ) -> None:
         self._check(interval_s, ended_part, priority_base, quota, rescale_s)
         self.interval_s = interval_s
@@ -68,7 +71,6 @@ class ElasticDp(Policy):
         self.priority_base = priority_base
         self.quota = quota
         self.rescale_s = rescale_s
-        self._objective = Objective(priority_base, min(1.0, rescale_s / interval_s) if rescale_s else 0.0)
         self._moments = Moments(interval_s, ended_part)
         self._curves: Curves | None = None
         self._waiting: dict[str, Explanation] = {}
@@ -121,7 +123,7 @@ class ElasticDp(Policy):
         ended_part: float | None,
         priority_base: float,
         quota: int | None,
-        rescale_s: float,
+        rescale_s: float | str,
     ) -> None:
         wrong = {
             f"interval_s {interval_s:g} is below 0": interval_s < 0,
@@ -129,8 +131,8 @@ class ElasticDp(Policy):
             and not 0 < ended_part <= 1,
             f"priority_base {priority_base:g} is not from 1 to 10": not 1 <= priority_base <= 10,
             f"quota {quota} is below 1": quota is not None and quota < 1,
-            f"rescale_s {rescale_s:g} is below 0": rescale_s < 0,
-            "rescale_s is spread over interval_s, which is 0": rescale_s > 0 and interval_s == 0,
+            f"rescale_s {rescale_s} is below 0": not isinstance(rescale_s, str) and rescale_s < 0,
+            "rescale_s is spread over interval_s, which is 0": bool(rescale_s) and interval_s == 0,
         }
         for complaint, holds in wrong.items():
             if holds:
@@ -139,7 +141,17 @@ class ElasticDp(Policy):
     def _desk(self, snapshot: Snapshot) -> Desk:
         if self._curves is None or self._curves.speeds is not snapshot.speeds:
             self._curves = Curves(snapshot.speeds)
-        return Desk(self._curves, self.batches, self._objective)
+        charge = partial(self._rescale_part, self._curves.speeds) if self.rescale_s else None
+        return Desk(self._curves, self.batches, Objective(self.priority_base, charge))
+
+    def _rescale_part(self, speeds: Speeds, model: str) -> float:
+        seconds = speeds.rescale_seconds(model) if self.rescale_s == "measured" else self.rescale_s
+        if seconds is None:
+            raise UsageError(
+                f'policy "{self.name}": rescale_s is "measured", but the profile has no costs of model '
+                f'"{model}": measure them with `pliant profile --costs`'
+            )
+        return min(1.0, seconds / self.interval_s)
 
     def _impossible(self, snapshot: Snapshot, desk: Desk) -> dict[str, str]:
         """Jobs among the arrivals since the last call that never fit, were they alone, and why."""

@@ -34,18 +34,19 @@ class Objective:
 
     priority_base: float
     """A job of priority p counts this to the power of p."""
-    rescale_part: float
-    """Part of its throughput that a running job pays for another size."""
+    rescale_part: Callable[[str], float] | None = None
+    """Part of its throughput that a running job of a model pays for another size; None: nothing."""
 
     def gains(self, job: JobState, curve: ScalingCurve) -> Gains:
         """The job's curve as the optimizer is to see it."""
         weight = self.weight(job)
-        charged = self.rescale_part > 0 and 0 < job.gpus < len(curve.factors)
+        part = self.rescale_part(job.spec.model) if self.rescale_part and job.gpus else 0.0
+        charged = part > 0 and 0 < job.gpus < len(curve.factors)
         if weight == 1.0 and not charged:
             return curve.gains
         feasible = curve.factors > -np.inf
         worth = curve.factors.copy()
-        worth[feasible] *= weight * (1.0 - self.rescale_part if charged else 1.0)
+        worth[feasible] *= weight * (1.0 - part if charged else 1.0)
         if charged:
             worth[job.gpus] = curve.factors[job.gpus] * weight
         gains = Gains.of(worth)

@@ -99,7 +99,7 @@ for epoch in job.epochs(options["epochs"]):
         (out / f"asks-{epoch}-{name}").touch()
         while job.rank == 0 and options["hold_at"] == -epoch - 1 and not (out / "go").exists():
             time.sleep(0.01)
-        told = [job.agree(own), job.agree(own + 0.5)]
+        told = [job.agree(lambda own=own: own), job.agree(own + 0.5)]
         (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *told]))
     if options["schedule"] == "epoch":
         scheduler.step()

@@ -1,0 +1,34 @@
+"""What changes of the workers cost, as the rows of a profile have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import fmean
+
+from pliant.schemas.profile import ProfileRow
+
+
+def by_model(
+    rows: Iterable[ProfileRow], seconds_of: Callable[[ProfileRow], float | None]
+) -> dict[str, list[float]]:
+    """What was measured of each model; those without a measurement are absent."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (seconds := seconds_of(row)) is not None:
+            found.setdefault(row.model, []).append(seconds)
+    return found
+
+
+def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
+    """Seconds by model that a change of its workers costs a job that trains.
+
+    In place, where that was measured; a model that was only measured alone is relaunched.
+    """
+    kept = tuple(rows)
+    in_place = by_model(kept, lambda row: row.rescale_seconds)
+    return {**by_model(kept, lambda row: row.relaunch_seconds), **in_place}
+
+
+def mean_rescale(rows: Iterable[ProfileRow]) -> float | None:
+    """The mean over the rows of one model; None: it was not measured."""
+    return next((fmean(found) for found in rescales(rows).values()), None)
