@@ -15,17 +15,27 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value; ``holds`` says whether it is within ``limit`` (an upper bound, None: no limit)."""
+    """A measured value; ``holds`` says whether it keeps to ``limit`` (None: there is none)."""
 
     name: str
     value: float | None
     unit: str
     limit: float | None = None
+    at_least: bool = False
+    """The limit is a lower one; else an upper one."""
 
     def row(self, command: str) -> dict[str, object]:
         """What results/NAME.json holds for it."""
-        holds = None if self.limit is None else self.value is not None and self.value <= self.limit
-        return {**asdict(self), "holds": holds, "command": command}
+        columns = asdict(self)
+        del columns["at_least"]
+        return {**columns, "holds": self.holds, "command": command}
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the value keeps to its limit; None: it has none."""
+        if self.limit is None or self.value is None:
+            return None if self.limit is None else False
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 def machine() -> dict[str, object]:

@@ -19,7 +19,7 @@ import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.tools.run.elastic import circle
-from pliant.tools.run.elastic.checkpoint import Checkpoints
+from pliant.tools.run.elastic.checkpoint import FORMAT, Checkpoints
 from pliant.tools.run.elastic.circle import Circle
 from pliant.tools.run.elastic.meeting import Meeting, own_address
 from pliant.tools.run.elastic.reading import Reading, to_device
@@ -85,6 +85,13 @@ class TestCheckpoints:
         loaded = kept.load()
         assert loaded.state == {"step": 1}
         assert loaded.problems == (f"{newest}: the checkpoint is torn or damaged",)
+
+    def test_one_of_another_version_is_named_as_such(self, tmp_path: Path) -> None:
+        kept = Checkpoints(tmp_path)
+        path = kept.save({"step": 2}, 2)
+        path.write_bytes(path.read_bytes().replace(FORMAT.encode(), b"pliant.checkpoint/1", 1))
+        with pytest.raises(BadInputError, match=rf"is pliant\.checkpoint/1, expected {FORMAT}"):
+            kept.load()
 
     def test_without_a_checkpoint_training_starts_anew(self, tmp_path: Path) -> None:
         assert Checkpoints(tmp_path / "none").load().state is None
