@@ -150,8 +150,8 @@ from the request to the first step, medians of three. How it works is in [runnin
 
 {_table(head, rows)}
 A worker of three that is killed costs the others {values["stall_kill_s"]:.2f} s: median of ten, at most
-{values["stall_kill_max_s"]:.2f} s. At rest the library adds
-{100 * values["library_overhead_ratio"]:.1f} % to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 differ from those of one worker by
+{values["stall_kill_max_s"]:.2f} s. At rest the library adds {100 * values["library_overhead_ratio"]:.1f} %
+to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 differ from those of one worker by
 {values["loss_relative_error"]:.1g} of them at most.
 """
 
