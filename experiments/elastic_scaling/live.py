@@ -44,7 +44,9 @@ COMPARISON: Final = "comparison.json"
 RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows, made on a quiet machine."""
 _DIGITS: Final = 32768
-_GAP_S: Final = 30.0
+_STEPS: Final = 40
+"""Measured for each point of the profile: two workers on a small machine vary from step to step."""
+_GAP_S: Final = 36.0
 """Mean time between arrivals. Starting a worker takes a core for seconds: with jobs of a few seconds the
 experiment would measure little else."""
 
@@ -67,9 +69,9 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind(256, (30, 60), (64, 512), 256),
-    Kind(1024, (5, 9), (64, 512), 256),
-    Kind(512, (9, 18), (256, 256), 256),
+    Kind(256, (36, 72), (64, 512), 256),
+    Kind(1024, (6, 11), (64, 512), 256),
+    Kind(512, (11, 22), (256, 256), 256),
 )
 
 
@@ -159,7 +161,7 @@ def run_live(folder: Path, count: int, slots: int, interval_s: float) -> list[Co
     write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
     world = ("--jobs", jobs, "--cluster", cluster, "--policy", POLICY)
     asked = (*world, "--param", f"interval_s={interval_s}")
-    _pliant("profile", jobs, "--cluster", cluster, "-o", profile)
+    _pliant("profile", jobs, "--cluster", cluster, "--iterations", str(_STEPS), "-o", profile)
     _pliant("schedule", profile, *asked, "-o", str(folder / "schedule.json"))
     _pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
     events, replayed = f"{state}/events.jsonl", str(folder / "replay.parquet")
