@@ -139,14 +139,15 @@ def rescaling_page() -> str:
         parts = [values[f"stall_{change}_{part}_s"] for part in ("leave", "meet", "broadcast", "first_step")]
         seconds = [f"{stall:.2f}", *(f"{part:.3f}" for part in parts), f"{relaunch:.1f}"]
         rows.append((change.replace("_to_", " → "), *seconds, f"{relaunch / stall:.0f}"))
-    head = ("workers", "stall, s", "leave", "meet", "broadcast", "first step", "relaunch, s", "ratio")
+    head = ("workers", "stall, s", "leave", "meet", "broadcast", "first step, whole", "relaunch, s", "ratio")
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['versions']['torch']}"
     return f"""# What changing a running job costs
 
 `make bench NAME=rescale` measures it: a network of 12.6 million parameters on CPU slots (gloo),
 {where}. A stall is all time in which the workers that stay train no
-step, beyond a usual step; medians of ten changes. Beside it is the same change by checkpoint and relaunch,
-from the request to the first step, medians of three. How it works is in [running.md](running.md).
+step, beyond a usual step, and never less than leaving, meeting and the broadcast together; medians of ten
+changes. The first step is shown whole. Beside it is the same change by checkpoint and relaunch, from the
+request to the first step, medians of three. How it works is in [running.md](running.md).
 
 {_table(head, rows)}
 A worker of three that is killed costs the others {values["stall_kill_s"]:.2f} s: median of ten, at most

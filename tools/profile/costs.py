@@ -29,6 +29,8 @@ def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
     return {**by_model(kept, lambda row: row.relaunch_seconds), **in_place}
 
 
-def mean_rescale(rows: Iterable[ProfileRow]) -> float | None:
-    """The mean over the rows of one model; None: it was not measured."""
-    return next((fmean(found) for found in rescales(rows).values()), None)
+def mean_rescale(rows: Iterable[ProfileRow], model: str) -> float | None:
+    """The mean over what was measured of the model, or else over all; None: nothing was."""
+    found = rescales(rows)
+    known = found.get(model) or [seconds for each in found.values() for seconds in each]
+    return fmean(known) if known else None

@@ -194,8 +194,9 @@ class PlacementTimes:
         return None if found is None else found.accumulated(plan.accum)
 
     def rescale_seconds(self, model: str) -> float | None:
-        """The mean of the model's rows."""
-        return mean_rescale(chain.from_iterable(self._rows.get(model, {}).values()))
+        """The mean of the model's rows, or of all rows where none of the model tells; None: none tells."""
+        every = chain.from_iterable(by_type.values() for by_type in self._rows.values())
+        return mean_rescale(chain.from_iterable(every), model)
 
     def _table(self, model: str, gpu_type: str) -> tuple[PlacementTable, float]:
         found = self._tables.get((model, gpu_type))

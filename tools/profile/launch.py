@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ POLL_S: Final = 0.05
 ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 """Last line of a Python traceback."""
 ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ def launch(script: Script, workers: int, order: Order, advance: Callable[[int], 
         if outcome is not None and outcome.done:
             return _timed(outcome, began_s, time.time())
         if outcome is not None and outcome.rehearsing:
-            return Ended(outcome)
+            _log.warning(
+                "a change in place was not measured: %s", failure(script, workers, code, outcome, folder)
+            )
+            return Ended(outcome, start_s=_start_s(outcome, began_s))
         if outcome is not None and outcome.current and out_of_memory_mark(result).exists():
             return Ended(outcome, out_of_memory=True)
         raise JobsFailedError(failure(script, workers, code, outcome, folder))
@@ -90,9 +95,13 @@ def _timed(outcome: Outcome, began_s: float, ended_s: float) -> Ended:
     """What starting and leaving took; the clock may have been set meanwhile, but no time is negative."""
     if outcome.first_step_s is None or outcome.left_s is None or outcome.checkpoint_s is None:
         return Ended(outcome)
-    start_s = max(0.0, outcome.first_step_s - began_s)
+    start_s = _start_s(outcome, began_s) or 0.0
     leave_s = max(0.0, ended_s - outcome.left_s)
     return Ended(outcome, start_s=start_s, relaunch_s=outcome.checkpoint_s + leave_s + start_s)
+
+
+def _start_s(outcome: Outcome, began_s: float) -> float | None:
+    return None if outcome.first_step_s is None else max(0.0, outcome.first_step_s - began_s)
 
 
 def read_outcome(path: Path) -> Outcome | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -72,18 +72,20 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
         if event.event == "submit":
             models[event.job] = str(detail.get("job", {}).get("model", ""))
         change = str(detail.get("after")) if event.event == "progress" else event.event
-        if event.event in _REPORTS:
+        if event.event in _REPORTS and "attempt" in detail:
             reported_s[event.job] = event.time
         if event.event == "finish" and event.job in reported_s:
             leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
         found = by_kind.get("rescale" if change in _RESCALES else change)
         if found is not None and event.overhead_seconds is not None:
             found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
-    starts = {
-        model: [seconds + (fmean(leaves[model]) if model in leaves else 0.0) for seconds in found]
-        for model, found in by_kind["start"].items()
-    }
-    return _measured(starts, by_kind["rescale"], by_kind["resume"])
+    costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])
+    # the median: a job that ended while nobody looked seems to have left for as long
+    ends = {model: median(seconds) for model, seconds in leaves.items()}
+    bearing = {model: seconds + ends.get(model, 0.0) for model, seconds in costs.start.by_model.items()}
+    every = [seconds for each in leaves.values() for seconds in each]
+    default_s = costs.start.default_s + (median(every) if every else 0.0)
+    return replace(costs, start=Cost(default_s, bearing))
 
 
 def costs_from_profile(profile: Profile) -> Measured:

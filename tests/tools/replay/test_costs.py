@@ -57,14 +57,16 @@ def test_what_was_not_measured_costs_what_is_most_like_it() -> None:
 
 def test_a_start_bears_the_end_of_its_job_too() -> None:
     ends = [
-        Event(20.0, "checkpoint", "a", overhead_seconds=0.5),
+        Event(20.0, "checkpoint", "a", overhead_seconds=0.5, detail={"attempt": 1}),
         Event(21.5, "finish", "a", 0),
-        Event(30.0, "progress", "b", samples_done=5.0),
+        Event(30.0, "progress", "b", samples_done=5.0, detail={"attempt": 2}),
         Event(32.5, "finish", "b", 0),
     ]
     found = costs_from_events([*LIVE, *ends])
     assert (found.start.of("net"), found.start.of("mlp")) == (5.0 + 2.0, 2.0)
-    assert found.rescale.of("net") == 0.5
+    assert (found.rescale.of("net"), found.resume.of("net")) == (0.5, 7.0)
+    starts_only = costs_from_events([*LIVE[:7], *ends])
+    assert (starts_only.start.of("net"), starts_only.resume.of("net")) == (7.0, 5.0), "ends are borne once"
 
 
 def test_a_run_that_measured_nothing_says_that_nothing_costs_anything() -> None:

@@ -231,13 +231,13 @@ def test_a_change_may_be_charged_as_the_profile_has_measured_it(
     assert decided(held, 600) == {"a": size}
 
 
-def test_what_was_not_measured_cannot_be_charged():
-    held = opened(elastic("a", "slow"), gpus=4, rescale_s="measured")
-    held.decide(0)
-    with pytest.raises(
-        UsageError, match='no costs of model "slow": measure them with `pliant profile --costs`'
-    ):
-        held.decide(600)
+def test_what_was_not_measured_is_not_charged_and_that_is_said_once(caplog: pytest.LogCaptureFixture):
+    held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
+    assert decided(held, 0) == {"a": 3, "b": 1}
+    held.end("b", 600)
+    assert decided(held, 600) == {"a": 4}
+    held.decide(1200)
+    assert caplog.text.count("measure them with `pliant profile --costs`") == 1
 
 
 def test_on_several_gpu_types_each_is_a_cluster_of_its_own():

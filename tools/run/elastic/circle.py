@@ -72,7 +72,9 @@ class Circle:
                 plan = self._watch.in_force(self._setting.known)
                 continue
             except RuntimeError as error:
-                _log.warning("generation %d did not come together: %s", plan.generation, error)
+                if str(error) != told:
+                    _log.warning("generation %d did not come together: %s", plan.generation, error)
+                told = str(error)
             except OSError as error:
                 if position is None:
                     raise

@@ -121,14 +121,17 @@ class Engine:
                 "call job.agree in the loop over job.epochs, once that over the loader has ended by itself"
             )
         number, training = self._asked, self.training
+        own: float | None = None
         self._asked += 1
         while len(training.agreed) <= number:
-            # asked anew where a worker was lost: another one may be rank 0 now
-            own = 0.0 if self.setting.rank else float(value() if callable(value) else value)
+            # looked at anew where a worker was lost: this one may be rank 0 now
+            if self.setting.rank == 0 and own is None:
+                own = float(value() if callable(value) else value)
+            told = own if self.setting.rank == 0 and own is not None else 0.0
             if self._supervision is not None:
-                self._supervision.agree(own)
+                self._supervision.agree(told)
             else:
-                training.agree(own, self.setting.world_size)
+                training.agree(told, self.setting.world_size)
         return training.agreed[number]
 
     def check_started(self) -> None:

@@ -109,8 +109,9 @@ class Supervision:
 
     def step_void(self) -> None:
         """A worker was lost in the step: it does not count."""
+        since_s = self._step_began_s if self._read_since_s is None else self._read_since_s
         self._agreed, self._read_since_s = 0, None
-        self._passage.recover(self._step_began_s)
+        self._passage.recover(since_s)
 
     def boundary(self) -> None:
         """Do what was agreed, where a later attempt can go on.

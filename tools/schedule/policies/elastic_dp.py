@@ -7,6 +7,7 @@ job scalability analyzer, :mod:`elastic_dp_optimizer` the optimizer; the autosca
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +21,8 @@ from pliant.tools.schedule.policies.elastic_dp_rounds import Moments
 from pliant.tools.schedule.policies.toolbox import why_impossible
 from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+_log = logging.getLogger("pliant")
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +47,8 @@ class ElasticDp(Policy):
     priority_base: a job of priority p counts this to the power of p; 1: all count the same.
     quota: GPUs of each type that the jobs of one named user may hold.
     rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
-    for as much less at every size but its own; "measured": what the profile has measured of each model.
+    for as much less at every size but its own; "measured": what the profile has measured of each model,
+    the mean of the others where it has not measured one.
     """
 
     name: ClassVar[str] = "elastic-dp"
@@ -71,6 +75,7 @@ class ElasticDp(Policy):
         self.priority_base = priority_base
         self.quota = quota
         self.rescale_s = rescale_s
+        self._noted = False
         self._moments = Moments(interval_s, ended_part)
         self._curves: Curves | None = None
         self._waiting: dict[str, Explanation] = {}
@@ -147,11 +152,18 @@ class ElasticDp(Policy):
     def _rescale_part(self, speeds: Speeds, model: str) -> float:
         seconds = speeds.rescale_seconds(model) if self.rescale_s == "measured" else self.rescale_s
         if seconds is None:
-            raise UsageError(
-                f'policy "{self.name}": rescale_s is "measured", but the profile has no costs of model '
-                f'"{model}": measure them with `pliant profile --costs`'
-            )
+            self._note_unmeasured()
+            return 0.0
         return min(1.0, seconds / self.interval_s)
+
+    def _note_unmeasured(self) -> None:
+        if not self._noted:
+            self._noted = True
+            _log.warning(
+                'policy "%s": rescale_s is "measured", but the profile has no costs: nothing is charged; '
+                "measure them with `pliant profile --costs`",
+                self.name,
+            )
 
     def _impossible(self, snapshot: Snapshot, desk: Desk) -> dict[str, str]:
         """Jobs among the arrivals since the last call that never fit, were they alone, and why."""
