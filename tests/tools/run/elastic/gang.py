@@ -114,7 +114,8 @@ class Gang:
     def events(self, name: str) -> list[Event]:
         """The events of the attempt so far."""
         path = self.here.progress
-        return [event for event in read_events(path) if event.event == name] if path.exists() else []
+        there = path.exists() and path.stat().st_size > 0  # it is made a moment before it is written to
+        return [event for event in read_events(path) if event.event == name] if there else []
 
     def wait_for(self, name: str, count: int = 1) -> None:
         """Wait for an event of the attempt."""
