@@ -14,7 +14,7 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLe
 from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import WorkerOutcome
-from pliant.tools.run.planning import make_member, make_plan, read_plan, write_plan
+from pliant.tools.run.planning import make_member, make_plan, planned_at, read_plan, write_plan
 from pliant.tools.run.roll import Roll
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Target
@@ -257,3 +257,21 @@ def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training:
     assert [after.settles(event) for event in after.tail.read()] == [True]
     unseen = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES)
     assert not unseen.settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+
+
+def test_a_launcher_that_takes_over_counts_from_when_the_plan_was_written(
+    training: Scene, lives: Lives
+) -> None:
+    training.grows()
+    lives.of[2] = "absent"
+    assert planned_at(training.job) == pytest.approx(training.job.plan.stat().st_mtime)
+    assert planned_at(JobDir(training.job.path / "none")) == float("inf")
+    plan, target = training.gang.plan, training.gang.target
+    later = Gang(
+        training.gang.handle, plan, target, cast("Backend", training.backend), timeouts=TIMES, now_s=100.0
+    )
+    later.statuses = (RUNNING,) * 3
+    later.watch(training.job, 100.0 + TIMES.ready_s - 1)
+    assert not later.crew(0.0).problem
+    later.watch(training.job, 100.0 + TIMES.ready_s)
+    assert "did not get ready within" in later.crew(0.0).problem

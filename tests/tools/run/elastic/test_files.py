@@ -74,6 +74,15 @@ class TestCheckpoints:
         assert state is not None
         assert state["weights"].tolist() == [1000.0] * 3
 
+    def test_who_saves_alone_leaves_the_one_of_a_worker_that_is_a_step_further(self, tmp_path: Path) -> None:
+        kept = Checkpoints(tmp_path)
+        kept.save({"step": 9}, 9)
+        kept.save({"step": 11}, 11, alone=True)
+        kept.save({"step": 10}, 10, alone=True)
+        assert kept.load().state == {"step": 11}
+        kept.save({"step": 10}, 10)
+        assert kept.load().state == {"step": 10}, "of a past that is no more, where all save together"
+
     @pytest.mark.parametrize(
         "damage", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-9] + b"x" * 9]
     )
