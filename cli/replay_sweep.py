@@ -43,7 +43,7 @@ def replay_sweep(
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
-    from pliant.tools.replay.output import make_folder
+    from pliant.schemas.files import make_folder
     from pliant.tools.replay.sweep import carry_out, strangers
     from pliant.tools.replay.sweep_recipe import read_sweep
     from pliant.tools.replay.sweep_tasks import sweep_tasks, task_of, write_table

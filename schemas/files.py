@@ -94,6 +94,17 @@ def _write_file(path: str | Path, chunks: Iterable[bytes]) -> None:
         raise write_error(error, str(path)) from error
 
 
+def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder, and those above it.
+
+    :raises PliantError: it cannot be made, or must not be there and is.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        raise write_error(error, str(folder)) from error
+
+
 def write_error(error: OSError | ValueError, target: str) -> PliantError:
     """The expected error that a failed write stands for."""
     if isinstance(error, OSError) and error.errno in _OUT_OF_ORDER:

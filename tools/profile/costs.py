@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
 
 from pliant.schemas.profile import ProfileRow
@@ -29,8 +29,11 @@ def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
     return {**by_model(kept, lambda row: row.relaunch_seconds), **in_place}
 
 
-def mean_rescale(rows: Iterable[ProfileRow], model: str) -> float | None:
-    """The mean over what was measured of the model, or else over all; None: nothing was."""
-    found = rescales(rows)
+def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: str) -> float | None:
+    """The mean over what was measured of the model, or else over all; None: nothing was.
+
+    :param rows: by model and GPU type.
+    """
+    found = rescales(row for by_type in rows.values() for each in by_type.values() for row in each)
     known = found.get(model) or [seconds for each in found.values() for seconds in each]
     return fmean(known) if known else None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
@@ -195,8 +194,7 @@ class PlacementTimes:
 
     def rescale_seconds(self, model: str) -> float | None:
         """The mean of the model's rows, or of all rows where none of the model tells; None: none tells."""
-        every = chain.from_iterable(by_type.values() for by_type in self._rows.values())
-        return mean_rescale(chain.from_iterable(every), model)
+        return mean_rescale(self._rows, model)
 
     def _table(self, model: str, gpu_type: str) -> tuple[PlacementTable, float]:
         found = self._tables.get((model, gpu_type))

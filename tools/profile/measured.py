@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 from pliant.schemas.cluster import Cluster
@@ -79,8 +78,7 @@ class MeasuredThroughput:
 
     def rescale_seconds(self, model: str) -> float | None:
         """The mean of the model's rows, or of all rows where none of the model tells; None: none tells."""
-        every = chain.from_iterable(by_type.values() for by_type in self._rows.values())
-        return mean_rescale(chain.from_iterable(every), model)
+        return mean_rescale(self._rows, model)
 
     def source(
         self,

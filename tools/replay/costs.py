@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -80,12 +80,16 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
         if found is not None and event.overhead_seconds is not None:
             found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
     costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])
+    return replace(costs, start=_with_ends(costs.start, leaves))
+
+
+def _with_ends(start: Cost, leaves: Mapping[str, list[float]]) -> Cost:
     # the median: a job that ended while nobody looked seems to have left for as long
     ends = {model: median(seconds) for model, seconds in leaves.items()}
-    bearing = {model: seconds + ends.get(model, 0.0) for model, seconds in costs.start.by_model.items()}
+    bearing = {model: seconds + ends.get(model, 0.0) for model, seconds in start.by_model.items()}
     every = [seconds for each in leaves.values() for seconds in each]
-    default_s = costs.start.default_s + (median(every) if every else 0.0)
-    return replace(costs, start=Cost(default_s, bearing))
+    default_s = start.default_s + (median(every) if every else 0.0)
+    return Cost(default_s, bearing)
 
 
 def costs_from_profile(profile: Profile) -> Measured:
@@ -110,13 +114,17 @@ def _measured(
 def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
     """Others than these models cost the mean over all."""
     every = [seconds for found in measured.values() for seconds in found]
-    means = {model: math.fsum(found) / len(found) for model, found in sorted(measured.items())}
-    return Cost(math.fsum(every) / len(every) if every else 0.0, means)
+    means = {model: fmean(found) for model, found in sorted(measured.items())}
+    return Cost(fmean(every) if every else 0.0, means)
 
 
 def is_event_file(text: str) -> bool:
     """Whether the words for a cost name an event file."""
     return text.endswith((".jsonl", ".parquet"))
+
+
+def _is_measured(text: str) -> bool:
+    return text == "profile" or is_event_file(text)
 
 
 def parse_costs(
@@ -126,7 +134,7 @@ def parse_costs(
 
     A resume that nobody states a cost for has what the source of the rescales has measured.
     """
-    if resume is None and rescale is not None and (rescale == "profile" or is_event_file(rescale)):
+    if resume is None and rescale is not None and _is_measured(rescale):
         resume = rescale
     known: dict[str, Measured] = {}
 
@@ -154,7 +162,7 @@ def parse_cost(
     :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
     :raises BadInputError: the file is none, or measured no start and no rescale.
     """
-    if text == "profile" or is_event_file(text):
+    if _is_measured(text):
         known = {} if known is None else known
         if text not in known:
             known[text] = _read_costs(text, option, profile)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.files import PIPE, write_bytes, write_error
+from pliant.schemas.files import PIPE, make_folder, write_bytes
 from pliant.tools.replay.log import EventLog
 from pliant.tools.replay.parquet import parquet_bytes
 from pliant.tools.replay.replay import Summary
@@ -59,17 +59,6 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
     make_folder(Path(path).parent)
     write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
     write_bytes(summary_path(path), summary_bytes(summary))
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder for replays, unless it is there.
-
-    :raises UsageError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(error, str(folder)) from error
 
 
 def summary_path(path: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pliant.schemas.event import Event
-from pliant.schemas.files import write_error
+from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
 from pliant.tools.run.fold import RunLog
@@ -199,10 +199,7 @@ class Executor:
         job_dir = self._dirs.job(job_id)
         before = read_plan(job_dir)
         handle = next_handle(self._dirs, job_id)
-        try:
-            handle.folder.mkdir(parents=True)
-        except OSError as error:
-            raise write_error(error, str(handle.folder)) from error
+        make_folder(handle.folder, exist_ok=False)
         generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from pydantic import ValidationError
-
 from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.layout import JobDir
@@ -205,10 +203,7 @@ class Gang:
         return {rank: outcome for rank, outcome in found.items() if outcome is not None}
 
     def _outcome(self, worker: int) -> WorkerOutcome | None:
-        try:
-            return WorkerOutcome.model_validate_json(self.handle.files.outcome(worker).read_bytes())
-        except (OSError, ValidationError):
-            return None
+        return WorkerOutcome.read(self.handle.files.outcome(worker))
 
     def _own(self) -> tuple[UnitStatus, ...]:
         """The units of the plan's workers; one that was not started yet runs as good as another."""

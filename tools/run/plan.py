@@ -11,9 +11,10 @@ them to agree on a step, save a checkpoint and exit 0.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from pliant.schemas.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
@@ -97,3 +98,11 @@ class WorkerOutcome(Record):
     message: str = ""
     exit_counts: bool = False
     """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The outcome in a file; None: there is none that can be read."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None

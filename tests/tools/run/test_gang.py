@@ -60,6 +60,13 @@ class Scene:
         self.gang.follow(self.job, self.target, self.gang.plan.members, [added], 0.0)
         self.gang.statuses = (RUNNING, RUNNING, RUNNING)
 
+    def replaces(self, number: int, now_s: float) -> None:
+        """A new worker takes the place of the second one, and trains."""
+        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
+        self.gang.follow(self.job, self.target, self.gang.plan.members[:1], [added], now_s)
+        self.reaches(self.gang.plan.generation)
+        self.gang.statuses = (*self.gang.statuses, RUNNING)
+
     def says(self, rank: int, outcome: str) -> None:
         text = WorkerOutcome.model_validate({"outcome": outcome}).model_dump_json()
         self.gang.handle.files.outcome(rank).write_text(text)
@@ -203,11 +210,7 @@ def test_a_slot_that_loses_one_worker_after_the_other_makes_the_attempt_fail(
 ) -> None:
     lives.of = dict.fromkeys(range(9), "alive")
     for number in range(2, 7):
-        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        first = training.gang.plan.members[0]
-        training.gang.follow(training.job, training.target, [first], [added], float(number))
-        training.reaches(training.gang.plan.generation)
-        training.gang.statuses = (*training.gang.statuses, RUNNING)
+        training.replaces(number, float(number))
         assert not training.gang.stopping
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
@@ -221,11 +224,7 @@ def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
 ) -> None:
     lives.of = dict.fromkeys(range(9), "alive")
     for number in range(2, 9):
-        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        first = training.gang.plan.members[0]
-        training.gang.follow(training.job, training.target, [first], [added], 100.0 * number)
-        training.reaches(training.gang.plan.generation)
-        training.gang.statuses = (*training.gang.statuses, RUNNING)
+        training.replaces(number, 100.0 * number)
         training.watch(100.0 * number + 1.0)
         lives.of[number] = "gone"
         training.watch(100.0 * number + 7.0)

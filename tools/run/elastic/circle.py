@@ -72,17 +72,16 @@ class Circle:
                 plan = self._watch.in_force(self._setting.known)
                 continue
             except RuntimeError as error:
-                if str(error) != told:
-                    _log.warning("generation %d did not come together: %s", plan.generation, error)
-                told = str(error)
+                problem = str(error)
             except OSError as error:
                 if position is None:
                     raise
                 # a full disk, say: what is trained so far can wait for room
-                if str(error) != told:
-                    _log.warning("generation %d cannot come together yet: %s", plan.generation, error)
-                told = str(error)
+                problem = str(error)
                 time.sleep(_LOOK_S)
+            if problem != told:
+                _log.warning("generation %d did not come together: %s", plan.generation, problem)
+            told = problem
             # outside of the handlers: what they caught keeps connections open
             self.leave()
             self._check()

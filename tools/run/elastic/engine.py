@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -121,13 +122,11 @@ class Engine:
                 "call job.agree in the loop over job.epochs, once that over the loader has ended by itself"
             )
         number, training = self._asked, self.training
-        own: float | None = None
+        own = cache(lambda: float(value() if callable(value) else value))
         self._asked += 1
         while len(training.agreed) <= number:
             # looked at anew where a worker was lost: this one may be rank 0 now
-            if self.setting.rank == 0 and own is None:
-                own = float(value() if callable(value) else value)
-            told = own if self.setting.rank == 0 and own is not None else 0.0
+            told = own() if self.setting.rank == 0 else 0.0
             if self._supervision is not None:
                 self._supervision.agree(told)
             else:

@@ -27,6 +27,7 @@ class ElasticLoader:
         self._shuffle = shuffle
         self._generator = torch.Generator()
         self._read_ahead: Iterator[MicroBatch] = iter(())
+        """What samples are read for, of the pass under way."""
         self._batches = reading.loader(_Indices(self), self._generator)
 
     def __len__(self) -> int:

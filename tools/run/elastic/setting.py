@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import atomic_write
@@ -39,13 +38,8 @@ class Orders:
 
     def is_done(self) -> bool:
         """Whether a member of the plan has trained to the end and left."""
-        return any(self._is_done(self.attempt.outcome(worker)) for worker in self.plan.workers)
-
-    def _is_done(self, path: Path) -> bool:
-        try:
-            return WorkerOutcome.model_validate_json(path.read_bytes()).outcome == "done"
-        except (OSError, ValidationError):
-            return False
+        ends = (WorkerOutcome.read(self.attempt.outcome(worker)) for worker in self.plan.workers)
+        return any(end is not None and end.outcome == "done" for end in ends)
 
     def report_end(self, outcome: WorkerOutcome) -> None:
         """Write how this worker ended, as its last act."""

@@ -57,9 +57,8 @@ class Supervision:
             alone=self._save_and_leave,
         )
         self._agreed = 0
-        self._step_began_s = 0.0
-        self._read_since_s: float | None = None
-        """The end of the step before, if nothing but reading lies between."""
+        self._step_since_s: float | None = None
+        """The beginning of the step, or the end of the one before if nothing but reading lies between."""
 
     # Before training
 
@@ -91,16 +90,17 @@ class Supervision:
 
     def step_begins(self, steps_left: int) -> None:
         """Start to agree on what to do after the step that begins; the epoch has ``steps_left`` after it."""
-        self._step_began_s = time.monotonic()
+        if self._step_since_s is None:
+            self._step_since_s = time.monotonic()
         if self._vote.is_due() or steps_left == 1:
             self._together(lambda: self._cast(before_last=steps_left == 1))
 
     def step_ends(self, losses: Mean) -> None:
         """A step is complete; what was agreed is done at the next boundary."""
+        assert self._step_since_s is not None  # noqa: S101 a step has begun
         now = time.monotonic()
         # reading the samples is a part of it; what is done at a boundary or between epochs is not
-        step_s = now - (self._step_began_s if self._read_since_s is None else self._read_since_s)
-        self._read_since_s = now
+        step_s, self._step_since_s = now - self._step_since_s, now
         self._reporter.log(losses)
         self._reporter.look(self._training.model, self._training.counters)
         self._reporter.step_done(self._training.counters, step_s)
@@ -109,8 +109,8 @@ class Supervision:
 
     def step_void(self) -> None:
         """A worker was lost in the step: it does not count."""
-        since_s = self._step_began_s if self._read_since_s is None else self._read_since_s
-        self._agreed, self._read_since_s = 0, None
+        assert self._step_since_s is not None  # noqa: S101 a step has begun
+        since_s, self._step_since_s, self._agreed = self._step_since_s, None, 0
         self._passage.recover(since_s)
 
     def boundary(self) -> None:
@@ -123,10 +123,10 @@ class Supervision:
         if agreed == STOP:
             self._stop()
         elif generation > self._orders.plan.generation:
-            self._read_since_s = None
+            self._step_since_s = None
             self._turn_to(self._watch.exactly(generation, self._orders.plan.timeout_s))
         elif save and self.gather_loss():
-            self._read_since_s = None
+            self._step_since_s = None
             self._saving.save(self._training)
 
     def between_epochs(self) -> bool:
@@ -148,7 +148,7 @@ class Supervision:
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
-        self._read_since_s = None
+        self._step_since_s = None
         self._reporter.epoch_done(self._training.counters, loss, metric)
 
     def abandon_step(self) -> None:
@@ -164,7 +164,7 @@ class Supervision:
         """Whether a collective operation went through; else those left have met anew."""
         done = self._passage.together(operation)
         if not done:
-            self._agreed, self._read_since_s = 0, None
+            self._agreed, self._step_since_s = 0, None
         return done
 
     # The end
