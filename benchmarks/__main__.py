@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import figure
 
-SUPPORT = {"__init__", "__main__", "figure", "published"}
+SUPPORT = {"__init__", "__main__", "figure", "published", "service_tick"}
 
 
 def names() -> list[str]:

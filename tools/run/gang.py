@@ -18,6 +18,7 @@ from typing import Literal
 
 from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.folder_cache import FolderCache
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.losses import Losses
 from pliant.tools.run.outcome import Verdict, broken, judge
@@ -75,6 +76,7 @@ class Gang:
         self._backend = backend
         self._timeouts = timeouts
         self._roll = Roll(handle.files, plan)
+        self._folder = FolderCache(handle.folder)
         self._problem = ""
         self._planned_s = now_s
         self._told = plan.generation if read_reached(handle.files) is None else 0
@@ -121,7 +123,8 @@ class Gang:
 
     def crew(self, now_s: float) -> Crew:
         """What is known of its workers."""
-        trains, reports = read_reached(self.handle.files), self.handle.files.progress.exists()
+        self._folder.look()
+        trains, reports = self._trains(), self.handle.files.progress.exists()
         late = trains is None and not reports and now_s >= self._planned_s + self._timeouts.ready_s
         problem = "its workers did not get ready in time" if late else self._problem
         return Crew(self.plan, trains, reports, problem)
@@ -153,7 +156,8 @@ class Gang:
         if self.stopping:
             return
         if not self.plan.abort:
-            trains = read_reached(self.handle.files)
+            self._folder.look()
+            trains = self._trains()
             members = self.plan.members if trains is None else trains.members
             plan = self.plan.model_copy(update={"members": members})
             self._publish(job, aborted(plan, reason), now_s)
@@ -168,6 +172,7 @@ class Gang:
 
         A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
+        self._folder.look()
         self._end_silent(now_s)
         if self._stage is None and self._go_on_without_lost(job, now_s):
             return
@@ -185,6 +190,7 @@ class Gang:
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
+        self._folder.look()
         found = judge(
             self.outcomes(),
             self._own(),
@@ -198,12 +204,21 @@ class Gang:
         return found
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
-        """What the plan's workers wrote as their last act, by rank."""
+        """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""
+        return self._folder.get(f"outcomes of {self.plan.generation}", self._read_outcomes)
+
+    def _read_outcomes(self) -> dict[int, WorkerOutcome]:
         found = {rank: self._outcome(worker) for rank, worker in enumerate(self.plan.workers)}
         return {rank: outcome for rank, outcome in found.items() if outcome is not None}
 
     def _outcome(self, worker: int) -> WorkerOutcome | None:
-        return WorkerOutcome.read(self.handle.files.outcome(worker))
+        return self._folder.get(
+            f"outcome {worker}", lambda: WorkerOutcome.read(self.handle.files.outcome(worker))
+        )
+
+    def _trains(self) -> Plan | None:
+        """The plan that its workers train under, as of the last look at the folder; None: they do not yet."""
+        return self._folder.get("reached", lambda: read_reached(self.handle.files))
 
     def _own(self) -> tuple[UnitStatus, ...]:
         """The units of the plan's workers; one that was not started yet runs as good as another."""
@@ -224,7 +239,7 @@ class Gang:
 
         Whether that, or what has to be done instead, was done.
         """
-        trains = read_reached(self.handle.files)
+        trains = self._trains()
         if self.target.job.elastic == "none" or trains is None:
             return False
         trained = set(trains.workers)
@@ -273,7 +288,7 @@ class Gang:
 
     def _overdue(self, now_s: float) -> bool:
         """Whether workers that the newest plan waits for are not ready in time."""
-        trains = read_reached(self.handle.files)
+        trains = self._trains()
         if now_s < self._planned_s + self._timeouts.ready_s or trains is None:
             return False
         return any(self._roll.life(worker) == "absent" for worker in self.plan.workers)

@@ -143,8 +143,8 @@ def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, A
 
 def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> list[Event]:
     """What the log gets to hold of a report; nothing about jobs that it does not know as active."""
-    job = log.active.get(report.job_id)
-    if job is None:
+    job = log.jobs.get(report.job_id)
+    if job is None or job.ended:
         return []
     if isinstance(report, Said):
         return worker_events(report, job)

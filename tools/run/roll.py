@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from pliant.tools.run.layout import AttemptDir
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import read_plan_of
-from pliant.tools.run.presence import Life, last_beat, life
+from pliant.tools.run.presence import BEAT_S, Life, last_beat, life
 from pliant.tools.run.slots import Slot
 
 _ABSENCE_S: Final = 5.0
@@ -21,8 +22,9 @@ class Roll:
     def __init__(self, files: AttemptDir, plan: Plan) -> None:
         self._files = files
         self._slots: dict[int, Slot] = {}
+        self._presences: dict[int, Path] = {}
         self._beats: dict[int, tuple[float, float]] = {}
-        self._looked_s = 0.0
+        self._looked_s = float("-inf")
         for path in files.path.glob("plan-*.json"):
             found = read_plan_of(path)
             if found is not None:
@@ -33,6 +35,7 @@ class Roll:
         """Take up the workers of a plan."""
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
+            self._presences[worker] = self._files.presence(worker)
 
     def slot(self, worker: int) -> Slot:
         """Where a worker is."""
@@ -40,16 +43,21 @@ class Roll:
 
     def life(self, worker: int) -> Life:
         """What the worker's own file says."""
-        return life(self._files.presence(worker))
+        return life(self._presences[worker])
 
     def silent(self, workers: Iterable[int], now_s: float, limit_s: float) -> list[int]:
-        """Workers that have not shown for so long that they run, while somebody was looking all the time."""
+        """Workers that have not shown for so long that they run, while somebody was looking all the time.
+
+        They show it once in :data:`BEAT_S`; asked more often than that, it does not look.
+        """
+        if 0 <= now_s - self._looked_s < BEAT_S:
+            return []
         if now_s - self._looked_s > _ABSENCE_S:
             self._beats.clear()
         self._looked_s = now_s
         found = []
         for worker in workers:
-            beat = last_beat(self._files.presence(worker))
+            beat = last_beat(self._presences[worker])
             before, since_s = self._beats.get(worker, (beat, now_s))
             self._beats[worker] = (beat, since_s if beat == before else now_s)
             if beat and now_s - self._beats[worker][1] >= limit_s and self.life(worker) == "alive":

@@ -35,6 +35,8 @@ class Tail:
         if self._broken:
             return []
         try:
+            if self._path.stat().st_size == self._offset:
+                return []
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 chunk = file.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
+from pliant.tools.run import folder_cache
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.gang import Gang, Timeouts
 from pliant.tools.run.layout import JobDir
@@ -22,6 +24,13 @@ from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
+
+
+def renamed(path: Path, text: str) -> None:
+    """Replace a file as workers do."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 class Stops:
@@ -50,7 +59,7 @@ class Scene:
         self.gang.statuses = (RUNNING, RUNNING)
 
     def reaches(self, generation: int) -> None:
-        self.gang.handle.files.reached.write_text(f"{generation}\n")
+        renamed(self.gang.handle.files.reached, f"{generation}\n")
 
     def grows(self) -> None:
         """A third worker is started."""
@@ -69,7 +78,7 @@ class Scene:
 
     def says(self, rank: int, outcome: str) -> None:
         text = WorkerOutcome.model_validate({"outcome": outcome}).model_dump_json()
-        self.gang.handle.files.outcome(rank).write_text(text)
+        renamed(self.gang.handle.files.outcome(rank), text)
 
     def watch(self, *times_s: float) -> list[str]:
         for now_s in times_s:
@@ -274,3 +283,22 @@ def test_a_launcher_that_takes_over_counts_from_when_the_plan_was_written(
     assert not later.crew(0.0).problem
     later.watch(training.job, 100.0 + TIMES.ready_s)
     assert "did not get ready within" in later.crew(0.0).problem
+
+
+def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_cache, "FRESH_S", 0.0)
+    monkeypatch.setattr(folder_cache, "STALE_S", float("inf"))
+    scene.reaches(1)
+    os.utime(scene.gang.handle.folder, (1, 1))  # whatever happens from now on has another stamp
+    assert scene.watch(0.0) == []
+    read: list[Path] = []
+    told = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or told(path))
+    assert scene.watch(*(0.1 * turn for turn in range(100))) == []
+    assert read == []
+    scene.says(1, "stopped")
+    scene.watch(10.0)
+    assert scene.gang.handle.files.outcome(1) in read
+    assert scene.gang.stopping

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +21,14 @@ from pliant.schemas.errors import BadInputError
 from pliant.tools.profile.processes import child_environment, kill, strays, tree
 from pliant.tools.run.backends.addresses import LOOPBACK, check_own
 from pliant.tools.run.backends.gpus import visible_gpus
-from pliant.tools.run.backends.processes import birth, find
+from pliant.tools.run.backends.processes import Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
+from pliant.tools.run.folder_cache import FolderCache
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
+_RUNNING: Final = UnitStatus("running")
 
 
 class LocalBackend:
@@ -40,6 +43,9 @@ class LocalBackend:
         self._cluster = cluster
         self._jobs = jobs
         self._children: set[int] = set()
+        self._watched = Watched()
+        self._folders: dict[Handle, FolderCache] = {}
+        """Of the attempts that have units which run."""
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file; the GPUs of this machine are given out in its order.
@@ -128,13 +134,25 @@ class LocalBackend:
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         """What became of the units: the process table first, then the code files."""
+        self._reap()
         return {handle: self._statuses(handle) for handle in handles}
 
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
-        self._reap()
+        folder = self._folders.setdefault(handle, FolderCache(handle.folder))
+        folder.look()
+        record = folder.get("record", lambda: read_record(handle))
+        mark = _mark(handle)
+        running = [self._runs(unit, mark) for unit in (record.units if record else ())]
+        if not any(running):
+            del self._folders[handle]
         return tuple(
-            UnitStatus("running") if keeper is not None else _ended(handle, index)
-            for index, keeper in enumerate(_keepers(handle))
+            _RUNNING if runs else folder.get(f"exit {index}", partial(_ended, handle, index))
+            for index, runs in enumerate(running)
+        )
+
+    def _runs(self, unit: StartedUnit, mark: tuple[str, str]) -> bool:
+        return (
+            unit.pid is not None and unit.born is not None and self._watched.runs(unit.pid, unit.born, mark)
         )
 
     def _reap(self) -> None:

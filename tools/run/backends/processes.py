@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +13,10 @@ import psutil
 _PROC: Final = Path("/proc")
 _START_TICKS: Final = 19
 """Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
+_ENDED: Final = frozenset("ZX")
+"""States of a process that has ended and whose parent has not taken note."""
+_SURE_S: Final = 1.0
+"""For so long after a process was recognised, one of its number is it."""
 
 
 def birth(pid: int) -> str:
@@ -19,15 +26,26 @@ def birth(pid: int) -> str:
 
     :raises psutil.NoSuchProcess: it is gone.
     """
+    return _identity(pid)[0]
+
+
+def _identity(pid: int) -> tuple[str, bool]:
+    """A process's :func:`birth`, and whether it has not ended yet.
+
+    :raises psutil.NoSuchProcess: it is gone.
+    """
     if not (_PROC / "self" / "stat").exists():
-        return str(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return str(process.create_time()), process.status() != psutil.STATUS_ZOMBIE
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         raise psutil.NoSuchProcess(pid) from None
-    return f"{_boot()} {text.rpartition(')')[2].split()[_START_TICKS]}"
+    state, *rest = text.rpartition(")")[2].split()
+    return f"{_boot()} {rest[_START_TICKS - 1]}", state not in _ENDED
 
 
+@cache
 def _boot() -> str:
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -43,8 +61,46 @@ def find(pid: int, born: str, env: tuple[str, str]) -> psutil.Process | None:
     """
     try:
         process = psutil.Process(pid)
-        if birth(pid) != born or process.status() == psutil.STATUS_ZOMBIE:
+        if not _still_is(pid, born):
             return None
         return process if process.environ().get(env[0]) == env[1] else None
     except psutil.Error:
         return None
+
+
+class Watched:
+    """Processes that are looked for again and again: recognised once a second, else only asked for by number.
+
+    So a process that dies is missed at once, unless another one gets its number right away, or nobody takes
+    note of its end: then within a second.
+    """
+
+    def __init__(self) -> None:
+        self._sure_until_s: dict[tuple[int, str], float] = {}
+
+    def runs(self, pid: int, born: str, env: tuple[str, str]) -> bool:
+        """Whether :func:`find` finds the process."""
+        known, now_s = self._sure_until_s.get((pid, born)), time.monotonic()
+        if known is not None and now_s < known and _is_there(pid):
+            return True
+        if find(pid, born, env) is None if known is None else not _still_is(pid, born):
+            self._sure_until_s.pop((pid, born), None)
+            return False
+        self._sure_until_s[pid, born] = now_s + _SURE_S
+        return True
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _still_is(pid: int, born: str) -> bool:
+    """Whether a process that was recognised before has neither ended nor been replaced by another one."""
+    try:
+        return _identity(pid) == (born, True)
+    except psutil.Error:
+        return False
