@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,22 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("pliant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("pliant"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "pliant")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard_signals() -> Iterator[None]:
+    """Tests send SIGINT and SIGTERM to themselves and to processes that they start, and these must hear it.
+
+    For a command in the background of a script the shell ignores SIGINT, and so does what the command starts.
+    A handler that is installed becomes the usual disposition in a process that is started.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    ignored = [number for number in usual if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, usual[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.launch import Script, launch
 from pliant.tools.profile.measured import MeasuredThroughput
@@ -20,11 +22,15 @@ from pliant.tools.profile.order import ENV_PROFILE, Order
 from pliant.tools.profile.studies import Options
 from pliant.tools.profile.sweep import measure
 from tests.builders import job
+from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 
 SCRIPT = str(Path(__file__).with_name("wired_by_hand.py"))
 MEGABYTE = 1_000_000
+needs_main_thread = pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="needs the main thread"
+)
 QUICK = Order(result="", local_batches=(4,), iterations=2, warmup=1, least_seconds=0.0)
 
 
@@ -135,7 +141,7 @@ def test_all_reduces_of_two_workers() -> None:
     assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="needs the main thread")
+@needs_main_thread
 def test_an_interrupt_ends_every_process_of_the_measurement() -> None:
     def interrupt_once(_done: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -144,6 +150,44 @@ def test_an_interrupt_ends_every_process_of_the_measurement() -> None:
     with pytest.raises(KeyboardInterrupt):
         launch(script(), 2, endless, interrupt_once)
     assert workers_left() == []
+
+
+@needs_main_thread
+def test_where_sigint_was_ignored_at_the_start_the_measurement_goes_on() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ended = launch(script(), 2, QUICK, lambda _done: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [point.local_batch for point in ended.outcome.points] == [4]
+
+
+def test_sigterm_ends_a_measurement_in_the_background_of_a_script(tmp_path: Path) -> None:
+    write_jobs([job("a", model="net", command=(SCRIPT,))], tmp_path / "jobs.jsonl")
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pliant.cli",
+        "profile",
+        "jobs.jsonl",
+        "--iterations",
+        "10000000",
+        "-o",
+        "p",
+    ]
+    with subprocess.Popen([*ignoring, *argv], cwd=tmp_path, stderr=subprocess.PIPE) as measuring:
+        try:
+            until(lambda: workers_left() or measuring.poll() is not None)
+            workers = workers_left()
+            measuring.terminate()
+            said = measuring.communicate(timeout=120)[1]
+        finally:
+            measuring.kill()
+    assert measuring.returncode == 128 + signal.SIGTERM, said
+    assert workers
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_all_reduce_module_is_not_for_hands() -> None:

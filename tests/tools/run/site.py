@@ -83,7 +83,7 @@ class Site:
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that must happen."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

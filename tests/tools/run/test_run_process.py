@@ -19,6 +19,8 @@ from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
 
 ROOT = Path(__file__).parents[3]
+IN_THE_BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+"""Starts a command as a script starts one that it does not wait for: with SIGINT ignored."""
 
 
 @pytest.fixture
@@ -54,9 +56,9 @@ def started(site: Site) -> Iterator[list[subprocess.Popen[str]]]:
             run.kill()
 
 
-def start(site: Site, *words: object) -> subprocess.Popen[str]:
+def start(site: Site, *words: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command("run", "--until-done", *words),
+        [*before, *command("run", "--until-done", *words)],
         cwd=site.folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
@@ -142,6 +144,24 @@ def test_signals_stop_jobs_with_checkpoints(
     assert run.returncode == code
     assert f"go on with: pliant run --until-done --state {site.state}" in errors
     assert left_running(site.folder) == []
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
+
+
+def test_in_the_background_of_a_script_it_ignores_sigint_and_sigterm_stops_it(
+    site: Site, started: list[subprocess.Popen[str]]
+) -> None:
+    site.job("a", samples=1e6)
+    run = start(site, site.schedule("fifo"), "--state", site.state, before=IN_THE_BACKGROUND)
+    started.append(run)
+    until(lambda: training(site))
+    run.send_signal(signal.SIGINT)
+    seen = read_log(site.state).jobs["a"].samples_done
+    until(lambda: read_log(site.state).jobs["a"].samples_done > seen)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=120)
+    assert run.returncode == 143
+    stops = [event.detail for event in site.events() if event.event == "requeue"]
+    assert [(detail or {}).get("reason") for detail in stops] == ["interrupted by SIGTERM"]
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
 
 

@@ -1,0 +1,37 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
+
+
+def test_tests_hear_the_signals_that_the_shell_of_a_script_ignores_for_them() -> None:
+    """Without the handlers that the session installs, those tests see no signal, or wait for one."""
+    chosen = ["-q", "-p", "no:cacheprovider", "tests/tools/run/test_interrupts.py"]
+    argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", sys.executable, "-m", "pytest", *chosen]
+    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_test_that_waits_without_end_fails_and_the_next_one_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_endless.py").write_text(
+        "import threading\ndef test_waits(): threading.Event().wait()\ndef test_does_not(): pass\n"
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=0.2",
+        f"--rootdir={ROOT}",
+    ]
+    argv += ["-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert "1 failed, 1 passed" in done.stdout
