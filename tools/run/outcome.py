@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.plan import WorkerOutcome
+from pliant.tools.run.plan import LOST_PEER, WorkerOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def _by_outcomes(
     if 0 in outcomes and outcomes[0].outcome == "done":
         return _by_first(outcomes[0], units)
     if crashed:
-        rank, found = next(iter(crashed.items()))
+        # the others noticed only that this one was gone
+        rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
         return Verdict("failed", f"rank {rank} crashed: {found.message or 'no message'}", samples)
     missing = sorted(set(range(ranks)) - set(outcomes))
     if missing:

@@ -88,6 +88,10 @@ class Plan(Record):
         return self.global_batch, self.accum, self.lr_scale
 
 
+LOST_PEER: Final = "lost the connection to another worker"
+"""How the message of a crashed worker begins that only noticed the end of another one."""
+
+
 class WorkerOutcome(Record):
     """How one worker ended, written atomically as its last act."""
 

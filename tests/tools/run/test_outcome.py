@@ -4,7 +4,7 @@ import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.outcome import Verdict, broken, describe, judge
-from pliant.tools.run.plan import WorkerOutcome
+from pliant.tools.run.plan import LOST_PEER, WorkerOutcome
 
 CLEAN = UnitStatus("exited", 0)
 FAILED = UnitStatus("exited", 1)
@@ -46,6 +46,13 @@ def test_a_stop_that_nobody_asked_for_is_a_failure() -> None:
 def test_a_crash_is_told_by_rank_and_message() -> None:
     found = verdict({0: said("stopped"), 1: said("crashed", message="out of memory")}, CLEAN, FAILED)
     assert (found.end, found.message) == ("failed", "rank 1 crashed: out of memory")
+
+
+def test_the_crash_that_others_only_noticed_is_the_one_that_is_told() -> None:
+    noticed = said("crashed", message=f"{LOST_PEER}: RuntimeError: closed by peer")
+    found = verdict({0: noticed, 1: said("crashed", message="out of memory")}, FAILED, FAILED)
+    assert found.message == "rank 1 crashed: out of memory"
+    assert verdict({0: noticed, 1: noticed}, FAILED, FAILED).message == f"rank 0 crashed: {noticed.message}"
 
 
 def test_a_rank_without_a_word_was_killed() -> None:

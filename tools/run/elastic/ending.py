@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Literal
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.run.elastic.failure import lost_peer
+from pliant.tools.run.elastic.failure import cut_off
 from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Counters
-from pliant.tools.run.plan import WorkerOutcome
+from pliant.tools.run.plan import LOST_PEER, WorkerOutcome
 
 _log = logging.getLogger("pliant")
 How = Literal["done", "stopped", "crashed", "left"]
@@ -92,4 +92,4 @@ def described(kind: type[BaseException], error: BaseException, *, alone: bool) -
     """One line about an exception; whether another worker's end is the likely cause."""
     first = (str(error).splitlines() or [""])[0]
     text = f"{kind.__name__}: {first}" if first else kind.__name__
-    return f"lost the connection to another worker: {text}" if not alone and lost_peer(error) else text
+    return f"{LOST_PEER}: {text}" if not alone and cut_off(error) else text

@@ -12,7 +12,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.cut import Cut, MicroBatch
 from pliant.tools.run.elastic.gradients import Gradients
 from pliant.tools.run.elastic.position import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Position
-from pliant.tools.run.elastic.replica import Averaging
+from pliant.tools.run.elastic.replica import Averaging, check_same, outline
 from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Mean, seed_everything
 from pliant.tools.run.elastic.supervision import Supervision
@@ -161,22 +161,28 @@ class Engine:
         self._first_step, self.cut = self._first_step_now(), self._cut_now()
         if self.setting.world_size > 1 and self._averaging.ddp is None:
             self._averaging.begin(self.training.model, self.setting.device)
-        self._averaging.failed = False
         self._gradients.bind(self._averaging.ddp, accumulates=self.cut.accum > 1)
         self.division += 1
         return self.cut.global_batch
 
     def parcel(self) -> dict[str, Any]:
         """What workers with an older state, or none, get."""
-        state = self.training.shared()
-        return {"training": state, "phase": self._phase, "first_step": self._first_step_now()}
+        return {
+            "training": self.training.shared(),
+            "model": outline(self.training.model),
+            "phase": self._phase,
+            "first_step": self._first_step_now(),
+        }
 
     def unpack(self, parcel: dict[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
 
         If that one has done already what the author does after an epoch, it comes with the state: here it
         will be done, too, but must not count.
+
+        :raises UsageError: this worker's model is not that of the other one.
         """
+        check_same(self.training.model, parcel["model"])
         self._catching_up = not fresh and self._phase == IN_EPOCH and parcel["phase"] == EPOCH_THROUGH
         self.training.restore(parcel["training"])
         self._phase, self._first_step, self.cut = parcel["phase"], parcel["first_step"], self._cut_now()
@@ -205,8 +211,9 @@ class Engine:
             return
         self._mid_step = False
         losses, self._losses = self._losses, Mean()
-        if self._averaging.failed and self._supervision is not None:
-            self._supervision.step_void()
+        error = self._averaging.error
+        if error is not None and self._supervision is not None:
+            self._supervision.step_void(error)
             return
         self.training.step_done(micro.step_samples, losses)
         if self._supervision is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn, Protocol
 
 from pliant.tools.run.elastic.circle import Circle, LeftAloneError
-from pliant.tools.run.elastic.failure import lost_peer
+from pliant.tools.run.elastic.failure import Recurrence, lost_peer, released
 from pliant.tools.run.elastic.meeting import make_known
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.progress import Change, Reporter
@@ -80,6 +80,7 @@ class Passage:
         self._setting, self._circle, self._reporter = setting, circle, reporter
         self._saving, self._vote = saving, vote
         self._leave, self._alone = leave, alone
+        self._recurrence = Recurrence()
         self.usual_step_s = 0.0
         """What steps take; 0 before the first one."""
         self._told = True
@@ -122,6 +123,8 @@ class Passage:
         """Whether a collective operation went through; else a worker was lost, and those left have met anew.
 
         On GPUs a lost worker is not survived in place, because operations may hang there.
+
+        :raises RuntimeError: it fails although no worker is lost.
         """
         began_s = time.monotonic()
         try:
@@ -129,18 +132,23 @@ class Passage:
         except RuntimeError as error:
             if self._setting.device.type == "cuda" or not lost_peer(error):
                 raise
+            found = released(error)
         else:
             return True
-        # outside of the handler: what it caught keeps connections open
-        self.recover(began_s)
+        self.recover(began_s, found)
         return False
 
-    def recover(self, since_s: float) -> None:
-        """Go on with those that are left."""
-        began_s = time.monotonic()
+    def recover(self, since_s: float, error: RuntimeError) -> None:
+        """Go on with those that are left.
+
+        :param error: what a worker was taken to be lost for.
+        :raises RuntimeError: that error, if it came twice at the same place though no worker was lost.
+        """
+        began_s, before = time.monotonic(), self._plan.workers
         self._part()
         change = Change(since_s, self.usual_step_s, lost=True)
         self._enter(self._engine, change.timed("leave", began_s))
+        self._recurrence.check(error, before, self._plan.workers, self._engine.position)
 
     def _part(self) -> None:
         self._vote.drop(alone=True)
@@ -151,11 +159,21 @@ class Passage:
         """Meet for the plan that is followed, and get or give the state; without a change, to start."""
         position = None if change is None else trainer.position
         problems: tuple[str, ...] | None = None
+        failed: RuntimeError | None = None
+        again = Recurrence()
         while problems is None:
-            began_s = time.monotonic()
+            began_s, before = time.monotonic(), self._plan.workers
             positions = self._form(position)
+            if failed is not None:
+                again.check(failed, before, self._plan.workers, position)
             met_s = time.monotonic()
-            problems = self._share(trainer, positions)
+            try:
+                problems = self._share(trainer, positions)
+            except RuntimeError as error:
+                if not lost_peer(error):
+                    raise
+                failed = released(error)
+                self._circle.leave()
             if change is not None:
                 change = change.timed("meet", began_s, met_s).timed("broadcast", met_s)
         self._go_on(trainer, change)
@@ -171,8 +189,11 @@ class Passage:
             self._leave()
         return positions
 
-    def _share(self, trainer: Trainer, positions: list[Position | None]) -> tuple[str, ...] | None:
-        """All get the state of the furthest; what was wrong with checkpoints. None: a worker was lost."""
+    def _share(self, trainer: Trainer, positions: list[Position | None]) -> tuple[str, ...]:
+        """All get the state of the furthest; what was wrong with checkpoints.
+
+        :raises RuntimeError: a worker was lost.
+        """
         rank, furthest = self._setting.rank, max((one for one in positions if one), default=None)
         problems: tuple[str, ...] = ()
         if furthest is None and rank == 0:
@@ -180,17 +201,9 @@ class Passage:
         has = [one == furthest if furthest else index == 0 for index, one in enumerate(positions)]
         if all(has):
             return problems
-        try:
-            parcel = pass_on(
-                {**trainer.parcel(), "saved": self._saving.counters} if has[rank] else None, has, rank
-            )
-        except RuntimeError as error:
-            if not lost_peer(error):
-                raise
-            parcel = None
-        if parcel is None:
-            self._circle.leave()
-            return None
+        parcel = pass_on(
+            {**trainer.parcel(), "saved": self._saving.counters} if has[rank] else None, has, rank
+        )
         if not has[rank]:
             self._saving.counters = parcel.pop("saved")
             trainer.unpack(parcel, fresh=positions[rank] is None)

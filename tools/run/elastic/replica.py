@@ -3,41 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.tools.run.elastic.failure import lost_peer
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.tolerant import TolerantGroup
 from pliant.tools.run.elastic.watch import world
 
 
 class Averaging:
     """Gradients averaged over the workers of one generation after the other.
 
-    Where a worker is lost in the middle of a step, the step's gradients are void: ``failed`` says so, the
+    Where a worker is lost in the middle of a step, the step's gradients are void: ``error`` says so, the
     backward pass ends as if nothing had happened, and the author's loop never sees an exception. On GPUs a
     lost worker is not survived in place, and the exception is the author's to see.
     """
 
     def __init__(self, *, find_unused_parameters: bool = False) -> None:
-        self.failed = False
         self.ddp: DistributedDataParallel | None = None
+        self._group: TolerantGroup | None = None
         self._find_unused = find_unused_parameters
+
+    @property
+    def error(self) -> RuntimeError | None:
+        """What made the step's gradients void."""
+        return None if self._group is None else self._group.error
+
+    @property
+    def failed(self) -> bool:
+        """Whether the step's gradients are void."""
+        return self.error is not None
 
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
-        self.failed = False
-        devices = [device] if device.type == "cuda" else None
-        self.ddp = _Tolerant(module, devices, find_unused_parameters=self._find_unused, init_sync=False)
+        on_gpu = device.type == "cuda"
+        self._group = None if on_gpu else TolerantGroup(world())
+        self.ddp = _Tolerant(
+            module,
+            [device] if on_gpu else None,
+            process_group=self._group,
+            find_unused_parameters=self._find_unused,
+            init_sync=False,
+        )
         self.ddp.averaging = self
-        if devices is None:
-            self.ddp.register_comm_hook(self, _HOOK)
 
     def end(self) -> None:
         """Average no more. All that holds on to the process group is let go of."""
@@ -45,6 +59,9 @@ class Averaging:
             # at once, without waiting for the garbage collector: sockets hang on it
             del self.ddp.reducer, self.ddp.logger
             self.ddp = None
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
         """What a copy of the model gets: it is nobody's replica."""
@@ -86,6 +103,35 @@ class Replica(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
 
+def outline(model: nn.Module) -> list[list[Any]]:
+    """What workers that average gradients must have in common: name, type and shape of each parameter."""
+    inner = getattr(model, "module", model)
+    return [
+        [name, str(one.dtype), list(one.shape)] for name, one in inner.named_parameters() if one.requires_grad
+    ]
+
+
+def check_same(model: nn.Module, other: list[list[Any]]) -> None:
+    """Refuse to train with workers whose model differs: gradients would be mixed up, or PyTorch would abort.
+
+    :param other: the outline of their model.
+    :raises UsageError: it is not that of the model.
+    """
+    for number, (here, there) in enumerate(zip_longest(outline(model), other)):
+        if here != there:
+            raise UsageError(
+                "the model differs from that of the other workers: trained parameter "
+                f"{number} is {_in_words(here)} here, {_in_words(there)} there"
+            )
+
+
+def _in_words(parameter: list[Any] | None) -> str:
+    if parameter is None:
+        return "missing"
+    name, kind, shape = parameter
+    return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
+
+
 class _Tolerant(DistributedDataParallel):
     """Survives the loss of a worker in what it exchanges before the forward pass."""
 
@@ -94,44 +140,7 @@ class _Tolerant(DistributedDataParallel):
     def _pre_forward(self, *inputs: Any, **named: Any) -> Any:
         try:
             return super()._pre_forward(*inputs, **named)  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            if self.device_ids or not lost_peer(error):
-                raise
-            self.averaging.failed = True
-            return inputs, named
-
-
-def _average(averaging: Averaging, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    """Average one bucket of gradients."""
-    gradients = bucket.buffer()
-    if not averaging.failed:
-        try:
-            group = world()
-            work = group.allreduce([gradients.div_(group.size())])
         except RuntimeError:
-            averaging.failed = True
-        else:
-            taken: Future[torch.Tensor] = work.get_future().then(
-                lambda done: _taken(averaging, done, gradients)
-            )
-            return taken
-    void: Future[torch.Tensor] = Future()
-    void.set_result(gradients)
-    return void
-
-
-def _taken(averaging: Averaging, done: Future[Any], gradients: torch.Tensor) -> torch.Tensor:
-    try:
-        done.value()
-    except RuntimeError:
-        averaging.failed = True
-    return gradients
-
-
-def _unannotated(function: Callable[..., Future[torch.Tensor]]) -> Callable[..., Any]:
-    """PyTorch compares a hook's annotations with its own classes, and ours are text."""
-    function.__annotations__.clear()
-    return function
-
-
-_HOOK: Final = _unannotated(_average)
+            if not self.averaging.failed:
+                raise
+            return inputs, named

@@ -20,6 +20,7 @@ from typing import NoReturn
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.circle import Circle, LeftAloneError, leave_at_exit
 from pliant.tools.run.elastic.ending import Ending, How
+from pliant.tools.run.elastic.failure import released
 from pliant.tools.run.elastic.passage import Passage, Trainer
 from pliant.tools.run.elastic.progress import Reporter
 from pliant.tools.run.elastic.saving import Saving
@@ -27,7 +28,7 @@ from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.state import Counters, Mean
 from pliant.tools.run.elastic.training import Training
 from pliant.tools.run.elastic.watch import STOP, PlanWatch, StopSignal, Vote, ballot
-from pliant.tools.run.plan import Plan
+from pliant.tools.run.plan import LOST_PEER, Plan
 from pliant.tools.run.presence import Presence
 
 _log = logging.getLogger("pliant")
@@ -107,11 +108,15 @@ class Supervision:
         self._passage.step_took(step_s)
         self._hear()
 
-    def step_void(self) -> None:
-        """A worker was lost in the step: it does not count."""
+    def step_void(self, error: RuntimeError) -> None:
+        """A worker was lost in the step: it does not count.
+
+        :param error: what tells so.
+        :raises RuntimeError: the error, if it came twice at this step though no worker was lost.
+        """
         assert self._step_since_s is not None  # noqa: S101 a step has begun
         since_s, self._step_since_s, self._agreed = self._step_since_s, None, 0
-        self._passage.recover(since_s)
+        self._passage.recover(since_s, released(error))
 
     def boundary(self) -> None:
         """Do what was agreed, where a later attempt can go on.
@@ -216,7 +221,7 @@ class Supervision:
         if self._asked_to_stop:
             self._ending.end("stopped", problem)
             raise SystemExit(0)
-        message = f"lost the connection to another worker ({error}), and no plan came without it"
+        message = f"{LOST_PEER} ({error}), and no plan came without it"
         self._ending.end("crashed", "; ".join(filter(None, (message, problem))))
         raise SystemExit(1)
 

@@ -30,7 +30,8 @@ BASE = {key: value for key, value in os.environ.items() if not key.startswith(OU
 class Gang:
     """One job: write plans, start workers, wait for what they leave behind."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, script: Path = SCRIPT, **options: Any) -> None:
+        self.script = script
         self.dir = JobDir(folder / "job")
         self.dir.path.mkdir(parents=True)
         self.out = folder
@@ -167,13 +168,20 @@ class Gang:
             "RANK": "7",
             "WORLD_SIZE": "8",
         }
-        return Worker(SCRIPT, json.dumps(self.options), env, self.out / f"err-{self.attempt}-{rank}")
+        errors = self.out / f"err-{self.attempt}-{rank}"
+        return Worker(self.script, json.dumps(self.options), env, errors)
 
 
-def plain(folder: Path, *command: str, env: Mapping[str, str] | None = None, **options: Any) -> None:
+def plain(
+    folder: Path,
+    *command: str,
+    env: Mapping[str, str] | None = None,
+    script: Path = SCRIPT,
+    **options: Any,
+) -> None:
     """The same script without a plan; ``command`` goes before it (torchrun)."""
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [*(command or (sys.executable,)), str(SCRIPT), json.dumps({"out": str(folder), **options})]
+    argv = [*(command or (sys.executable,)), str(script), json.dumps({"out": str(folder), **options})]
     around = {**BASE, "OMP_NUM_THREADS": "1", **(env or {})}
     done = subprocess.run(argv, env=around, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

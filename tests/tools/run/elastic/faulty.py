@@ -1,0 +1,87 @@
+"""A training script in whose steps things go wrong; the tests start it as workers. Options come as JSON."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pliant.tools.run import elastic
+
+options = {
+    "out": ".",
+    "samples": 47,
+    "epochs": 3,
+    "die": None,  # [worker, pass]: it kills itself between the forward and the backward pass
+    "broken": None,  # [worker, pass]: from then on what it exchanges fails there
+    "unlike": None,  # "wider" or "frozen": the model of worker 1
+    "unused": False,  # no gradient for a part of the model, in turns
+    **json.loads(sys.argv[1]),
+}
+worker = int(os.environ.get("PLIANT_WORKER", "-1"))
+
+
+class Net(nn.Module):
+    """A trunk and two heads; ``unused`` heads take turns."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(8, width)
+        self.heads = nn.ModuleList([nn.Linear(width, 1) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor, turn: int) -> torch.Tensor:
+        inner = torch.tanh(self.trunk(x))
+        return self.heads[turn](inner) if options["unused"] else sum(head(inner) for head in self.heads)
+
+
+class Broken:
+    """A process group with a defect."""
+
+    def __init__(self, inner: torch.distributed.ProcessGroup) -> None:
+        self.inner = inner
+
+    def allreduce(self, *_: object) -> None:
+        raise RuntimeError("the network library has a defect")
+
+    def broadcast(self, *arguments: object) -> object:
+        return self.inner.broadcast(*arguments)
+
+
+def break_exchange() -> None:
+    group = model.averaging._group
+    if group is not None and not isinstance(group._inner, Broken):
+        group._inner = Broken(group._inner)
+
+
+job = elastic.init(batch_size=10, seed=5)
+generator = torch.Generator().manual_seed(1)
+count = options["samples"]
+x, y = (torch.randn(count, size, generator=generator).double() for size in (8, 1))
+data = torch.utils.data.TensorDataset(x, y, torch.arange(count))
+net = Net(17 if options["unlike"] == "wider" and worker == 1 else 16).double()
+net.heads[0].bias.requires_grad_(not (options["unlike"] == "frozen" and worker == 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+model, optimizer, loader = job.prepare(net, optimizer, data, find_unused_parameters=options["unused"])
+steps: list[None] = []
+optimizer.register_step_post_hook(lambda *_: steps.append(None))
+out = Path(options["out"])
+seen = (out / f"seen-{os.getpid()}.jsonl").open("a")
+passes = 0
+for epoch in job.epochs(options["epochs"]):
+    for x, y, index in loader:
+        passes += 1
+        if options["broken"] and options["broken"][0] == worker and passes >= options["broken"][1]:
+            break_exchange()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x, len(steps) % 2), y)
+        if options["die"] == [worker, passes]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        seen.write(json.dumps({"epoch": epoch, "worker": worker, "index": index.tolist()}) + "\n")
+        seen.flush()
+if job.rank == 0:
+    torch.save({"model": net.state_dict(), "lr": 0.05}, out / "final.pt")

@@ -1,0 +1,208 @@
+"""What goes wrong within a step: what is survived, and what ends the job with its own reason."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.failure import Recurrence, released
+from pliant.tools.run.elastic.position import IN_EPOCH, Position
+from pliant.tools.run.elastic.replica import check_same, outline
+from pliant.tools.run.elastic.tolerant import TolerantGroup
+from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
+
+pytestmark = pytest.mark.torch
+FAULTY = Path(__file__).with_name("faulty.py")
+EPOCHS, SAMPLES = 3, 47
+Make = Callable[..., Gang]
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Make]:
+    made: list[Gang] = []
+
+    def make(**options: Any) -> Gang:
+        made.append(Gang(tmp_path, script=FAULTY, **options))
+        made[-1].patience_s = 60
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+def killed(job: Gang, number: int) -> None:
+    """Wait until a worker has killed itself, and go on without it."""
+    job.until(lambda: job.workers[number].poll() == -signal.SIGKILL, "kill")
+    job.publish([one for one in range(len(job.workers)) if one != number])
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, unused: bool) -> None:
+    plain(tmp_path / "alone", script=FAULTY, unused=unused)
+    job = gang(unused=unused, die=[2, 4])
+    job.start(3)
+    killed(job, 2)
+    assert job.end() == [0, 0, -signal.SIGKILL]
+    assert [job.outcome(number).outcome for number in (0, 1)] == ["done", "done"]
+    assert job.outcome(0).samples_done == EPOCHS * SAMPLES
+    assert_same_weights(tmp_path, tmp_path / "alone")
+
+
+def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason(
+    gang: Make, tmp_path: Path
+) -> None:
+    job = gang(broken=[1, 4])
+    job.patience_s = 1
+    job.start(2)
+    assert job.end() == [1, 1]
+    assert job.outcome(1).message == "RuntimeError: the network library has a defect"
+    assert "all workers are alive" in job.errors()
+    tries = [index for epoch, index in batches(tmp_path, worker=1) if epoch == 0]
+    assert tries[3] == tries[4], "the step is tried again once"
+    assert len(tries) == 5
+
+
+def batches(folder: Path, worker: int) -> list[tuple[int, list[int]]]:
+    """Epoch and samples of every pass of a worker."""
+    rows = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
+    return [(row["epoch"], row["index"]) for row in rows if row["worker"] == worker]
+
+
+@pytest.mark.parametrize(
+    ("unlike", "words"),
+    [
+        ("wider", "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"),
+        ("frozen", "parameter 3 is heads.1.weight (float64, 1 x 16) here, heads.0.bias (float64, 1) there"),
+    ],
+)
+def test_a_worker_whose_model_differs_says_in_what(gang: Make, unlike: str, words: str) -> None:
+    job = gang(unlike=unlike)
+    job.patience_s = 1
+    job.start(2)
+    assert job.end() == [1, 1]
+    expected = f"UsageError: the model differs from that of the other workers: trained {words}"
+    assert job.outcome(1).message == expected
+    assert job.outcome(0).samples_done == 0
+
+
+def test_a_model_with_a_parameter_more_is_not_the_same() -> None:
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    other.register_parameter("scale", nn.Parameter(torch.ones(())))
+    check_same(one, outline(one))
+    with pytest.raises(UsageError, match=r"parameter 2 is missing here, scale \(float32, a number\) there"):
+        check_same(one, outline(other))
+
+
+class Group:
+    """A process group of two whose all-reduces go well until they are to fail."""
+
+    def __init__(self) -> None:
+        self.fails_at: str | None = None
+        self.begun = 0
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Group:
+        self.begun += 1
+        if self.fails_at == "begin":
+            raise RuntimeError("at its begin")
+        return self
+
+    broadcast = allreduce
+
+    def wait(self) -> bool:
+        if self.fails_at == "wait":
+            raise RuntimeError("at its end")
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        if self.fails_at == "wait":
+            future.set_exception(RuntimeError("at its end"))
+        else:
+            future.set_result([])
+        return future
+
+
+@pytest.mark.parametrize("fails_at", ["begin", "wait"])
+@pytest.mark.parametrize("way", ["wait", "get_future"])
+def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
+    inner, gradient = Group(), torch.ones(3)
+    group = TolerantGroup(inner)  # type: ignore[arg-type]
+    inner.fails_at = fails_at
+    work = group.allreduce([gradient])
+    if way == "wait":
+        assert work.wait()
+    else:
+        assert work.get_future().wait()[0] is gradient
+    assert "at its" in str(group.error)
+    first = group.error
+    assert group.allreduce([gradient]).get_future().wait()[0] is gradient
+    assert (group.error, inner.begun) == (first, 1)
+
+
+def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
+    inner = Group()
+    group = TolerantGroup(inner)  # type: ignore[arg-type]
+    group.broadcast([torch.ones(3)])
+    inner.fails_at = "wait"
+    with pytest.raises(RuntimeError, match="at its end"):
+        group.broadcast([torch.ones(3)])
+    assert "at its end" in str(group.error)
+
+
+class TestRecurrence:
+    """Twice at one place, and nobody died."""
+
+    place, later = Position(0, 7, IN_EPOCH), Position(0, 8, IN_EPOCH)
+    error = RuntimeError("gloo")
+
+    def test_an_error_that_comes_again_though_all_live_is_raised(self) -> None:
+        found = Recurrence()
+        found.check(self.error, (0, 1), (0, 1), self.place)
+        with pytest.raises(RuntimeError, match="gloo") as raised:
+            found.check(self.error, (0, 1), (0, 1), self.place)
+        assert raised.value is self.error
+        assert "all workers are alive" in raised.value.__notes__[0]
+
+    def test_a_step_that_was_trained_meanwhile_forgives_it(self) -> None:
+        found = Recurrence()
+        for place in (self.place, self.later, self.place):
+            found.check(self.error, (0, 1), (0, 1), place)
+
+    def test_the_loss_of_a_worker_explains_it_each_time(self) -> None:
+        found = Recurrence()
+        for number in range(3, 9):
+            found.check(self.error, tuple(range(number)), tuple(range(number - 1)), self.place)
+
+
+def test_what_an_error_remembers_holds_no_connection() -> None:
+    class Connection:
+        pass
+
+    def fails() -> None:
+        connection = Connection()
+        raise RuntimeError(f"{type(connection).__name__} closed by peer")
+
+    try:
+        fails()
+    except RuntimeError as caught:
+        error = released(caught)
+    trace = error.__traceback__
+    assert trace is not None
+    assert trace.tb_next is not None
+    assert trace.tb_next.tb_frame.f_code.co_name == "fails"
+    assert trace.tb_next.tb_frame.f_locals == {}
