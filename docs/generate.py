@@ -54,6 +54,7 @@ def schemas_page() -> str:
         "# File kinds\n",
         "Times are seconds, memory is bytes, throughput is samples per second, unless a name says otherwise.",
         "`pliant schema KIND` prints the machine-readable form, `pliant validate FILE` checks a file.\n",
+        _limits_text(),
     ]
     for kind, form, models in records:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
@@ -66,6 +67,19 @@ def schemas_page() -> str:
         ]
         parts.append(_table(("column", "type", "may be null", "meaning"), rows))
     return "\n".join(parts)
+
+
+def _limits_text() -> str:
+    from pliant.schemas.limits import EXPANSION, FACTOR, FREE_BYTES, LONGEST_TEXT, ROW_BYTES
+
+    times, row = EXPANSION, ROW_BYTES
+    least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
+    return f"""\
+A small Parquet file can hold one value a million times. A file is refused (exit 3) that would take
+more than {times} times its size in memory, {least} MiB at least, where a row counts as {row} bytes beside its
+strings; so is one with a string of more than {longest} MiB. Gzipped traces have the same limits.
+`{FACTOR}=10` in the environment makes all of them ten times as large.
+"""
 
 
 def _words(words: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.files import PARQUET_MAGIC
 from pliant.schemas.jsontext import warn_dropped
+from pliant.schemas.limits import check_footer, check_strings
 from pliant.schemas.rows import AnyRow, broken_rules, rows_from_columns, validator
 from pliant.schemas.table import Column, Table
 from pliant.schemas.version import a_file, check_schema_id, schema_id
@@ -88,17 +89,18 @@ def parse_parquet(
 
 
 def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
-    """The Arrow table in a Parquet file."""
+    """The Arrow table in a Parquet file.
+
+    :raises BadInputError: it is damaged, or would become too large (:mod:`pliant.schemas.limits`).
+    """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not data.startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, f"is not a Parquet file, expected {a_file(kind)} (Parquet)")
     if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
         raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        arrow = file.read(use_threads=len(data) >= _THREADS_FROM)
+        arrow = _read_within_limits(data, source)
         arrow.validate(full=True)
         twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
     except MemoryError:  # pyarrow's own is an ArrowException, too
@@ -111,6 +113,41 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
             [Problem(source, None, f"/{name}", "column is there twice") for name in sorted(twice)]
         )
     return arrow
+
+
+def _read_within_limits(data: bytes, source: str) -> pa.Table:
+    """The table, strings written out once it is known that they fit."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = pq.ParquetFile(pa.BufferReader(data))
+    check_footer(footer, len(data), source)
+    fields = list(footer.schema_arrow)
+    nested = [
+        Problem(source, None, f"/{field.name}", f"column is {field.type}, expected one value a row")
+        for field in fields
+        if field.type.num_fields
+    ]
+    if nested:
+        raise BadInputError(nested)
+    texts = [field.name for field in fields if _is_text(field.type)]
+    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
+    packed = file.read(use_threads=len(data) >= _THREADS_FROM)
+    check_strings(packed, len(data), source)
+    plain = [field.with_type(_plain(field.type)) for field in packed.schema]
+    return packed.cast(pa.schema(plain, packed.schema.metadata))
+
+
+def _is_text(found: pa.DataType) -> bool:
+    import pyarrow.types as pt
+
+    return any(check(found) for check in (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary))
+
+
+def _plain(found: pa.DataType) -> pa.DataType:
+    import pyarrow.types as pt
+
+    return found.value_type if pt.is_dictionary(found) else found
 
 
 def file_metadata(arrow: pa.Table) -> dict[str, str]:

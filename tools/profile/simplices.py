@@ -21,6 +21,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from pliant.schemas.limits import allowed_bytes
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -86,7 +88,10 @@ class Lifted(NamedTuple):
 
         :raises ValueError, zlib.error, struct.error: it did not give this.
         """
-        data = zlib.decompress(binascii.a2b_base64(text))
+        packed = zlib.decompressobj()
+        data = packed.decompress(binascii.a2b_base64(text), int(allowed_bytes(len(text))))
+        if not packed.eof:
+            raise ValueError("cut short, or far too long")
         count, coefficients, scale, shift = struct.unpack_from("<IIdd", data)
         corners, neighbours, plane, planes = array("H"), array("h"), array("H"), array("d")
         start = struct.calcsize("<IIdd")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import binascii
+import zlib
+
 import numpy as np
 import pytest
 from scipy.interpolate import LinearNDInterpolator
 
-from pliant.tools.profile.simplices import Simplices
+from pliant.schemas import limits
+from pliant.tools.profile.simplices import Lifted, Simplices
 
 GRID = [(x, y, z) for x in (1, 2, 4) for y in (1, 2, 3, 8) for z in (8, 11, 16, 32)]
 """A grid with uneven gaps: many of its points lie on one sphere."""
@@ -50,3 +54,14 @@ def test_a_kept_triangulation_answers_alike_and_is_not_used_for_other_points():
     assert damaged.at((2, 5, 13)) == again.at((2, 5, 13))
     other = [(x + 1, y, z) for x, y, z in GRID]
     assert Simplices(other, VALUES, kept).at(other[5]) == pytest.approx(VALUES[5])
+
+
+def test_a_kept_text_that_unpacks_to_far_more_than_itself_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
+    kept = Simplices(GRID, VALUES).text()
+    endless = binascii.b2a_base64(zlib.compress(bytes(1 << 24)), newline=False).decode()
+    with pytest.raises(ValueError, match="far too long"):
+        Lifted.from_text(endless)
+    assert Simplices(GRID, VALUES, kept[:16] + endless).at((2, 5, 13)) == Simplices(GRID, VALUES).at(
+        (2, 5, 13)
+    )

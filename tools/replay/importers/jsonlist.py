@@ -10,13 +10,12 @@ from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.files import source_name
+from pliant.schemas.limits import check_text
 from pliant.tools.replay.importers.intake import Record
 from pliant.tools.replay.importers.sheets import open_text
 
 BLOCK: Final = 1 << 18
 """Characters read at a time."""
-LONGEST: Final = 1 << 24
-"""Characters of the longest object: what is longer is not what these traces hold."""
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
@@ -60,7 +59,8 @@ class _Reader:
                 value, end = _decode(self.text, self.at)
             except (ValueError, RecursionError) as error:
                 # The end of the text at hand may be in the middle of the object.
-                if len(self.text) - self.at > LONGEST or not self.more():
+                check_text(len(self.text) - self.at, self.source, line=self.line)
+                if not self.more():
                     reason = "too deep" if isinstance(error, RecursionError) else _reason(error)
                     raise self.problem(f"is not readable JSON: {reason}") from None
             else:

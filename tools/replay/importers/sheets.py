@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Final, Literal, TextIO, cast
+from typing import BinaryIO, Literal, TextIO, cast
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import PIPE, source_name
+from pliant.schemas.limits import check_text, longest_text
+from pliant.tools.replay.importers.gunzip import GZIP, unpacked
 from pliant.tools.replay.importers.intake import Intake, Record
-
-_GZIP: Final = b"\x1f\x8b"
 
 
 @contextmanager
@@ -30,10 +30,10 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         if str(path) == PIPE:
             if sys.stdin is None:
                 raise UsageError("stdin is closed: pipe the trace in, or name a file")
-            with _text(cast(BufferedReader, sys.stdin.buffer)) as stream:
+            with _text(cast(BufferedReader, sys.stdin.buffer), source) as stream:
                 yield stream
         else:
-            with Path(path).open("rb") as binary, _text(binary) as stream:
+            with Path(path).open("rb") as binary, _text(binary, source) as stream:
                 yield stream
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
@@ -48,15 +48,30 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _text(binary: BufferedReader) -> Iterator[TextIO]:
+def _text(binary: BufferedReader, source: str) -> Iterator[TextIO]:
     """The text in a stream of bytes, which stays open."""
-    packed = binary.peek(2).startswith(_GZIP)
-    with gzip.GzipFile(fileobj=binary) if packed else nullcontext(binary) as plain:
-        stream = TextIOWrapper(plain, encoding="utf-8-sig", newline="")
+    packed = binary.peek(2).startswith(GZIP)
+    with unpacked(binary, source) if packed else nullcontext(binary) as plain:
+        stream = _Lines(plain, source)
         try:
             yield stream
         finally:
             stream.detach()
+
+
+class _Lines(TextIOWrapper):
+    """Text whose lines have a limit: they are read whole, before any field of them is looked at."""
+
+    def __init__(self, binary: BinaryIO, source: str) -> None:
+        super().__init__(binary, encoding="utf-8-sig", newline="")
+        self._source = source
+        self._longest = longest_text()
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next line; iterating comes here, too."""
+        line = super().readline(self._longest + 1 if size < 0 else size)
+        check_text(len(line), self._source)
+        return line
 
 
 def sheet(
