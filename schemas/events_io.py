@@ -15,22 +15,28 @@ from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.files import PARQUET_MAGIC, sync_folder, write_all, write_error
-from pliant.schemas.jsonlines import encode, header, read_lines
+from pliant.schemas.jsonlines import encode, header, is_torn, read_lines
 from pliant.schemas.jsontext import is_json, stated_schema
 from pliant.schemas.rows import broken_rules, validator
+from pliant.schemas.seals import DAMAGED, FIRST, Seals, link_of, seal
 from pliant.schemas.tables import check_rows, parse_parquet
 from pliant.schemas.version import check_schema_id
 
+LOG_HEADER: Final = header(EVENT.kind, minor=1)
+"""The first line of a log whose lines carry checksums."""
 _BLOCK: Final = 65536
 _log = logging.getLogger("pliant")
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
-    """All events of a file in either form. A torn last line is dropped with a warning."""
+    """All events of a file in either form. A torn last line is dropped with a warning.
+
+    :raises BadInputError: with every problem; a checksum that does not hold is one.
+    """
     if data.startswith(PARQUET_MAGIC):
         return parse_parquet(data, source, EVENT, Event)[0]
     lines, problems = read_lines(
-        data, source, EVENT.kind, _event, schema_required=True, torn_end_allowed=True
+        data, source, EVENT.kind, read_event, schema_required=True, torn_end_allowed=True, seals=Seals()
     )
     if problems:
         raise BadInputError(problems)
@@ -44,7 +50,22 @@ def event_lines(events: Sequence[Event]) -> bytes:
     return b"".join(encode(_fields(event)) for event in events)
 
 
-def _event(line: bytes) -> Event:
+@garbage_collection_paused()
+def sealed_lines(events: Sequence[Event], link: bytes) -> tuple[bytes, bytes]:
+    """Events as lines of a log, each with its checksum, and what the line after them continues."""
+    check_rows(events, EVENT)
+    lines = []
+    for event in events:
+        line, link = seal(encode(_fields(event))[:-1], link)
+        lines.append(line + b"\n")
+    return b"".join(lines), link
+
+
+def read_event(line: bytes) -> Event:
+    """The event on one line.
+
+    :raises ValidationError: it breaks the schema.
+    """
     event: Event = validator(EVENT).validate_json(line)
     broken = [
         InitErrorDetails(
@@ -67,14 +88,16 @@ def _fields(event: Event) -> dict[str, Any]:
 class EventWriter:
     """Append events to a JSON Lines file; what :meth:`append` returned from survives a crash.
 
-    Opening writes the header line of a new file and cuts off a last line that a crash left torn. One
-    writer at a time: the caller holds the lock.
+    Every line gets a checksum. Opening writes the header line of a new file, and of a file whose lines have
+    none so far, and cuts off a last line that a crash left torn. One writer at a time: the caller holds the
+    lock.
 
-    :raises BadInputError: the file is there and is no event file.
+    :raises BadInputError: the file is there and is no event file, or its last line is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._link = FIRST
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -87,9 +110,10 @@ class EventWriter:
 
     def append(self, events: Iterable[Event]) -> None:
         """Write events and force them to disk: all of them, or none and an error."""
-        lines = event_lines(tuple(events))
+        lines, link = sealed_lines(tuple(events), self._link)
         if lines:
             self._append(lines)
+            self._link = link
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
@@ -116,8 +140,13 @@ class EventWriter:
     def _prepare(self) -> None:
         self._check_header()
         self._mend_end()
-        if os.fstat(self._descriptor).st_size == 0:
-            self._append(header(EVENT.kind))
+        size = os.fstat(self._descriptor).st_size
+        last = _last_line(self._descriptor, max(0, size - 1))[1]
+        link = FIRST if last == LOG_HEADER[:-1] else link_of(last)
+        self._link = link or FIRST
+        if link is None:
+            self._append(LOG_HEADER)
+        if not size:
             sync_folder(self.path.resolve().parent)
 
     def _mend_end(self) -> None:
@@ -129,6 +158,8 @@ class EventWriter:
         if is_json(line):
             self._append(b"\n")
             return
+        if not is_torn(line):
+            raise BadInputError.one(str(self.path), DAMAGED)
         _log.warning("%s: the last line is torn (a crash while writing) and is cut off", self.path)
         os.ftruncate(self._descriptor, start)
         os.fsync(self._descriptor)
@@ -136,7 +167,7 @@ class EventWriter:
     def _check_header(self) -> None:
         """Refuse another kind of file before a byte of it is changed; a header cut short is none."""
         start = os.pread(self._descriptor, _BLOCK, 0)
-        if header(EVENT.kind).startswith(start):
+        if LOG_HEADER.startswith(start) or header(EVENT.kind).startswith(start):
             return
         problem, _ = check_schema_id(stated_schema(start), EVENT.kind)
         if problem is not None:

@@ -38,10 +38,15 @@ def read_bytes(path: str | Path) -> bytes:
     except IsADirectoryError:
         raise BadInputError.one(source, "is a directory, expected a file") from None
     except (OSError, ValueError) as error:
-        raise BadInputError.one(source, f"cannot be read: {_reason(error)}") from error
+        raise read_failure(error, source) from error
     if not data:
         raise BadInputError.one(source, "is empty" if str(path) != PIPE else "nothing came in")
     return data
+
+
+def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
+    """The expected error that a failed reading of a file stands for."""
+    return BadInputError.one(source, f"cannot be read: {_reason(error)}")
 
 
 def _read_stdin() -> bytes:
@@ -71,23 +76,25 @@ def write_chunks(path: str | Path, chunks: Iterable[bytes]) -> None:
         _write_file(path, chunks)
 
 
-def atomic_write(path: str | Path, data: bytes) -> None:
+def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     """Replace a file by ``data`` so that a reader, or a crash, sees the old or the new bytes, never a mix.
 
     The bytes go to a temporary file in the same folder, are forced to disk and renamed; then the folder is
     forced to disk. A device or a named pipe is written directly, a symbolic link is followed.
+
+    :param mode: who may do what with a new file, less the umask; one that is there keeps its own.
     """
-    _write_file(path, (data,))
+    _write_file(path, (data,), mode)
 
 
-def _write_file(path: str | Path, chunks: Iterable[bytes]) -> None:
+def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
     target = Path(path)
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as stream:
                 stream.writelines(chunks)
         else:
-            _replace(target.resolve(), chunks)
+            _replace(target.resolve(), chunks, mode)
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
@@ -135,9 +142,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _replace(target: Path, chunks: Iterable[bytes]) -> None:
+def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
     temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
             if target.exists():

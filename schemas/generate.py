@@ -16,8 +16,9 @@ from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE
 from pliant.schemas.record import Record
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.seals import CRC_DOC
 from pliant.schemas.table import Column, Table
-from pliant.schemas.version import KINDS, schema_id
+from pliant.schemas.version import KINDS, MINORS, schema_id
 
 FOLDER: Final = Path(__file__).parent / "json"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -81,7 +82,16 @@ def _table_schema(table: Table) -> dict[str, Any]:
     }
     if table is EVENT:
         described["form"] = "Parquet, the schema in the file's metadata; while live JSON Lines"
-        described["json_lines"] = _lines_schema(table.kind, _object_schema(table))
+        described["json_lines"] = _log_schema()
+    return described
+
+
+def _log_schema() -> dict[str, Any]:
+    """A line of a live log may end in a checksum; then its header names the minor version that brought it."""
+    described = _lines_schema(EVENT.kind, _object_schema(EVENT))
+    named = described["properties"]["schema"]
+    named["enum"] = [named.pop("const"), *(schema_id(EVENT.kind, n + 1) for n in range(MINORS[EVENT.kind]))]
+    described["properties"]["crc"] = {"type": "string", "pattern": "^[0-9a-f]{16}$", "description": CRC_DOC}
     return described
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from pydantic_core import ValidationError
@@ -22,6 +22,7 @@ from pliant.schemas.jsontext import (
     warn_dropped,
 )
 from pliant.schemas.problems import problems_of
+from pliant.schemas.seals import Seals, holds_seal
 from pliant.schemas.version import check_schema_id, schema_id
 
 T = TypeVar("T")
@@ -29,9 +30,9 @@ T = TypeVar("T")
 _log = logging.getLogger("pliant")
 
 
-def header(kind: str) -> bytes:
-    """The first line of a JSON Lines file."""
-    return json.dumps({"schema": schema_id(kind)}, separators=(",", ":")).encode() + b"\n"
+def header(kind: str, minor: int = 0) -> bytes:
+    """The first line of a JSON Lines file; ``minor``: the version that first had all that the file holds."""
+    return json.dumps({"schema": schema_id(kind, minor)}, separators=(",", ":")).encode() + b"\n"
 
 
 def encode(value: object) -> bytes:
@@ -49,6 +50,7 @@ def read_lines(
     schema_required: bool = False,
     torn_end_allowed: bool = False,
     written_by_people: bool = False,
+    seals: Seals | None = None,
 ) -> tuple[list[tuple[int, T]], list[Problem]]:
     """All good records with their line numbers, and all problems.
 
@@ -56,12 +58,19 @@ def read_lines(
     :param schema_required: the first line must name the schema; else version 1 is assumed.
     :param torn_end_allowed: a last line without its line end that is no JSON is dropped with a warning.
     :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
+    :param seals: lines may carry checksums, which this verifies.
     :raises BadInputError: the file cannot be read any further, being of another kind or major version.
     :raises OutOfMemoryError: the file is too large.
     """
-    reader = _Reader(source, kind, validate, keys_once=written_by_people)
+    reader = LineReader(source, kind, validate, keys_once=written_by_people, seals=seals)
     try:
-        reader.read(data, schema_required=schema_required, torn_end_allowed=torn_end_allowed)
+        refuse_other_kind(data, source, kind)
+        lines = data.removeprefix(BOM).split(b"\n")
+        if torn_end_allowed and is_torn(lines[-1]):
+            where = f"{source}:{len(lines)}"
+            _log.warning("%s: the last line is torn (a crash while writing) and is dropped", where)
+            lines.pop()
+        reader.feed(lines, schema_required=schema_required)
     except MemoryError:
         read = len(reader.records)
         reader.records.clear()
@@ -71,27 +80,44 @@ def read_lines(
     return reader.records, reader.problems
 
 
-class _Reader(Generic[T]):
-    """The state of reading one file: version in force, records and problems so far."""
+def is_torn(line: bytes) -> bool:
+    """Whether bytes after the last line end are the beginning of a line that a crash cut short."""
+    return bool(line.strip()) and not is_json(line) and not holds_seal(line)
+
+
+class LineReader(Generic[T]):
+    """Reads one file, all of it or line by line as they come: the version in force, records and problems.
+
+    :param first_line: the number of the first line that it is fed.
+    """
 
     def __init__(
-        self, source: str, kind: str, validate: Callable[[bytes], T], *, keys_once: bool = False
+        self,
+        source: str,
+        kind: str,
+        validate: Callable[[bytes], T],
+        *,
+        keys_once: bool = False,
+        seals: Seals | None = None,
+        first_line: int = 1,
     ) -> None:
         self.keys_once = keys_once
         self.source, self.kind, self.validate = source, kind, validate
+        self.seals = seals
+        self.number = first_line
+        """Of the next line."""
         self.records: list[tuple[int, T]] = []
         self.problems: list[Problem] = []
         self.newer = False
         self.warned: set[str] = set()
 
-    def read(self, data: bytes, *, schema_required: bool, torn_end_allowed: bool) -> None:
-        refuse_other_kind(data, self.source, self.kind)
-        lines = data.removeprefix(BOM).split(b"\n")
-        if torn_end_allowed and lines[-1].strip() and not is_json(lines[-1]):
-            where = f"{self.source}:{len(lines)}"
-            _log.warning("%s: the last line is torn (a crash while writing) and is dropped", where)
-            lines.pop()
-        for number, raw in enumerate(lines, 1):
+    def feed(self, lines: Iterable[bytes], *, schema_required: bool = False) -> None:
+        """Read further lines, without their line ends.
+
+        :raises BadInputError: they are of another kind or major version.
+        """
+        for number, raw in enumerate(lines, self.number):
+            self.number = number + 1
             line = raw.strip()
             if not line:
                 continue
@@ -99,15 +125,23 @@ class _Reader(Generic[T]):
                 expected = json.dumps({"schema": schema_id(self.kind)})
                 self.problem(number, "/schema", f"is missing, expected {expected} as the first line")
             schema_required = False
+            if self.seals is not None:
+                line, broken = self.seals.open(line)
+                if broken is not None:
+                    self.problem(number, "", broken)
+                    continue
             self.line(number, line)
 
     def line(self, number: int, line: bytes) -> None:
+        """One line that is not empty."""
         newer, body = self.newer, line
         match = SCHEMA_FIRST.match(line)
         if match is not None:
             newer = self.version(number, match[1].decode(errors="replace"))
             if match.end() == len(line):
                 self.newer = newer
+                if self.seals is not None:
+                    self.seals.restart()
                 return
             body = b"{" + line[match.end() :] if match[2] == b"," else line
         twice = key_given_twice(line) if self.keys_once else None
@@ -146,6 +180,7 @@ class _Reader(Generic[T]):
         return newer
 
     def problem(self, number: int, pointer: str, message: str) -> None:
+        """Note what is wrong with a line."""
         self.problems.append(Problem(self.source, number, pointer, message))
 
 

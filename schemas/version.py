@@ -7,13 +7,15 @@ from typing import Final
 
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
 MAJOR: Final = 1
-MINOR: Final = 0
+MINORS: Final = {"event": 1}
+"""The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
+may end in a checksum (:mod:`pliant.schemas.seals`)."""
 _FORM: Final = re.compile(r"pliant\.([a-z]+)/(\d+)(?:\.(\d+))?")
 
 
-def schema_id(kind: str) -> str:
-    """The identifier that this version writes for one of :data:`KINDS`."""
-    return f"pliant.{kind}/{MAJOR}"
+def schema_id(kind: str, minor: int = 0) -> str:
+    """The identifier of one of :data:`KINDS`; ``minor``: the version that first had all that a file holds."""
+    return f"pliant.{kind}/{MAJOR}.{minor}" if minor else f"pliant.{kind}/{MAJOR}"
 
 
 def a_file(kind: str) -> str:
@@ -35,4 +37,4 @@ def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
         return f"this is {a_file(name)}, expected {a_file(kind)} ({schema_id(kind)!r})", False
     if major != MAJOR:
         return f"major version {major} of {kind!r} is unknown, this pliant reads version {MAJOR}", False
-    return None, minor > MINOR
+    return None, minor > MINORS.get(kind, 0)

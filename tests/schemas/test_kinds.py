@@ -121,7 +121,7 @@ def test_generating_writes_every_kind() -> None:
 def test_every_field_of_a_written_file_is_in_its_schema() -> None:
     described = json.loads(generate.schema_text("event"))
     columns = {column["name"] for column in described["columns"]}
-    assert columns | {"schema"} == set(described["json_lines"]["properties"])
+    assert columns | {"schema", "crc"} == set(described["json_lines"]["properties"])
     assert "schema" in json.loads(generate.schema_text("job"))["properties"]
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pliant.schemas.errors import PliantError, UsageError
-from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.io import read_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_view import LogView
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import holder_of
-from pliant.tools.run.tail import Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,18 @@ class Bystander:
         self._spool = Spool(self.dirs)
         if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
             raise UsageError(f"{state}: no state directory (it has no {self.dirs.events.name})")
-        self._tail = Tail(self.dirs.events, only=EVENT_NAMES)
-        self._log = RunLog()
+        self._view = LogView(self.dirs)
 
     def look(self) -> Sight:
-        """What there is to see now. The spool is read before the log: a job moves only that way."""
+        """What there is to see now. The spool is read before the log: a job moves only that way.
+
+        :raises BadInputError: the log is damaged.
+        """
         requests = self._spool.requests()
-        for event in self._tail.read():
-            self._log.add(event)
-        asked = [job for request in requests for job in request.jobs if job.id not in self._log.jobs]
+        log = self._view.refresh()
+        asked = [job for request in requests for job in request.jobs if job.id not in log.jobs]
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
-        return Sight(self._log, self._reasons(), tuple(asked), cancelled, holder_of(self.dirs.lock))
+        return Sight(log, self._reasons(), tuple(asked), cancelled, holder_of(self.dirs.lock))
 
     def _reasons(self) -> dict[str, str]:
         try:

@@ -14,9 +14,10 @@ from typing import Final, Self
 from pliant.schemas.errors import LockedError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.files import remove_temporaries
-from pliant.schemas.io import EventWriter, read_events
-from pliant.tools.run.fold import RunLog, fold
+from pliant.schemas.io import EventWriter
+from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_view import LogView
 
 Sink = Callable[[Sequence[Event]], None]
 _GLANCE_S: Final = 0.25
@@ -97,6 +98,7 @@ class State:
 
         :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used.
+        :raises BadInputError: its log is damaged.
         """
         self.dirs = StateDir(Path(path).resolve())
         self._lock = Lock(self.dirs.lock)
@@ -108,8 +110,8 @@ class State:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:
             self._sweep()
+            self.log = LogView(self.dirs).refresh(to_the_end=True)
             self._writer = EventWriter(self.dirs.events)
-            self.log: RunLog = fold(read_events(self.dirs.events))
         except BaseException:
             self._lock.release()
             raise
@@ -164,8 +166,9 @@ def read_log(path: str | Path) -> RunLog:
     """The log of a state directory, read without the lock: what a bystander may know.
 
     :raises UsageError: there is no log.
+    :raises BadInputError: it is damaged.
     """
-    events = StateDir(Path(path)).events
-    if not events.is_file():
-        raise UsageError(f"{path}: no state directory (it has no {events.name})")
-    return fold(read_events(events))
+    dirs = StateDir(Path(path))
+    if not dirs.events.is_file():
+        raise UsageError(f"{path}: no state directory (it has no {dirs.events.name})")
+    return LogView(dirs).refresh(to_the_end=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.clock import EPOCH_LIKE_S
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_view import LogView
 from pliant.tools.run.runnable import at_home, job_problems
 from pliant.tools.run.spool import Spool
 
@@ -23,8 +23,8 @@ def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s
 
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
-    :raises BadInputError: an id is in use, or the cluster, the profile or the policy of the state directory
-        cannot do with a job.
+    :raises BadInputError: an id is in use, the cluster, the profile or the policy of the state directory
+        cannot do with a job, or its log is damaged.
     """
     listed = [at_home(job, folder) for job in jobs]
     problems = [found for job in listed for found in job_problems(job, source)]
@@ -33,7 +33,7 @@ def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s
     dirs = StateDir(state.resolve())
     spool = Spool(dirs)
     with spool.locked():
-        known = known_ids(dirs, spool)
+        known = known_ids(dirs, spool) | _with_folder(dirs)
         text = f"was submitted to {state} before, expected new ids"
         used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
         if used:
@@ -69,19 +69,17 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
     """Ids of all jobs that were ever submitted, or are to come.
 
     The spool is read first and the log last: a job moves only that way, so none is missed on its way.
+
+    :raises BadInputError: the log is damaged.
     """
     asked = {job.id for request in spool.requests() for job in request.jobs}
     ahead = {job.id for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else set()
-    return asked | ahead | _submitted(dirs.events)
+    return asked | ahead | LogView(dirs).refresh().jobs.keys()
 
 
-def _submitted(events: Path) -> set[str]:
-    """Ids in the log's submit events; its other lines are not parsed."""
-    if not events.exists():
-        return set()
-    with events.open("rb") as lines:
-        whole = (line for line in lines if b'"event":"submit"' in line and line.endswith(b"\n"))
-        return {str(json.loads(line)["job"]) for line in whole}
+def _with_folder(dirs: StateDir) -> set[str]:
+    """Ids of jobs that were started: a log that was repaired may have lost their lines."""
+    return {path.name for path in dirs.jobs.iterdir()} if dirs.jobs.is_dir() else set()
 
 
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:

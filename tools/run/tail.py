@@ -9,8 +9,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.events_io import parse_events
-from pliant.schemas.jsonlines import header
+from pliant.schemas.event_log import LogReader
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _log = logging.getLogger("pliant")
@@ -25,35 +24,22 @@ class Tail:
 
     def __init__(self, path: Path, skip: int = 0, only: Container[str] = WORKER_EVENTS) -> None:
         self._path = path
-        self._offset = 0
+        self._reader: LogReader | None = LogReader(path)
         self._skip = skip
         self._only = only
-        self._broken = False
 
     def read(self) -> list[Event]:
         """Whole lines that came since the last call; a file that is no event file is warned of once."""
-        if self._broken:
+        if self._reader is None:
             return []
         try:
-            if self._path.stat().st_size == self._offset:
-                return []
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                chunk = file.read()
+            found = [event for _, event in self._reader.read() if event.event in self._only]
         except OSError:
             return []
-        whole = chunk[: chunk.rfind(b"\n") + 1]
-        return self._fresh(whole) if whole else []
-
-    def _fresh(self, lines: bytes) -> list[Event]:
-        data = lines if self._offset == 0 else header("event") + lines
-        try:
-            found = [event for event in parse_events(data, str(self._path)) if event.event in self._only]
         except BadInputError as error:
             _log.warning("%s: not followed any more: %s", self._path, error)
-            self._broken = True
+            self._reader = None
             return []
-        self._offset += len(lines)
         skipped = min(self._skip, len(found))
         self._skip -= skipped
         return found[skipped:]

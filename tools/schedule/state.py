@@ -57,7 +57,7 @@ def session_from_events(
         numbered = list(group)
         try:
             _tell(session, [event for _, event in numbered])
-        except (KeyError, ValueError) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             number, event = numbered[0]
             raise BadInputError.one(source, f"event {number} ({event.event}): {_text(error)}") from error
     session.carry(policy_state)
@@ -162,7 +162,7 @@ def _job(event: Event) -> Job:
         raise ValueError(str(problems_of(error, "detail")[0])) from error
 
 
-def _text(error: KeyError | ValueError) -> str:
+def _text(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error.args[0]!r} is not known at this point"
     return str(error)

@@ -1,0 +1,156 @@
+"""Random but possible logs: what a run writes while jobs come, train, fail, lose nodes and end."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_cluster, write_schedule
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.run.journal import (
+    cancel_event,
+    decision_event,
+    finish_event,
+    interruption_event,
+    reject_event,
+    run_event,
+    submit_event,
+)
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.state import State
+from pliant.tools.schedule.audit import some_jobs
+from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session import Applied, Session
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.state import correct
+from pliant.tools.schedule.submit_detail import submit_detail
+from tests.builders import cluster
+
+NODES = cluster(4, 4)
+BEGAN_S = 1_700_000_000.0
+HAPPENINGS = (
+    *["submit"] * 5,
+    *["train"] * 6,
+    "finish",
+    "finish",
+    "fail",
+    "requeue",
+    "cancel",
+    "node",
+    "wait",
+)
+
+
+class Story:
+    """A run under a policy, and its log so far.
+
+    :param seed: equal seeds give equal stories.
+    """
+
+    def __init__(self, seed: int, policy: str = "fifo", began_s: float = BEGAN_S) -> None:
+        self._random = random.Random(seed)
+        self.now_s = began_s
+        self.session = Session(make_policy(policy), NODES, CurveThroughput())
+        self._jobs = some_jobs(200)
+        self._down: str | None = None
+        self.schedule = Schedule(time=began_s, policy=PolicyUse(name=policy), cluster=NODES)
+        self.events = [run_event(self.schedule, "hash", began_s)]
+
+    def go_on(self, steps: int) -> list[Event]:
+        """Let things happen, and the policy decide now and then; returns the whole log."""
+        for _ in range(steps):
+            if self._random.random() < 0.8:  # else at the time of the last one
+                self.now_s += self._random.choice([0.25, 1.0, 7.0, 40.0])
+            self._happen(self._random.choice(HAPPENINGS))
+            if self._random.random() < 0.6:
+                self.decide()
+        return self.events
+
+    def decide(self) -> None:
+        """The policy is asked; what it decides is in the log."""
+        effects = self.session.decide(self.now_s)
+        self.events.append(decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
+        for effect in effects:
+            self.events.append(_effect_event(effect, self.now_s))
+        self.schedule = schedule_of(self.session, effects, self.now_s)
+
+    def write(self, state: Path) -> StateDir:
+        """A state directory that this run has left."""
+        with State(state) as held:
+            held.record(self.events)
+        dirs = StateDir(state)
+        write_cluster(NODES, dirs.cluster)
+        write_schedule(self.schedule, dirs.schedule)
+        return dirs
+
+    def _happen(self, what: str) -> None:
+        if what == "submit" and self._jobs:
+            self._submit()
+        elif what == "node":
+            self._node()
+        elif self.session.jobs:
+            job = self._random.choice(sorted(self.session.jobs.values(), key=lambda job: job.id))
+            self._job(what, job)
+
+    def _submit(self) -> None:
+        spec = self._jobs.pop(0).model_copy(update={"submit_time": self.now_s})
+        state = self.session.submit(spec, self.now_s)
+        detail = submit_detail(state, self.session.speeds)
+        self.events.append(submit_event(spec, self.now_s, detail))
+
+    def _node(self) -> None:
+        name, self._down = self._down or "n1", None if self._down else "n1"
+        change = self.session.node_down if self._down else self.session.node_up
+        self.events.append(Event(self.now_s, "node_down" if self._down else "node_up", detail={"node": name}))
+        change(name, self.now_s)
+
+    def _job(self, what: str, job: JobState) -> None:
+        now = self.now_s
+        if what == "train" and job.gpus:
+            self._say(job, self._trained(job))
+        elif what == "finish" and job.gpus:
+            self._say(job, finish_event(job.id, now, 1, job.samples_done(now)))
+            self.session.end(job.id, now, "finished")
+        elif what == "requeue" and job.gpus:
+            self._say(job, interruption_event(job.id, now, "interrupted"))
+            self.session.lose(job.id, now)
+        elif what == "fail" and job.gpus:
+            detail = {"attempt": 1, "reason": "exit code 1", "failures": 1}
+            self._say(job, Event(now, "fail", job.id, gpus=0, placement=(), detail=detail))
+            self.session.end(job.id, now, "failed")
+        elif what == "cancel":
+            self._say(job, cancel_event(job.id, now))
+            self.session.end(job.id, now, "cancelled")
+
+    def _trained(self, job: JobState) -> Event:
+        """What a worker reports."""
+        name = self._random.choice(["progress", "progress", "epoch", "checkpoint"])
+        detail: dict[str, object] = {"attempt": self._random.choice([1, 1, 2])}
+        if name == "progress" and self._random.random() < 0.5:
+            seen = [count for _, count in job.placement]
+            detail["observed"] = {
+                "placement": sorted(seen, reverse=True),
+                "local_batch": self._random.choice([8, 16]),
+                "accum": 1,
+                "step_seconds": self._random.random(),
+            }
+            detail["noise_scale"] = self._random.random() * 100
+        loss = self._random.random() if name != "checkpoint" else None
+        done = job.samples_done(self.now_s) * self._random.choice([1.0, 1.0, 0.9])
+        return Event(self.now_s, name, job.id, samples_done=done, loss=loss, detail=detail)  # type: ignore[arg-type]
+
+    def _say(self, job: JobState, event: Event) -> None:
+        self.events.append(event)
+        correct(job, event)
+
+
+def _effect_event(effect: Applied, now_s: float) -> Event:
+    job = effect.job
+    if effect.step == "reject":
+        return reject_event(job.id, now_s, effect.reason)
+    step = "move" if effect.step == "rebatch" else effect.step
+    detail = {"accum": 1, "lr_scale": 1.0, "reason": "the policy said so"}
+    return Event(now_s, step, job.id, job.gpus, job.placement, job.global_batch, detail=detail)
