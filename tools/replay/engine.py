@@ -30,9 +30,10 @@ from pliant.tools.replay.failures import last_checkpoint_s
 from pliant.tools.replay.interference import Interference
 from pliant.tools.replay.log import Detail, EventLog, compact_json
 from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.progress import Stretch
 from pliant.tools.schedule.patience import Patience
 from pliant.tools.schedule.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState, NodeGpus
+from pliant.tools.schedule.snapshot import JobState, NodeGpus, Observation
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
@@ -328,6 +329,8 @@ class Engine:
         pace = 1.0 if self._interference is None else self._interference.pace(job.id)
         stretch = self._progress.stretch(job, done, pace)
         run.rate, run.trains_since_s = stretch.samples_per_second, from_s
+        if self.physics.measured:
+            self._measure(job, stretch, pace)
         total = math.inf if job.total_samples is None else job.total_samples
         run.goal = total if stretch.until_samples is None else min(total, stretch.until_samples)
         if (course := stretch.course) is not None:
@@ -340,6 +343,22 @@ class Engine:
         if end_s < math.inf:
             kind = FINISH if run.goal == total else STRETCH_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
+
+    def _measure(self, job: JobState, stretch: Stretch, pace: float) -> None:
+        """What the job learns about itself in a stretch, as a real one would from its own steps."""
+        if stretch.noise_scale is not None:
+            job.noise_scale = stretch.noise_scale
+        observation = stretch.observation or self._observation(job, job.samples_per_second * pace)
+        if observation is not None:
+            job.observe(observation)
+
+    def _observation(self, job: JobState, speed: float) -> Observation | None:
+        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
+        plan = self.session.speeds.batch_plan(job)
+        if plan is None or speed <= 0:
+            return None
+        shape = tuple(sorted((count for _, count in job.placement), reverse=True))
+        return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
 
     def _ending(self, run: _Run, from_s: float, done: float) -> tuple[float, bool]:
         """When a stretch ends, and whether a decision at that moment comes before it."""

@@ -26,6 +26,8 @@ class Physics:
     """Whether a job that keeps its GPUs takes up another batch at no cost."""
     progress: Callable[[], ProgressModel] = Samples
     """Makes the progress model; a new one for every replay."""
+    measured: bool = False
+    """Whether jobs measure their own speed and the noise of their gradients, for policies to learn from."""
     first_round: int = 0
     """Number of the first round, in intervals from time 0."""
     whole_seconds: bool = False

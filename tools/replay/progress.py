@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from pliant.tools.schedule.snapshot import Course, JobState
+from pliant.tools.schedule.snapshot import Course, JobState, Observation
 
 
 class WholeCourse(Course, Protocol):
@@ -23,6 +23,10 @@ class Stretch(NamedTuple):
     """Progress at which the rate changes next, above the present one; None: not before the work is done."""
     course: WholeCourse | None = None
     """All that comes, if nothing happens to the job; the rate above is that of its beginning."""
+    noise_scale: float | None = None
+    """Gradient noise scale that the job measures in it, in samples; None: the model knows of none."""
+    observation: Observation | None = None
+    """What the job measures of its own speed in it; None: what the throughput model says."""
 
 
 class ProgressModel(Protocol):

@@ -131,6 +131,7 @@ def setting(
         start_cost=physics.start_cost or cost,
         rescale_cost=physics.rescale_cost or cost,
         progress=physics.progress if model is None else lambda: model,
+        measured=stepwise,
         free_rebatch=physics.free_rebatch or compat.free_rebatch,
         first_round=compat.first_round,
         whole_seconds=compat.epochs.whole_seconds,
@@ -196,7 +197,7 @@ def _model(
     if name == "samples" or (name is None and not tables):
         return None, None
     if name == "goodput":
-        return Goodput(tables, training.noise_scale), None
+        return Goodput(tables, training.noise_scale, stepwise=scene.stepwise), None
     compat, times = scene.compat, scene.times
     if times is not None and compat.cut == "stepped":
         return _stepped(scene, times)

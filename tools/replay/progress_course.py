@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
+from pliant.tools.replay.progress import Stretch
+
 _SNAP: Final = 1e-9
 """Parts of a piece within which a job stands at its end: the difference is rounding."""
 
@@ -34,6 +36,11 @@ class Pieces:
         """Pieces that were rounded down."""
         self.ends_s = list(accumulate(lasts_s, initial=0.0))
         """When each bound is reached, from the start of the first piece."""
+
+    def stretch(self, piece: int) -> Stretch:
+        """One piece by itself: its rate, up to its end; the last one ends with the work."""
+        is_last = piece == len(self.rates) - 1
+        return Stretch(self.rates[piece], None if is_last else self.bounds[piece + 1])
 
     def piece_at(self, samples: float) -> int:
         """The piece in which a job is that has done so much; at a bound the one that begins there."""

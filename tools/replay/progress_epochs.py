@@ -113,11 +113,8 @@ class Epochs:
 
     def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Stretch:
         piece = pieces.piece_at(samples_done)
-        job.noise_scale = self.table(job).noise_scale(cut.batch, piece)
-        if cut.observation is not None:
-            job.observe(cut.observation)
-        is_last = piece == len(pieces.rates) - 1
-        return Stretch(pieces.rates[piece], None if is_last else pieces.bounds[piece + 1])
+        noise_scale = self.table(job).noise_scale(cut.batch, piece)
+        return pieces.stretch(piece)._replace(noise_scale=noise_scale, observation=cut.observation)
 
     def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
         target = _target(job)

@@ -15,13 +15,21 @@ class Goodput:
     """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
 
     φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which
-    the same part of the work was done. Where there is no table it is one number for each model.
+    the same part of the work was done. Where there is no table it is one number for each model. One course
+    covers all epochs; stepwise, each epoch is a stretch of its own, so the job shows the noise of each.
     """
 
-    def __init__(self, tables: Mapping[str, Validation], constant: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, Validation],
+        constant: Mapping[str, float] | None = None,
+        *,
+        stepwise: bool = False,
+    ) -> None:
         """``constant``: φ in samples by model, for jobs without a table; "" stands for all other models."""
         self._tables = tables
         self._constant = constant or {}
+        self._stepwise = stepwise
         self._pieces: dict[tuple[object, ...], Pieces] = {}
 
     def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
@@ -31,11 +39,17 @@ class Goodput:
             return Stretch(0.0)
         table = self._tables.get(job.spec.convergence or "")
         if table is None or job.total_samples is None:
-            return Stretch(speed * efficiency(self._constant_of(job), job.reference_batch, job.global_batch))
+            noise_scale = self._constant_of(job)
+            rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
+            return Stretch(rate, noise_scale=noise_scale)
         key = (job.spec.convergence, job.reference_batch, job.global_batch, job.total_samples, speed)
         if key not in self._pieces:
             self._pieces[key] = _pieces(table, job, speed, job.total_samples)
-        course = PieceCourse(self._pieces[key], samples_done)
+        pieces = self._pieces[key]
+        if self._stepwise:
+            epoch = pieces.piece_at(samples_done)
+            return pieces.stretch(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
+        course = PieceCourse(pieces, samples_done)
         return Stretch(course.rate, course=course)
 
     def _constant_of(self, job: JobState) -> float:

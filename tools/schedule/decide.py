@@ -15,8 +15,7 @@ from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
-from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
-from pliant.tools.profile.batch import plan_batch
+from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.explain import explanations, predicted_starts
 from pliant.tools.schedule.protocol import Explanation, Policy
@@ -153,15 +152,6 @@ def schedule_of(
     )
 
 
-def batch_of(session: Session, job: JobState) -> BatchPlan | None:
-    """How a running job's global batch is cut; None where nobody ever stated a batch."""
-    known = session.speeds.throughput.max_local_batch(job.spec.model, job.gpu_type or "")
-    limits = [limit for limit in (known, job.spec.batch.per_gpu_max) if limit is not None]
-    if not job.gpus or (job.spec.batch.size is None and not limits):
-        return None
-    return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
-
-
 def policy_for(question: Question, profile: Profile | None) -> Policy:
     """The policy that is asked.
 
@@ -232,7 +222,7 @@ def _allocation(session: Session, job: JobState, effect: Applied | None, why: Ex
             "job": job.id,
             "gpus": job.gpus,
             "placement": job.placement,
-            "batch": batch_of(session, job),
+            "batch": session.speeds.batch_plan(job),
             "lr_scale": job.global_batch / job.reference_batch,
             "action": _ACTIONS.get(step, step),
             "reason": why.reason,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pliant.schemas.schedule import BatchPlan
+from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.throughput import Placement, Throughput
 from pliant.tools.schedule.snapshot import JobState, NodeState
 
@@ -67,6 +69,14 @@ class Speeds:
             seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
+
+    def batch_plan(self, job: JobState) -> BatchPlan | None:
+        """How a running job's global batch is cut; None where no batch was ever stated."""
+        known = self.throughput.max_local_batch(job.spec.model, job.gpu_type or "")
+        limits = [limit for limit in (known, job.spec.batch.per_gpu_max) if limit is not None]
+        if not job.gpus or (job.spec.batch.size is None and not limits):
+            return None
+        return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
 
     def rescale_seconds(self, model: str) -> float | None:
         """Seconds that a change of its workers costs a job of the model that trains; None: not measured."""

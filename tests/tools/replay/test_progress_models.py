@@ -15,6 +15,7 @@ from pliant.tools.replay.progress_epochs import EpochRules, Epochs
 from pliant.tools.replay.progress_goodput import Goodput, efficiency
 from pliant.tools.replay.progress_tables import Validation, validations
 from pliant.tools.replay.replay import Inputs, Run, replay
+from pliant.tools.schedule.snapshot import Observation
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Told, ends, play
 
@@ -115,9 +116,75 @@ def test_a_watched_job_shows_its_noise():
         [epochs_job()],
         NODES,
         curves(m={1: 8}),
-        physics=Physics(progress=lambda: model),
+        physics=Physics(progress=lambda: model, measured=True),
     )
     assert engine.session.ended["a"].noise_scale == 16, "that of the last epoch"
+
+
+def test_models_return_what_a_job_measures_and_change_nothing_about_it():
+    engine = play(Told({}), [epochs_job(8)], NODES, curves(m={1: 8}))
+    state = engine.session.jobs["a"]
+    state.gpus, state.samples_per_second = 1, 8.0
+    for model in (Epochs({"m": TABLE}, stepwise=True), Goodput({"m": TABLE}, stepwise=True)):
+        stretch = model.stretch(state, 0.0)
+        assert (stretch.noise_scale, stretch.until_samples, stretch.course) == (32, 80, None)
+    assert Goodput({}, {"m": 5.0}).stretch(state, 0.0).noise_scale == 5
+    assert (state.noise_scale, state.observations) == (None, ())
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_engine_lets_jobs_learn_where_the_physics_say_so(measured):
+    told = Told({0.0: {"a": 1}, 5.0: {"a": 2}, 7.0: {"a": 1}}, again_s=[5.0, 7.0])
+    spec = epochs_job(8, low=1, high=2)
+    world = Physics(progress=lambda: Goodput({}, {"m": 5.0}), measured=measured)
+    engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), physics=world)
+    job = engine.session.ended["a"]
+    assert job.noise_scale == (5.0 if measured else None)
+    known = (Observation((1,), 8, 1, 1.0), Observation((2,), 4, 1, 0.5))
+    assert job.observations == (known if measured else ())
+
+
+def test_goodput_epoch_by_epoch_ends_when_the_whole_course_ends():
+    for batch in (8, 16):
+        whole = trained(epochs_job(batch), Goodput({"m": TABLE}))
+        assert trained(epochs_job(batch), Goodput({"m": TABLE}, stepwise=True)) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("knowledge", ["profile", "measured"])
+def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
+    """With a noise scale far above the batch, the largest batch trains fastest: nearly all rows say so."""
+    rows = [
+        ProfileRow(
+            "train",
+            "m",
+            "gpu",
+            1,
+            1,
+            "1",
+            local,
+            step_seconds=1 + local / 64,
+            samples_per_second=(local / (1 + local / 64)),
+        )
+        for local in (8, 16, 32, 64, 128)
+    ]
+    batch = {"size": 8, "min": 8, "max": 128}
+    spec = Job.model_validate(
+        {
+            "id": "a",
+            "submit_time": 0,
+            "model": "m",
+            "gpus": {"requested": 1},
+            "batch": batch,
+            "elastic": "size+batch",
+            "work": {"samples": 80_000},
+        }
+    )
+    found = inputs([spec], cluster(1), Profile(tuple(rows)))
+    training = Training(progress="goodput", noise_scale={"": 1e5})
+    done = replay(found, Run("pollux", {"knowledge": knowledge}, training=training))
+    batches = [event.global_batch for event in done.log.events() if event.global_batch]
+    assert batches[0] == 8
+    assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
 
 
 def test_goodput_at_the_reference_batch_is_the_throughput():
