@@ -16,6 +16,9 @@ from pliant.tools.schedule.snapshot import JobState
 
 _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.0, 8: 1.0}}
 
+_SPEEDS: Final = {"fast": 2.0, "b": 2.0}
+"""GPU types that are faster than the others: jobs have a reason to change the type."""
+
 
 def require(holds: bool, complaint: str) -> None:
     """Say what went wrong, with and without ``python -O``.
@@ -70,7 +73,7 @@ class Audited:
     """A session whose every decision is looked at from outside: only what jobs and nodes say counts."""
 
     def __init__(self, policy: Policy, nodes: Cluster, seed: int = 0) -> None:
-        self.session = Session(policy, nodes, CurveThroughput(_CURVES), seed=seed)
+        self.session = Session(policy, nodes, CurveThroughput(_CURVES, _SPEEDS), seed=seed)
         self.time_s = 0.0
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.cluster import Cluster
@@ -20,6 +21,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.audit import Audited, cluster, elastic, job, node, require, some_jobs
+from pliant.tools.schedule.drawn_parameters import drawn_policies
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.session import Holding, Session
 from pliant.tools.schedule.snapshot import JobState
@@ -31,6 +33,9 @@ Factory = Callable[[], Policy]
 OpKind = Literal["submit", "finish", "cancel", "lose", "down", "up", "wait"]
 
 _STEPS_TO_DRAIN: Final = 20_000
+_DRAWS: Final = 16
+_STORY: Final = 60
+"""Events of each random story under drawn parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +334,23 @@ def check_random_events(make: Factory) -> None:
         check_ops(make, random_ops(rng, 300), nodes)
 
 
+def check_drawn_parameters(make: Factory) -> None:
+    """Whatever its parameters: random stories on one GPU type and on two keep every rule."""
+    import numpy as np
+
+    rng = np.random.default_rng(2)
+    made = type(make())
+    for values in drawn_policies(made, rng, _DRAWS):
+        for nodes in (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b"))):
+            try:
+                check_ops(partial(made, **values), random_ops(rng, _STORY), nodes)
+            except Exception as error:
+                raise AssertionError(f"with {values}: {error}") from error
+
+
 CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_parameters,
+    check_drawn_parameters,
     check_empty_queue,
     check_empty_cluster,
     check_one_giant_job,

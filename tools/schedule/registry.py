@@ -92,7 +92,7 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
     :raises UsageError: unknown policy or parameter, or a value that the parameter does not take.
     """
     policy = policy_class(name)
-    annotations = _annotations(policy)
+    annotations = parameter_types(policy)
     unknown = sorted(set(parameters or {}) - set(annotations))
     if unknown:
         known = ", ".join(annotations) or "none"
@@ -104,7 +104,9 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         raise UsageError(f'policy "{name}": {error}') from error
     except TypeError:
         missing = [
-            key for key, default in _defaults(policy).items() if default is _REQUIRED and key not in values
+            key
+            for key, default in parameter_defaults(policy).items()
+            if default is _REQUIRED and key not in values
         ]
         if not missing:
             raise
@@ -118,7 +120,7 @@ def describe(name: str) -> Description:
     """
     policy = policy_class(name)
     text = _docstring(policy)
-    annotations, defaults = _annotations(policy), _defaults(policy)
+    annotations, defaults = parameter_types(policy), parameter_defaults(policy)
     return Description(
         name=name,
         summary=text.splitlines()[0] if text else "",
@@ -175,12 +177,14 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     return found
 
 
-def _annotations(policy: type[Policy]) -> dict[str, Any]:
+def parameter_types(policy: type[Policy]) -> dict[str, Any]:
+    """The annotations of a policy's parameters, in order."""
     hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
     return {name: hints.get(name, str) for name in parameter_names(policy)}
 
 
-def _defaults(policy: type[Policy]) -> dict[str, object]:
+def parameter_defaults(policy: type[Policy]) -> dict[str, object]:
+    """The defaults of a policy's parameters; a marker of its own for one that has none."""
     import inspect
 
     found = inspect.signature(policy).parameters if parameter_names(policy) else {}
@@ -200,7 +204,7 @@ def _default_text(default: object) -> str:
     return "required" if default is _REQUIRED else json.dumps(default)
 
 
-def _options(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
     """The members of a union; anything else alone."""
     if get_origin(annotation) in (typing.Union, types.UnionType):
         return get_args(annotation)
@@ -210,14 +214,14 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 def _in_words(annotation: Any) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
     parts = []
-    for option in _options(annotation):
+    for option in union_members(annotation):
         choices = get_args(option) if get_origin(option) is Literal else ()
         parts.append(", ".join(map(str, choices)) if choices else words.get(option, str(option)))
     return " or ".join(parts)
 
 
 def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
-    for option in _options(annotation):
+    for option in union_members(annotation):
         fits, found = _read_as(option, value)
         if fits:
             return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Literal
 
+import numpy as np
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
@@ -21,8 +22,9 @@ from pliant.tools.replay.progress import ProgressModel, Samples
 from pliant.tools.replay.progress_epochs import Epochs
 from pliant.tools.replay.progress_goodput import Goodput
 from pliant.tools.replay.progress_tables import validations
+from pliant.tools.schedule.drawn_parameters import drawn_policies
 from pliant.tools.schedule.protocol import Policy
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.replay.ledger import Ledger
 from tests.tools.replay.world import Restless, play
@@ -36,11 +38,17 @@ CLUSTERS: Final = {
 CURVE: Final = {1: 10.0, 2: 19.0, 4: 34.0, 8: 50.0}
 PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
     "tiresias": {"queue_gpu_hours": "0.03125"},
+    "tiresias-gittins": {"queue_gpu_hours": "0.03125", "history_gpu_hours": "0.01,0.1"},
     "pollux": {"population": 10, "generations": 4},
+    **{name: {"interval_s": 30.0} for name in ("elastic-dp", "max-bs", "min-bs", "random-bs")},
 }
 """Small enough that policies do in a short trace what they are for."""
-EVENT_DRIVEN: Final = ("ares", "fair-share", "fifo", "sjf", "srtf")
-ROUNDS: Final = ("las", "optimus", "tiresias")
+SEARCHING: Final = ("pollux",)
+"""Policies whose decisions take so long that few worlds must do."""
+EVENT_DRIVEN: Final = tuple(
+    name for name in policy_names() if policy_class(name).default_interval_s is None and name not in SEARCHING
+)
+ROUNDS: Final = tuple(name for name in policy_names() if name not in (*EVENT_DRIVEN, *SEARCHING))
 
 BATCHES: Final = (32, 64, 128)
 ITERATIONS: Final = {32: (10, 30, 5), 64: (6, 17, 3), 128: (5, 9, 2)}
@@ -124,7 +132,7 @@ class World:
 
     def play(self, name: str, *, interval_s: float | None = None) -> Engine:
         """The replay under a policy, asked as often as it prefers where nothing is said."""
-        policy = any_policy(name)
+        policy = any_policy(name, self.seed)
         asked_s = policy.default_interval_s if interval_s is None else interval_s or None
         speeds, physics = Scattered(), self.physics()
         return play(
@@ -162,9 +170,15 @@ def _steps(batch: int, epoch: int) -> float:
     return (1 - part) * ITERATIONS[low][epoch] + part * ITERATIONS[high][epoch]
 
 
-def any_policy(name: str) -> Policy:
-    """A policy by name, the one that deals everything out at random included."""
-    return Restless() if name == "restless" else make_policy(name, PARAMETERS.get(name, {}))
+def any_policy(name: str, seed: int = 0) -> Policy:
+    """A policy by name, the one that deals everything out at random included.
+
+    Its parameters are drawn for every second seed, the others have those of ``PARAMETERS``.
+    """
+    if name == "restless":
+        return Restless()
+    drawn = drawn_policies(policy_class(name), np.random.default_rng(seed), seed % 2)
+    return make_policy(name, {**next(drawn, {}), **PARAMETERS.get(name, {})})
 
 
 @st.composite

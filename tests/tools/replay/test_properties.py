@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,8 @@ from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.parquet import parquet_bytes
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.replay import Run, replay
+from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.registry import policy_names
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.state import session_from_events
 from tests.builders import cluster
@@ -27,6 +30,7 @@ from tests.tools.replay.any_world import (
     EVENT_DRIVEN,
     PARAMETERS,
     ROUNDS,
+    SEARCHING,
     Scattered,
     World,
     any_policy,
@@ -75,7 +79,9 @@ def check_fold(world: World, policy: str, engine: Engine) -> None:
     """The event file alone gives the engine's final state."""
     events = list(engine.log.events())
     end_s = max(engine.log.time, default=0.0)
-    folded = session_from_events(events, any_policy(policy), world.nodes, Scattered(), now_s=end_s)
+    folded = session_from_events(
+        events, any_policy(policy, world.seed), world.nodes, Scattered(), now_s=end_s
+    )
     for found, kept in ((folded.jobs, engine.session.jobs), (folded.ended, engine.session.ended)):
         assert {i: facts(state, end_s) for i, state in found.items()} == {
             i: facts(state, end_s) for i, state in kept.items()
@@ -96,12 +102,17 @@ def test_the_books_are_right(policy: str, world: World, interval_s: float | None
     check_fold(world, policy, engine)
 
 
+@pytest.mark.parametrize("policy", SEARCHING)
 @seldom
 @given(world=worlds(most_jobs=5))
-def test_the_books_of_a_policy_that_searches_are_right(world: World) -> None:
-    engine = world.play("pollux")
+def test_the_books_of_a_policy_that_searches_are_right(policy: str, world: World) -> None:
+    engine = world.play(policy)
     check_books(world, engine)
-    check_fold(world, "pollux", engine)
+    check_fold(world, policy, engine)
+
+
+def test_every_registered_policy_is_in_a_property_of_replays() -> None:
+    assert {*EVENT_DRIVEN, *ROUNDS, *SEARCHING} == set(policy_names())
 
 
 @pytest.mark.parametrize("policy", ["fifo", "fair-share", "restless"])
@@ -153,15 +164,19 @@ def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None
     assert list(slow.log.placement) == list(fast.log.placement)
 
 
-def hasty(policy: str):  # type: ignore[no-untyped-def]
-    if policy != "tiresias":
-        return any_policy(policy)
+def hasty(policy: str) -> Policy:
+    """The policy with all its times halved."""
     made = any_policy(policy)
-    hours = float(PARAMETERS[policy]["queue_gpu_hours"]) / 2
-    return type(made)(queue_gpu_hours=str(hours))  # type: ignore[call-arg]
+    return type(made)(**{name: half(name, value) for name, value in made.parameters.items()})
 
 
-@pytest.mark.parametrize("policy", [*EVENT_DRIVEN, *ROUNDS, "pollux"])
+def half(parameter: str, value: Any) -> Any:
+    if parameter.endswith("_gpu_hours") and isinstance(value, str):
+        return ",".join(str(float(hours) / 2) for hours in value.split(","))
+    return value / 2 if parameter.endswith(("_s", "_gpu_hours")) and isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("policy", [*EVENT_DRIVEN, *ROUNDS, *SEARCHING])
 @settings(max_examples=10, derandomize=True)
 @given(world=worlds(most_jobs=5), rng=st.randoms(use_true_random=False))
 def test_a_replay_gives_the_same_bytes_again_in_whatever_order_its_rows_are(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Session
-from tests.builders import cluster, job, session, sizes
+from tests.builders import cluster, job, mixed_cluster, session, sizes
 
 HOUR = 3600.0
 
@@ -110,6 +111,24 @@ def test_a_skewed_model_starts_only_on_few_nodes():
     loose = opened(cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
     loose.decide(0)
     assert sizes(loose) == {"a": 3, "b": 3, "s": 2}
+
+
+def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old_gpus():
+    """What it held is given to others by then: once, GPUs of two types were given away twice."""
+    nodes = mixed_cluster(slow=(4,), fast=(2, 2))
+    held = session(Tiresias(skewed="vgg", queue_gpu_hours="1.5"), nodes, CurveThroughput({}, {"fast": 2.5}))
+    small = [job(name) for name in "abcd"]
+    for each in (*small, job("s", gpus=2, model="vgg"), job("w", gpus=4, at=1)):
+        held.submit(each, each.submit_time)
+        held.decide(each.submit_time)
+    assert held.jobs["s"].gpu_type == "slow", "the four small ones have all that is fast"
+    on_first, on_second = (
+        [one for one in "abcd" if held.jobs[one].placement == ((node, 1),)] for node in ("fast-0", "fast-1")
+    )
+    for name in (on_first[0], on_second[0]):
+        held.end(name, HOUR)
+    held.decide(HOUR)  # s is demoted behind w by now
+    assert sizes(held) == {on_first[1]: 1, on_second[1]: 1, "w": 4}, "two fast ones are free, on two nodes"
 
 
 def test_a_skewed_model_needs_no_fewer_nodes_than_there_are():

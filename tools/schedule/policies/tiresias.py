@@ -203,7 +203,10 @@ class Tiresias(Policy):
         return decision
 
     def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
-        """Name nodes; a skewed job for which there is no place on few nodes goes on waiting."""
+        """Name nodes; a skewed job for which there is no place on few nodes waits.
+
+        One that should have moved to another GPU type waits, too: what it holds is given to others already.
+        """
         room = Room(snapshot, [snapshot.jobs[job_id] for job_id in targets])
         for job_id, target in list(targets.items()):
             if not target.gpus or target.gpu_type is None:
@@ -211,7 +214,10 @@ class Tiresias(Policy):
             if snapshot.jobs[job_id].spec.model in self._skewed:
                 place = room.take_together(target.gpus, target.gpu_type)
                 if place is None:
-                    del targets[job_id]
+                    if snapshot.jobs[job_id].gpus:
+                        targets[job_id] = Target(0)
+                    else:
+                        del targets[job_id]
                     continue
             elif self.placement == "emptiest":
                 place = room.take_emptiest(target.gpus, target.gpu_type)
