@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Factory = Callable[[], Policy]
-OpKind = Literal["submit", "finish", "cancel", "lose", "down", "up", "wait"]
+OpKind = Literal["submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "wait"]
 
 _STEPS_TO_DRAIN: Final = 20_000
 _DRAWS: Final = 16
@@ -309,6 +309,10 @@ def _happen(held: Audited, op: Op, pool: list[Job]) -> None:
         session.node_down(name, held.time_s)
     elif op.kind == "up":
         session.node_up(name, held.time_s)
+    elif op.kind == "withdraw" and session.free.free_on(name):
+        session.withdraw(f"{name}/{op.index}", held.time_s, held.time_s + op.index)
+    elif active and op.kind == "hold":
+        session.withheld.hold(active[op.index % len(active)], held.time_s + op.index)
     elif active and op.kind == "lose":
         session.lose(active[op.index % len(active)], held.time_s)
     elif active and op.kind in ("finish", "cancel"):
@@ -318,7 +322,10 @@ def _happen(held: Audited, op: Op, pool: list[Job]) -> None:
 
 def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
     """A random story of that many events, arrivals the most frequent."""
-    kinds: list[OpKind] = ["submit", "submit", "submit", "finish", "cancel", "lose", "down", "up", "wait"]
+    kinds: list[OpKind] = [
+        *("submit", "submit", "submit", "finish", "cancel", "lose"),
+        *("down", "up", "withdraw", "hold", "wait"),
+    ]
     return [
         Op(kinds[rng.integers(len(kinds))], int(rng.integers(1000)), float(rng.integers(0, 90)))
         for _ in range(count)

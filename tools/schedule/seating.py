@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,6 +10,7 @@ from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.protocol import Target
 from pliant.tools.schedule.snapshot import JobState, NodeGpus
 from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.withheld import Withheld
 
 Wish = tuple[JobState, Target]
 _NO_PLACE: Final[NodeGpus] = ()
@@ -38,42 +40,58 @@ def needs_seat(job: JobState, target: Target) -> bool:
     )
 
 
-def seat(wishes: Mapping[str, Wish], free: FreeGpus, speeds: Speeds) -> dict[str, NodeGpus]:
+def seat(
+    wishes: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld | None = None
+) -> dict[str, NodeGpus]:
     """Places of all jobs that can be seated, taken from ``free``; every other job keeps what it holds.
 
-    On one GPU type everybody can be seated. On several, the GPUs left of each may be too few for a job
-    whose policy named no type: it then keeps its place, or goes on waiting.
+    On one GPU type everybody can be seated who may get what it wishes for. On several, the GPUs left of each
+    may be too few for a job whose policy named no type: it then keeps its place, or goes on waiting.
 
-    :raises PlacementTakenError: a place that the policy named is not free.
+    :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     stay: set[str] = set()
+    limits = withheld or Withheld()
     while True:
         moving = {job_id: wish for job_id, wish in wishes.items() if job_id not in stay} if stay else wishes
-        places, without = _attempt(moving, free, speeds)
+        try:
+            places, without = _attempt(moving, free, speeds, limits)
+        except PlacementTakenError as taken:
+            if limits.next_s == math.inf:
+                raise
+            places, without = {}, taken.job_id
         if without is None:
             return places
         stay.add(without)
 
 
 def _attempt(
-    moving: Mapping[str, Wish], free: FreeGpus, speeds: Speeds
+    moving: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld
 ) -> tuple[dict[str, NodeGpus], str | None]:
     """Seat everybody, or nobody and say who found no place."""
     for job, _ in moving.values():
         free.give(job.placement)
     places: dict[str, NodeGpus] = {}
     turns = moving.items() if len(moving) == 1 else sorted(moving.items(), key=lambda item: _turn(*item[1]))
-    for job_id, (job, target) in turns:
-        place = _choose(job, target, free, speeds)
-        if place is None:
-            for taken in places.values():
-                free.give(taken)
-            for other, _ in moving.values():
-                free.take(other.placement)
-            return {}, job_id
-        free.take(place)
-        places[job_id] = place
+    try:
+        for job_id, (job, target) in turns:
+            place = _allowed(job, target, free, speeds, withheld)
+            if place is None:
+                _undo(moving, places, free)
+                return {}, job_id
+            free.take(place)
+            places[job_id] = place
+    except PlacementTakenError:
+        _undo(moving, places, free)
+        raise
     return places, None
+
+
+def _undo(moving: Mapping[str, Wish], places: Mapping[str, NodeGpus], free: FreeGpus) -> None:
+    for taken in places.values():
+        free.give(taken)
+    for job, _ in moving.values():
+        free.take(job.placement)
 
 
 def _turn(job: JobState, target: Target) -> int:
@@ -81,6 +99,27 @@ def _turn(job: JobState, target: Target) -> int:
     if target.placement is not None or target.gpus == 0:
         return 0
     return 1 if target.gpus <= job.gpus else 2
+
+
+def _allowed(
+    job: JobState, target: Target, free: FreeGpus, speeds: Speeds, withheld: Withheld
+) -> NodeGpus | None:
+    """A place without what is withheld from the job."""
+    if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
+        return None
+    own = dict(job.placement)
+    hidden = tuple(
+        (name, count)
+        for name, most in withheld.hidden_from(job.id).items()
+        if (count := min(most, free.free_on(name) - own.get(name, 0))) > 0
+    )
+    if not hidden:
+        return _choose(job, target, free, speeds)
+    free.take(hidden)
+    try:
+        return _choose(job, target, free, speeds)
+    finally:
+        free.give(hidden)
 
 
 def _choose(job: JobState, target: Target, free: FreeGpus, speeds: Speeds) -> NodeGpus | None:

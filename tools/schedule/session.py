@@ -31,6 +31,7 @@ from pliant.tools.schedule.snapshot import (
     node_states,
 )
 from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.withheld import Withheld, node_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,8 @@ class Session:
         self.ask_again_s: float | None = None
         self.quiet_until_s = -math.inf
         """Rounds before this time may be left out while ``changes`` is empty."""
+        self.withheld = Withheld()
+        """Slots, and further GPUs, that nobody or one job gets for a time."""
         self.oracle = oracle if policy.asks_oracle else None
         self.now_s = 0.0
         self.up_gpus = sum(node.gpus for node in self.nodes)
@@ -133,7 +136,7 @@ class Session:
         node.up = False
         self.up_gpus -= node.gpus
         hit = [job for job in self.jobs.values() if any(held == name for held, _ in job.placement)]
-        self._note("node_down", time_s, node=node)
+        self._note("node_down", time_s, node=node, gpus=-node.gpus)
         return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
 
     def node_up(self, name: str, time_s: float) -> None:
@@ -143,7 +146,40 @@ class Session:
             node.up = True
             self.up_gpus += node.gpus
             self.free.regain(node)
-            self._note("node_up", time_s, node=node)
+            self._note("node_up", time_s, node=node, gpus=node.gpus)
+
+    def withdraw(self, slot: str, time_s: float, until_s: float) -> None:
+        """A slot (``node/index``) that nobody holds goes out of service until a time.
+
+        :raises KeyError: there is no such node.
+        :raises ValueError: no GPU of the node is free.
+        """
+        node, time_s = self.free.node(node_of(slot)), self._at(time_s)
+        if slot not in self.withheld.out_of_service:
+            if node.up:
+                self.free.take(((node.name, 1),))
+                self.up_gpus -= 1
+            node.gpus -= 1
+            self._note("capacity", time_s, node=node, gpus=-1)
+        self.withheld.withdraw(slot, until_s)
+
+    def restore(self, slot: str, time_s: float) -> None:
+        """A slot has proved to be good: nothing keeps anybody from it any more."""
+        time_s = self._at(time_s)
+        if self.withheld.restore(slot):
+            self._put_back(slot, time_s)
+
+    def advance(self, time_s: float) -> None:
+        """Time has passed: what was withheld until now goes back."""
+        self._at(time_s)
+
+    def _put_back(self, slot: str, time_s: float) -> None:
+        node = self.free.node(node_of(slot))
+        node.gpus += 1
+        if node.up:
+            self.up_gpus += 1
+            self.free.give(((node.name, 1),))
+        self._note("capacity", time_s, node=node, gpus=1)
 
     def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Applied]:
         """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
@@ -232,16 +268,25 @@ class Session:
 
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)
+        if self.now_s >= self.withheld.next_s:
+            for until_s, slot in self.withheld.expire(self.now_s):
+                self._put_back(slot, until_s)
         return self.now_s
 
     def _note(
-        self, kind: ChangeKind, time_s: float, job: JobState | None = None, node: NodeState | None = None
+        self,
+        kind: ChangeKind,
+        time_s: float,
+        job: JobState | None = None,
+        node: NodeState | None = None,
+        gpus: int = 0,
     ) -> None:
         self._noted_until_s = max(self._noted_until_s, time_s)
-        self.changes.append(Change(self._noted_until_s, kind, job, node))
+        self.changes.append(Change(self._noted_until_s, kind, job, node, gpus))
 
     def _leave(self, job_id: str, time_s: float, kind: Literal[Outcome, "rejected"]) -> JobState:
         state = self.jobs.pop(job_id)
+        self.withheld.release(job_id)
         self.free.give(state.placement)
         hold(state, time_s, ())
         self.ended[job_id] = state
@@ -262,7 +307,7 @@ class Session:
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
             if place is None and needs_seat(job, target):
-                continue  # no GPU type has so many GPUs together: it keeps what it has
+                continue  # no GPU type has so many GPUs that it may have: it keeps what it has
             batch = target.global_batch or job.global_batch
             effect = self._take_effect(job, job.placement if place is None else place, batch, time_s)
             effects.extend([effect] if effect else [])
@@ -271,7 +316,7 @@ class Session:
     def _seat(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
         movers = {job_id: wish for job_id, wish in wishes.items() if needs_seat(*wish)}
         try:
-            return seat(movers, self.free, self.speeds)
+            return seat(movers, self.free, self.speeds, self.withheld)
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError(self.policy.name, what) from None

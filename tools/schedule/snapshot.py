@@ -193,6 +193,7 @@ class NodeState:
         self.index = index
         self.name = name
         self.gpus = gpus
+        """GPUs in service, whether the node is up or down."""
         self.gpu_type = gpu_type
         self.switch = switch
         self.up = True
@@ -211,7 +212,9 @@ def node_states(cluster: Cluster) -> list[NodeState]:
     ]
 
 
-ChangeKind = Literal["arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up"]
+ChangeKind = Literal[
+    "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity"
+]  # fmt: skip
 _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
 
@@ -219,14 +222,17 @@ class Change(NamedTuple):
     """One thing that happened since the policy was last asked; their times never run backwards.
 
     ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what the policy
-    itself said, so that its state can be rebuilt from the changes alone. Allocations taking effect are not
-    changes: the policy decided them and every job shows them.
+    itself said, so that its state can be rebuilt from the changes alone. ``capacity``: some GPUs of a node
+    went out of service or came back. Allocations taking effect are not changes: the policy decided them and
+    every job shows them.
     """
 
     time_s: float
     kind: ChangeKind
     job: JobState | None = None
     node: NodeState | None = None
+    gpus: int = 0
+    """GPUs that a change of a node brought into service; negative: that it took out."""
 
     @property
     def ended_job(self) -> JobState | None:

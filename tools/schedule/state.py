@@ -3,8 +3,10 @@
 How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
 GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
-``node_down`` and ``node_up`` name the node in their detail. Changes of GPUs at one time are one decision. Any
-event of a job may correct its progress.
+``node_down`` and ``node_up`` name the node in their detail. ``slot_down`` names a slot and for how many
+``seconds`` its job, or without a job nobody, gets it; ``slot_up`` ends that. Where the detail of a job's
+event has ``wait_seconds``, the job gets no further GPU for so long. Changes of GPUs at one time are one
+decision. Any event of a job may correct its progress.
 """
 
 from __future__ import annotations
@@ -113,8 +115,32 @@ def _tell(session: Session, events: Sequence[Event]) -> None:
         node = str((event.detail or {})["node"])
         tell_node = session.node_down if event.event == "node_down" else session.node_up
         tell_node(node, event.time)
+    elif event.event == "decision":
+        session.advance(event.time)
+    elif event.event in ("slot_down", "slot_up"):
+        tell_slot(session, event)
     elif event.job is not None:
         _tell_job(session, event, event.job)
+
+
+def tell_slot(session: Session, event: Event) -> None:
+    """Take up that a slot is withheld, or no longer.
+
+    :raises KeyError: there is no such node.
+    :raises ValueError: the slot is in use.
+    """
+    detail = event.detail or {}
+    slot = str(detail["slot"])
+    if event.event == "slot_up":
+        session.restore(slot, event.time)
+        if event.job is not None:
+            session.withheld.release(event.job)
+        return
+    until_s = event.time + float(detail["seconds"])
+    if event.job is None:
+        session.withdraw(slot, event.time, until_s)
+    else:
+        session.withheld.bar(event.job, slot, until_s)
 
 
 def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
@@ -124,6 +150,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     )
     for event in events:
         correct(session.jobs[event.job or ""], event)
+        tell_wait(session, event)
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:
@@ -132,11 +159,19 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
     job = session.jobs[job_id]
     if event.event == "requeue":
         session.lose(job_id, event.time)
+        tell_wait(session, event)
     correct(job, event)
     if event.event in _ENDS:
         session.end(job_id, event.time, _ENDS[event.event])
     elif event.event == "reject":
         session.reject(job_id, event.time)
+
+
+def tell_wait(session: Session, event: Event) -> None:
+    """Take up that a job gets no further GPU for a time, if an event of it says so."""
+    seconds = (event.detail or {}).get("wait_seconds")
+    if seconds is not None and event.job is not None:
+        session.withheld.hold(event.job, event.time + float(seconds))
 
 
 def correct(job: JobState, event: Event) -> None:

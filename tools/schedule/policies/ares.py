@@ -120,7 +120,7 @@ class Ares(Policy):
 
     def _follow(self, snapshot: Snapshot) -> None:
         """Advance GPS through the changes, in the order in which they were told."""
-        gains = [_gpus_gained(change) for change in snapshot.changes]
+        gains = [change.gpus for change in snapshot.changes]
         gpus = snapshot.total_gpus - sum(gains)
         for change, gained in zip(snapshot.changes, gains, strict=True):
             if gained:
@@ -184,12 +184,6 @@ def _sizes(job: JobState, most: int) -> Iterable[int]:
     if job.total_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
     return range(max(job.spec.min_gpus, job.spec.max_gpus(most)), job.spec.min_gpus - 1, -1)
-
-
-def _gpus_gained(change: Change) -> int:
-    if change.node is None:
-        return 0
-    return change.node.gpus if change.kind == "node_up" else -change.node.gpus
 
 
 def _targets(snapshot: Snapshot, wanted: Mapping[str, Seat], gpu_types: Sequence[str]) -> dict[str, Target]:

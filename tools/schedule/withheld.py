@@ -1,0 +1,93 @@
+"""What is withheld for a time: a slot from everybody, a slot from one job, further GPUs from one job.
+
+A slot that workers die on is out of service until its time is over; a job that cannot use one slot may still
+get the others; a job that fails wherever it grows keeps what it has. Policies know counts of GPUs and no
+slots, so a slot out of service is one GPU of its node less, and a slot withheld from one job hides one free
+GPU of its node when that job is placed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+
+class Withheld:
+    """Slots are written ``node/index``; times are on the session's clock."""
+
+    def __init__(self) -> None:
+        self._slots: dict[str, float] = {}
+        self._pairs: dict[tuple[str, str], float] = {}
+        self._jobs: dict[str, float] = {}
+        self.next_s = math.inf
+        """When something is over; infinity: nothing is withheld."""
+
+    @property
+    def out_of_service(self) -> Mapping[str, float]:
+        """Slots that nobody gets, and until when."""
+        return self._slots
+
+    def withdraw(self, slot: str, until_s: float) -> bool:
+        """Nobody gets a slot; False: it was out of service before."""
+        known = slot in self._slots
+        self._slots[slot] = max(until_s, self._slots.get(slot, until_s))
+        self._look()
+        return not known
+
+    def bar(self, job_id: str, slot: str, until_s: float) -> None:
+        """A job does not get a slot."""
+        self._pairs[job_id, slot] = until_s
+        self._look()
+
+    def hold(self, job_id: str, until_s: float) -> None:
+        """A job gets no further GPU."""
+        self._jobs[job_id] = until_s
+        self._look()
+
+    def release(self, job_id: str) -> None:
+        """Nothing is withheld from this job alone any more."""
+        if self.next_s == math.inf:
+            return
+        self._jobs.pop(job_id, None)
+        self._pairs = {pair: until_s for pair, until_s in self._pairs.items() if pair[0] != job_id}
+        self._look()
+
+    def restore(self, slot: str) -> bool:
+        """A slot is as good as any other; True: it was out of service."""
+        self._pairs = {pair: until_s for pair, until_s in self._pairs.items() if pair[1] != slot}
+        known = self._slots.pop(slot, None) is not None
+        self._look()
+        return known
+
+    def expire(self, now_s: float) -> list[tuple[float, str]]:
+        """Forget what is over; the slots that go back into service, with the time that they do so at."""
+        if now_s < self.next_s:
+            return []
+        self._pairs = {pair: until_s for pair, until_s in self._pairs.items() if until_s > now_s}
+        self._jobs = {job_id: until_s for job_id, until_s in self._jobs.items() if until_s > now_s}
+        back = sorted((until_s, slot) for slot, until_s in self._slots.items() if until_s <= now_s)
+        for _, slot in back:
+            del self._slots[slot]
+        self._look()
+        return back
+
+    def held_until_s(self, job_id: str) -> float | None:
+        """Until when a job gets no further GPU; None: it may."""
+        return self._jobs.get(job_id)
+
+    def hidden_from(self, job_id: str) -> Mapping[str, int]:
+        """GPUs by node that a job does not get although others may."""
+        if not self._pairs:
+            return {}
+        slots = (slot for job, slot in self._pairs if job == job_id and slot not in self._slots)
+        return Counter(node_of(slot) for slot in slots)
+
+    def _look(self) -> None:
+        times = (*self._slots.values(), *self._pairs.values(), *self._jobs.values())
+        self.next_s = min(times, default=math.inf)
+
+
+def node_of(slot: str) -> str:
+    """The node of a slot."""
+    return slot.rpartition("/")[0]
