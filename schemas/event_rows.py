@@ -21,7 +21,7 @@ from pliant.schemas.version import schema_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OF_THE_CLUSTER: Final = ("decision", "node_down", "node_up")
+_OF_THE_CLUSTER: Final = ("decision", "node_down", "node_up", "slot_down", "slot_up")
 _MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
 """What JSON text holds wherever one of its numbers is not finite, and seldom else."""
 

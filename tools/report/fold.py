@@ -80,6 +80,8 @@ class _Fold:
             "decision": self._decision,
             "node_down": self._node,
             "node_up": self._node,
+            "slot_down": self._slot,
+            "slot_up": self._slot,
         }
 
     def take(self, event: AnyEvent, number: int) -> None:
@@ -162,6 +164,9 @@ class _Fold:
         (self.down.add if event.event == "node_down" else self.down.discard)(name)
         gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
         self.capacity.append((event.time, gpus))
+
+    def _slot(self, event: AnyEvent, number: int) -> None:
+        """A slot that nobody may use for a while counts as capacity all the same."""
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:

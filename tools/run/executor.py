@@ -9,7 +9,6 @@ finds.
 from __future__ import annotations
 
 import logging
-import math
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,14 +19,17 @@ from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
 from pliant.tools.run.fold import RunLog
-from pliant.tools.run.gang import Gang, Timeouts
+from pliant.tools.run.gang import Gang
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.plan import Plan
-from pliant.tools.run.planning import make_member, make_plan, planned_at, read_plan, target_of, write_plan
+from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
+from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
+from pliant.tools.run.suspects import Suspects
+from pliant.tools.run.timeouts import Timeouts
 
 _log = logging.getLogger("pliant")
 
@@ -52,7 +54,26 @@ class Ended:
     verdict: Verdict
 
 
-Report = Said | Ended
+@dataclass(frozen=True, slots=True)
+class Hindered:
+    """New workers of an attempt died on some slots, and the others train on without those."""
+
+    job_id: str
+    attempt: int
+    setback: Setback
+    share: Share
+    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """Workers have trained on these slots for long enough, though others died there."""
+
+    job_id: str
+    slots: tuple[Slot, ...]
+
+
+Report = Said | Ended | Hindered | Proven
 
 
 class Executor:
@@ -67,6 +88,8 @@ class Executor:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self.targets: dict[str, Target] = {}
         self.gangs: dict[str, Gang] = {}
+        self.suspects = Suspects()
+        """The log's evidence against slots: of free ones those with the least are taken."""
         self._backend = backend
         self._dirs = dirs
         self._clock = clock
@@ -86,7 +109,7 @@ class Executor:
 
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
         """What :meth:`apply` would have to be told for the shares to run."""
-        return plan_steps(self.targets, wanted, self.node_gpus, set(started))
+        return plan_steps(self.targets, wanted, self.node_gpus, set(started), self.suspects.deaths_on)
 
     def apply(self, steps: Iterable[Step]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""
@@ -98,6 +121,7 @@ class Executor:
 
     def adopt(self, log: RunLog) -> None:
         """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
+        self.suspects = log.suspects
         for handle in self._backend.adopt():
             self._adopt(handle, log)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
@@ -115,7 +139,7 @@ class Executor:
             return
         seen = job.seen.get(handle.attempt, 0)
         target = target_of(plan, job.share)
-        gang = self._gang(handle, plan, target, seen=seen, planned_s=planned_at(self._dirs.job(handle.job)))
+        gang = self._gang(handle, plan, target, seen=seen)
         if plan.abort:
             gang.request_stop(self._dirs.job(handle.job), self._clock())
 
@@ -138,6 +162,7 @@ class Executor:
             yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
         if not gang.ended:
             gang.watch(self._dirs.job(job_id), self._clock())
+            yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
         del self.gangs[job_id]
@@ -146,6 +171,19 @@ class Executor:
         elif verdict.message:
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
         yield Ended(job_id, gang.handle.attempt, verdict)
+
+    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        """What a gang found out about its slots; its target is what is left of it."""
+        target = self.targets.get(job_id)
+        if (setback := gang.setback()) is not None and target is not None:
+            after = self.targets[job_id] = setback.without(target, gang.target.cut)
+            if after.share.gpus < after.job.min_gpus:
+                del self.targets[job_id]
+            yield Hindered(job_id, gang.handle.attempt, setback, after.share)
+        if self.suspects.slots:
+            proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
+            if proven:
+                yield Proven(job_id, tuple(proven))
 
     def _reconcile(self) -> list[Report]:
         for job_id, gang in sorted(self.gangs.items()):
@@ -171,7 +209,7 @@ class Executor:
             gang.request_stop(job, now)
             return
         others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
-        way = way_to(target, gang.crew(now), others | gang.leaving)
+        way = way_to(target, gang.crew(), others | gang.leaving)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched anew: %s", gang.handle.job, way.reason)
             gang.request_stop(job, now, way.reason)
@@ -185,14 +223,15 @@ class Executor:
             make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
         ]
         slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
-        gang.follow(job, Target(target.share, slots), way.members, joining, self._clock())
+        gang.follow(job, Target(target.share, slots), way.members, joining)
         if joining:
             added = Target(target.share, way.joining)
             try:
                 commands = units(added, job.path, gang.handle.files, self.nodes, first=first)
                 self._backend.start(gang.handle, commands)
             except OSError as error:
-                gang.cannot(f"new workers cannot be started: {error.strerror or error}")
+                reason = f"new workers cannot be started: {error.strerror or error}"
+                gang.do_without(job, way.members, Setback(way.joining, reason))
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
     def _launch(self, job_id: str, target: Target) -> list[Report]:
@@ -214,11 +253,8 @@ class Executor:
         self._gang(handle, plan, target)
         return []
 
-    def _gang(
-        self, handle: Handle, plan: Plan, target: Target, seen: int = 0, planned_s: float = math.inf
-    ) -> Gang:
-        since_s = min(planned_s, self._clock())
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, now_s=since_s, seen=seen)
+    def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
         gang.statuses = self._backend.poll([handle])[handle]
         self.gangs[handle.job] = gang
         return gang

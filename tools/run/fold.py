@@ -16,6 +16,10 @@ How ``run`` uses the log:
   which, so that a launcher that takes over knows how many it has seen.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted).
+- ``shrink`` also says that new workers died and the others train on without them. Then ``slot_down`` follows
+  for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
+  the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
+  slot after the other, it gets no further GPU for ``wait_seconds``.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
 """
 
@@ -30,6 +34,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.steps import Share
+from pliant.tools.run.suspects import Suspects
 from pliant.tools.run.tail import WORKER_EVENTS
 from pliant.tools.schedule.snapshot import NodeGpus
 
@@ -156,6 +161,8 @@ class RunLog:
     last_s: float = 0.0
     jobs: dict[str, JobLog] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    suspects: Suspects = field(default_factory=Suspects)
+    """Slots on which new workers died."""
 
     def add(self, event: Event) -> None:
         """Take up one event."""
@@ -166,8 +173,12 @@ class RunLog:
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
             self.jobs[event.job] = JobLog(detail.job, event.time, total_samples=detail.samples)
+        elif event.event in ("slot_down", "slot_up"):
+            self.suspects.add(event.job, event.event, event.detail or {})
         elif event.job in self.jobs:
             self.jobs[event.job].add(event)
+            if self.jobs[event.job].ended:
+                self.suspects.forget(event.job)
 
     def _decided(self, event: Event) -> None:
         if self.info is None:

@@ -1,8 +1,9 @@
 """One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
 
-While it trains, a newer plan changes its workers (see ``rescale.py``). A worker that dies without a word, or
-stands still for too long, is left out of the next plan at once, and the others go on; where that cannot be,
-the rest is sent home and the attempt has failed.
+While it trains, a newer plan changes its workers (see ``rescale.py``). New ones that live are waited for as
+long as it takes. A worker that dies without a word, or stands still for too long, is left out of the next
+plan at once, and the others go on; where that cannot be, the rest is sent home and the attempt has failed. A
+slot on which new workers die is reported as a setback.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
 then SIGTERM; then SIGKILL, again and again until all of it is gone.
@@ -12,45 +13,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal
 
 from pliant.schemas.event import Event
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.folder_cache import FolderCache
 from pliant.tools.run.layout import JobDir
-from pliant.tools.run.losses import Losses
+from pliant.tools.run.lingering import Lingering
+from pliant.tools.run.losses import YOUNG_S, Losses
 from pliant.tools.run.outcome import Verdict, broken, judge
 from pliant.tools.run.plan import Member, Plan, WorkerOutcome
 from pliant.tools.run.planning import aborted, next_plan, read_reached, write_plan
 from pliant.tools.run.rescale import Crew
 from pliant.tools.run.roll import Roll
-from pliant.tools.run.slots import Slot
-from pliant.tools.run.steps import Target
+from pliant.tools.run.setback import Setback, listed
+from pliant.tools.run.slots import Slot, counts
+from pliant.tools.run.steps import Share, Target
 from pliant.tools.run.tail import Tail
+from pliant.tools.run.timeouts import Stage, Timeouts
 
-Stage = Literal["abort", "term", "kill"]
 _log = logging.getLogger("pliant")
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds that each stage of a stop is given before the next one, and other patience."""
-
-    abort_s: float = 60.0
-    term_s: float = 30.0
-    kill_s: float = 5.0
-    broken_s: float = 5.0
-    """For SIGTERM to the rest of a gang that lost a worker: it only waits for the lost one."""
-    ready_s: float = 60.0
-    """For new workers to get ready, before the job is launched anew instead."""
-    silent_s: float = 30.0
-    """For a worker to show that it runs, before it is killed."""
-
-    def of(self, stage: Stage) -> float:
-        """Seconds of one stage."""
-        return {"abort": self.abort_s, "term": self.term_s, "kill": self.kill_s}[stage]
 
 
 class Gang:
@@ -64,7 +46,6 @@ class Gang:
         backend: Backend,
         *,
         timeouts: Timeouts,
-        now_s: float = 0.0,
         seen: int = 0,
     ) -> None:
         """:param seen: how many of its workers' events were read before."""
@@ -77,8 +58,7 @@ class Gang:
         self._timeouts = timeouts
         self._roll = Roll(handle.files, plan)
         self._folder = FolderCache(handle.folder)
-        self._problem = ""
-        self._planned_s = now_s
+        self._setback: Setback | None = None
         self._told = plan.generation if read_reached(handle.files) is None else 0
         for event in islice(Tail(handle.files.progress).read(), seen):
             self.settles(event)
@@ -86,6 +66,7 @@ class Gang:
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
         self._losses = Losses()
+        self._lingering = Lingering()
 
     @property
     def stopping(self) -> bool:
@@ -116,18 +97,26 @@ class Gang:
         return (
             target is not None
             and not self.stopping
-            and not self._problem
             and set(target.slots) == set(self.target.slots)
             and target.cut == self.target.cut
         )
 
-    def crew(self, now_s: float) -> Crew:
+    def crew(self) -> Crew:
         """What is known of its workers."""
         self._folder.look()
-        trains, reports = self._trains(), self.handle.files.progress.exists()
-        late = trains is None and not reports and now_s >= self._planned_s + self._timeouts.ready_s
-        problem = "its workers did not get ready in time" if late else self._problem
-        return Crew(self.plan, trains, reports, problem)
+        return Crew(self.plan, self._trains(), self.handle.files.progress.exists())
+
+    def setback(self) -> Setback | None:
+        """Slots on which new workers died since the last call."""
+        found, self._setback = self._setback, None
+        return found
+
+    def proven(self) -> set[Slot]:
+        """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
+        trains = self._trains()
+        if trains is None or self.target.job.elastic == "none":
+            return set()
+        return self._roll.proven(trains.workers, YOUNG_S)
 
     def settles(self, event: Event) -> bool:
         """Take note of a worker's event; whether the newest plan was in force then."""
@@ -135,18 +124,23 @@ class Gang:
         return self._told >= self.plan.generation
 
     def follow(
-        self, job: JobDir, target: Target, members: Iterable[Member], joining: Iterable[Member], now_s: float
+        self, job: JobDir, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()
     ) -> None:
         """Publish a plan that takes it to a target, or closer to it.
 
         :param joining: members that are still to be started.
         """
         self.target = target
-        self._publish(job, next_plan(self.plan, (*members, *joining), target.cut), now_s)
+        self._publish(job, next_plan(self.plan, (*members, *joining), target.cut))
 
-    def cannot(self, problem: str) -> None:
-        """The newest plan cannot come into force."""
-        self._problem = problem
+    def do_without(self, job: JobDir, members: Sequence[Member], setback: Setback) -> None:
+        """Go on with these members, and report the slots that could not be taken."""
+        slots = tuple(Slot.parse(member.slot) for member in members)
+        trains = self._trains()
+        old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
+        cut = trains.cut if trains is not None and old_size else self.plan.cut
+        self.follow(job, Target(Share(self.target.job, counts(slots), *cut), slots), members)
+        self._report(setback)
 
     def request_stop(self, job: JobDir, now_s: float, reason: str = "") -> None:
         """Ask the workers to save and leave; a script that knows nothing of plans gets SIGTERM at once.
@@ -160,7 +154,7 @@ class Gang:
             trains = self._trains()
             members = self.plan.members if trains is None else trains.members
             plan = self.plan.model_copy(update={"members": members})
-            self._publish(job, aborted(plan, reason), now_s)
+            self._publish(job, aborted(plan, reason))
         self._enter("abort" if self._reads_plans() else "term", now_s)
 
     def kill(self, now_s: float) -> None:
@@ -174,6 +168,7 @@ class Gang:
         """
         self._folder.look()
         self._end_silent(now_s)
+        self._end_lingering(now_s)
         if self._stage is None and self._go_on_without_lost(job, now_s):
             return
         outcomes = self.outcomes()
@@ -184,14 +179,12 @@ class Gang:
             self._enter("abort", now_s)
         elif now_s >= self._deadline_s:
             self._enter("term" if self._stage == "abort" else "kill", now_s)
-        elif self._stage is None and not self._problem and self._overdue(now_s):
-            self._problem = f"new workers did not get ready within {self._timeouts.ready_s:g} s"
 
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
         self._folder.look()
-        found = judge(
+        return judge(
             self.outcomes(),
             self._own(),
             ranks=len(self.plan.members),
@@ -199,9 +192,6 @@ class Gang:
             stop_requested=self.plan.abort,
             at_break=self._at_break,
         )
-        if self._losses.blame and found.end == "failed":
-            return replace(found, message=f"{self._losses.blame}: {found.message}")
-        return found
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""
@@ -229,8 +219,8 @@ class Gang:
             for worker in self.plan.workers
         )
 
-    def _publish(self, job: JobDir, plan: Plan, now_s: float) -> None:
-        self.plan, self._planned_s, self._problem = plan, now_s, ""
+    def _publish(self, job: JobDir, plan: Plan) -> None:
+        self.plan = plan
         self._roll.add(plan)
         write_plan(job, plan)
 
@@ -245,28 +235,33 @@ class Gang:
         trained = set(trains.workers)
         self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
         lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
-        members = [one for one in self.plan.members if one.worker in trained and one.worker not in lost]
+        left = [one for one in self.plan.members if one.worker not in lost]
+        going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
         ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
-        if not lost or not members or ended or (on_gpus and lost & trained):
+        if not lost or not going_on or ended or (on_gpus and lost & trained):
             return False
-        for worker in sorted(lost):
-            self._losses.lose(worker, self._roll.slot(worker), now_s)
-        if self._losses.blame:
-            _log.warning("job %s: %s", self.handle.job, self._losses.blame)
-            self._at_break = self._own()
-            self._enter("term", now_s, self._timeouts.broken_s)
-            return True
-        slots = [self._roll.slot(worker) for worker in sorted(lost)]
-        _log.warning("job %s: lost the workers on %s, goes on without", self.handle.job, _listed(slots))
+        slots = {worker: self._roll.slot(worker) for worker in sorted(lost)}
+        bad = self._losses.lose(slots, trained, self._message, now_s)
+        _log.warning(
+            "job %s: lost the workers on %s, goes on without", self.handle.job, listed(slots.values())
+        )
         self._backend.stop(self.handle, "kill", lost)
-        held = tuple(Slot.parse(member.slot) for member in members)
-        told = [found.message for worker in sorted(lost) if (found := self._outcome(worker)) is not None]
-        self.follow(job, Target(self.target.share, held), members, (), now_s)
-        if not lost & trained:
-            problem = f"the new workers on {_listed(slots)} ended before they trained"
-            self._problem = ": ".join([problem, *told[:1]])
+        if not lost & trained and bad is not None:
+            self.do_without(job, left, bad)
+            return True
+        held = tuple(Slot.parse(member.slot) for member in going_on)
+        self.follow(job, Target(self.target.share, held), going_on)
+        if bad is not None:
+            self._report(bad)
         return True
+
+    def _report(self, setback: Setback) -> None:
+        self._setback = setback if self._setback is None else self._setback.and_also(setback)
+
+    def _message(self, worker: int) -> str:
+        found = self._outcome(worker)
+        return "" if found is None else found.message
 
     def _lost(self, worker: int, *, trained: bool) -> bool:
         """Whether a worker is gone without a word, or with one before it trained.
@@ -283,15 +278,31 @@ class Gang:
         silent = self._roll.silent(self.plan.workers, now_s, self._timeouts.silent_s)
         if silent:
             slots = [self._roll.slot(worker) for worker in silent]
-            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, _listed(slots))
+            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
             self._backend.stop(self.handle, "kill", silent)
 
-    def _overdue(self, now_s: float) -> bool:
-        """Whether workers that the newest plan waits for are not ready in time."""
+    def _end_lingering(self, now_s: float) -> None:
+        """Kill launchers that outlive their workers, and workers that should have left."""
+        overdue = self._lingering.overdue(self._idle, now_s)
+        if overdue:
+            slots = [self._roll.slot(worker) for worker in overdue]
+            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, listed(slots))
+            self._backend.stop(self.handle, "kill", overdue)
+
+    def _idle(self) -> dict[int, float]:
+        """Units that have nothing to do, and how long each may take to end (seconds)."""
+        if self.target.job.elastic == "none":
+            return {}
         trains = self._trains()
-        if now_s < self._planned_s + self._timeouts.ready_s or trains is None:
-            return False
-        return any(self._roll.life(worker) == "absent" for worker in self.plan.workers)
+        needed = {*self.plan.workers, *(() if trains is None else trains.workers)}
+        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
+        limits = {
+            worker: self._timeouts.of_idle(
+                self._roll.life(worker), ended=self._outcome(worker) is not None, needed=worker in needed
+            )
+            for worker in running
+        }
+        return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
 
     def _reads_plans(self) -> bool:
         return self.target.job.elastic != "none" or self.handle.files.progress.exists()
@@ -301,7 +312,3 @@ class Gang:
         self._deadline_s = now_s + (self._timeouts.of(stage) if seconds is None else seconds)
         if stage != "abort":
             self._backend.stop(self.handle, "term" if stage == "term" else "kill")
-
-
-def _listed(slots: Sequence[Slot]) -> str:
-    return ", ".join(map(str, slots))

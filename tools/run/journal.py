@@ -11,10 +11,11 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Report, Said
+from pliant.tools.run.executor import Hindered, Proven, Report, Said
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.steps import Step, StopJob
+from pliant.tools.run.suspects import Suspects
 
 
 def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: float | None = None) -> Event:
@@ -101,6 +102,50 @@ def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
     return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
+def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
+    """New workers died: the job goes on without their slots, or waits where the rest are too few for it."""
+    share, setback = report.share, report.setback
+    slots = [str(slot) for slot in setback.slots]
+    wait_s = log.suspects.wait_s(report.job_id, slots)
+    downs = [_slot_down(report.job_id, slot, log.suspects, time_s, setback.reason) for slot in slots]
+    left_out = [
+        f"{slot} is left out for {(down.detail or {})['seconds']:g} s"
+        for slot, down in zip(slots, downs, strict=True)
+    ]
+    told = [setback.reason, *left_out, *([] if wait_s is None else [f"it keeps its size for {wait_s:g} s"])]
+    detail: dict[str, Any] = {"reason": "; ".join(told)}
+    if wait_s is not None:
+        detail["wait_seconds"] = wait_s
+    if share.gpus < job.job.min_gpus:
+        return [Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail), *downs]
+    if share.gpus == job.gpus:
+        return downs
+    detail |= {"accum": share.accum, "lr_scale": share.lr_scale}
+    return [
+        Event(
+            time_s,
+            "shrink",
+            report.job_id,
+            gpus=share.gpus,
+            placement=share.placement,
+            global_batch=share.global_batch,
+            detail=detail,
+        ),
+        *downs,
+    ]
+
+
+def _slot_down(job_id: str, slot: str, suspects: Suspects, time_s: float, reason: str) -> Event:
+    follows = suspects.next_death(job_id, slot)
+    detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
+    return Event(time_s, "slot_down", None if follows.everybody else job_id, detail=detail)
+
+
+def proof_events(report: Proven, time_s: float) -> list[Event]:
+    """Slots are beyond doubt again."""
+    return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
+
+
 def worker_events(said: Said, job: JobLog) -> list[Event]:
     """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
 
@@ -148,6 +193,10 @@ def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> l
         return []
     if isinstance(report, Said):
         return worker_events(report, job)
+    if isinstance(report, Hindered):
+        return hindrance_events(report, job, log, time_s)
+    if isinstance(report, Proven):
+        return proof_events(report, time_s)
     match report.verdict.end:
         case "done":
             return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]

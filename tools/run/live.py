@@ -15,7 +15,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Ended, Executor, Report
+from pliant.tools.run.executor import Ended, Executor, Hindered, Proven, Report
 from pliant.tools.run.journal import (
     cancel_event,
     change_event,
@@ -32,9 +32,9 @@ from pliant.tools.run.state import State
 from pliant.tools.run.steps import Share, StopJob
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.patience import Patience, why_left
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.session import Holding, Session
 from pliant.tools.schedule.snapshot import JobState
-from pliant.tools.schedule.state import correct
+from pliant.tools.schedule.state import correct, tell_slot, tell_wait
 from pliant.tools.schedule.submit_detail import submit_detail
 
 
@@ -61,6 +61,7 @@ class LiveRun:
         self.state = parts.state
         self.session = parts.session
         self.executor = parts.executor
+        self.executor.suspects = parts.state.log.suspects
         self._schedule = parts.schedule
         self.clock = parts.clock
         self._origin_s = parts.origin_s
@@ -159,6 +160,8 @@ class LiveRun:
         rounds = float("inf")
         if interval is not None and self.session.jobs:
             rounds = max(self._asked_s + interval, quiet_until_s)
+        if self.session.withheld.next_s > self._asked_s:
+            rounds = min(rounds, self.session.withheld.next_s)
         again = self.session.ask_again_s
         return rounds if again is None or again <= self._asked_s else min(rounds, again)
 
@@ -219,10 +222,18 @@ class LiveRun:
         self.state.record(events)
         for event in events:
             self._tell(event, report.job_id)
-        return isinstance(report, Ended) and bool(events)
+        if isinstance(report, Hindered) and report.job_id in self._shares:
+            self._shares[report.job_id] = report.share
+        return isinstance(report, Ended | Hindered | Proven) and bool(events)
 
     def _tell(self, event: Event, job_id: str) -> None:
         job, time_s = self.session.jobs[job_id], event.time - self._origin_s
+        if event.event in ("slot_down", "slot_up"):
+            tell_slot(self.session, replace(event, time=time_s))
+            return
+        if event.event == "shrink":
+            placement, batch = event.placement or (), event.global_batch
+            self.session.adopt([Holding(job_id, placement, batch)], time_s)
         correct(job, replace(event, time=time_s))
         if event.event in ("requeue", "fail", "finish"):
             self._shares.pop(job_id, None)
@@ -230,6 +241,8 @@ class LiveRun:
             self.session.lose(job_id, time_s)
         elif event.event in ("fail", "finish"):
             self.session.end(job_id, time_s, "finished" if event.event == "finish" else "failed")
+        if job_id in self.session.jobs:
+            tell_wait(self.session, replace(event, time=time_s))
 
     def _decide(self) -> None:
         began, now = time.perf_counter(), self.clock()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.state import Sink
+from pliant.tools.run.timeouts import Timeouts
 from pliant.tools.schedule.decide import Question
 
 STATE_NAME: Final = "pliant-state"

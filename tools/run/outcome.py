@@ -84,10 +84,17 @@ def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool) -> Verd
 
 
 def broken(units: Sequence[UnitStatus], outcomes: Mapping[int, WorkerOutcome]) -> bool:
-    """Whether a part of a gang that still runs is gone for good, so that the rest only waits for it."""
-    return any(unit.state == "lost" or (unit.state == "exited" and unit.code != 0) for unit in units) or any(
-        outcome.outcome == "crashed" for outcome in outcomes.values()
-    )
+    """Whether a part of a gang that still runs is gone for good, so that the rest only waits for it.
+
+    A launcher that was killed after its worker had said how it ended is not.
+    """
+    said = {rank for rank, outcome in outcomes.items() if outcome.outcome != "crashed"}
+    return any(
+        unit.state == "exited" and unit.code is not None and unit.code > 0
+        if rank in said
+        else unit.state == "lost" or (unit.state == "exited" and unit.code != 0)
+        for rank, unit in enumerate(units)
+    ) or any(outcome.outcome == "crashed" for outcome in outcomes.values())
 
 
 def describe(units: Sequence[UnitStatus]) -> str:

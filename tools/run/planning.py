@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -80,14 +79,6 @@ def write_plan(job: JobDir, plan: Plan) -> None:
 def read_plan(job: JobDir) -> Plan | None:
     """The plan in force; None: none was written yet."""
     return read_plan_of(job.plan)
-
-
-def planned_at(job: JobDir) -> float:
-    """When the plan in force was written (UTC); infinity: there is none."""
-    try:
-        return job.plan.stat().st_mtime
-    except OSError:
-        return math.inf
 
 
 def read_reached(attempt: AttemptDir) -> Plan | None:

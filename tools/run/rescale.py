@@ -25,8 +25,6 @@ class Crew:
     """The plan that its workers train under; None: they do not train yet."""
     reports: bool
     """Its script has reported progress."""
-    problem: str = ""
-    """Why its newest plan cannot come into force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,6 @@ def way_to(target: Target, crew: Crew, busy: Collection[Slot]) -> Way:
     """
     if target.job.elastic == "none":
         return Relaunch("the job is not elastic")
-    if crew.problem:
-        return Relaunch(crew.problem)
     if crew.trains is None:
         return Relaunch("its script does not change its workers while it trains") if crew.reports else Wait()
     trained = set(crew.trains.workers)

@@ -45,6 +45,18 @@ class Roll:
         """What the worker's own file says."""
         return life(self._presences[worker])
 
+    def proven(self, workers: Iterable[int], age_s: float) -> set[Slot]:
+        """Slots of workers that still ran so long after their generation had begun to train."""
+        try:
+            since_s = self._files.reached.stat().st_mtime
+        except OSError:
+            return set()
+        return {
+            self._slots[worker]
+            for worker in workers
+            if worker in self._slots and last_beat(self._files.presence(worker)) >= since_s + age_s
+        }
+
     def silent(self, workers: Iterable[int], now_s: float, limit_s: float) -> list[int]:
         """Workers that have not shown for so long that they run, while somebody was looking all the time.
 

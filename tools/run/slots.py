@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pliant.tools.schedule.snapshot import NodeGpus
@@ -36,11 +36,21 @@ def kept(held: Sequence[Slot], placement: NodeGpus) -> tuple[Slot, ...]:
     return tuple(survivors)
 
 
-def filled(
-    survivors: Sequence[Slot], placement: NodeGpus, node_gpus: Mapping[str, int], taken: Container[Slot]
-) -> tuple[Slot, ...]:
-    """``survivors`` and, after them, the lowest slots not ``taken`` that the placement still asks for.
+def alike(_slot: Slot) -> int:
+    """No slot is better than another."""
+    return 0
 
+
+def filled(
+    survivors: Sequence[Slot],
+    placement: NodeGpus,
+    node_gpus: Mapping[str, int],
+    taken: Container[Slot],
+    doubt: Callable[[Slot], int] = alike,
+) -> tuple[Slot, ...]:
+    """``survivors`` and, after them, slots not ``taken`` that the placement still asks for.
+
+    :param doubt: what speaks against a slot; those with the least are chosen, of equal ones the lowest.
     :raises ValueError: a node has not so many free.
     """
     slots = list(survivors)
@@ -53,7 +63,7 @@ def filled(
         ]
         if missing > len(free):
             raise ValueError(f"node {node} has {len(free)} free slots, {missing} more are asked for")
-        slots += free[:missing]
+        slots += sorted(free, key=doubt)[:missing]
     return tuple(slots)
 
 

@@ -6,12 +6,12 @@ as they are is not touched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.job import Job
-from pliant.tools.run.slots import Slot, filled, kept
+from pliant.tools.run.slots import Slot, alike, filled, kept
 from pliant.tools.schedule.snapshot import NodeGpus
 
 
@@ -102,6 +102,7 @@ def plan_steps(
     wanted: Mapping[str, Share],
     node_gpus: Mapping[str, int],
     started: Collection[str] = (),
+    doubt: Callable[[Slot], int] = alike,
 ) -> list[Step]:
     """The steps from ``held`` to ``wanted``, with concrete slots.
 
@@ -109,6 +110,7 @@ def plan_steps(
     :param wanted: by job id; a job that is absent, or gets no GPU, gives up what it holds.
     :param node_gpus: slots of every node.
     :param started: jobs that have run before.
+    :param doubt: what speaks against a slot.
     :raises ValueError: the shares do not fit the nodes.
     """
     shares = {job_id: share for job_id, share in sorted(wanted.items()) if share.gpus}
@@ -120,7 +122,7 @@ def plan_steps(
     steps: dict[type[Step], list[Step]] = {StopJob: [], ResizeJob: [], StartJob: []}
     steps[StopJob] = [StopJob(target) for job_id, target in sorted(held.items()) if job_id not in shares]
     for job_id, share in shares.items():
-        slots = filled(survivors[job_id], share.placement, node_gpus, taken)
+        slots = filled(survivors[job_id], share.placement, node_gpus, taken, doubt)
         taken.update(slots)
         step = _step(held.get(job_id), Target(share, slots), again=job_id in started)
         if step is not None:

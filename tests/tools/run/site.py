@@ -13,9 +13,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog
-from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.options import Options
 from pliant.tools.run.state import read_log
+from pliant.tools.run.timeouts import Timeouts
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.scripts import script

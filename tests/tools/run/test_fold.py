@@ -5,10 +5,13 @@ from typing import Any
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.tools.run.executor import Ended, Said
+from pliant.tools.run.executor import Ended, Hindered, Said
 from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import decision_event, on_clock, report_events, run_event, submit_event
 from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.setback import Setback
+from pliant.tools.run.slots import Slot
+from pliant.tools.run.steps import Share
 from tests.builders import cluster, job
 
 
@@ -113,6 +116,41 @@ def test_a_clean_end_becomes_finish_a_stop_nothing_a_failure_requeue_or_fail() -
     broke = Ended("a", 1, Verdict("failed", "exit code 1"))
     assert [e.event for e in report_events(broke, running, 20.0, 1)] == ["requeue"]
     assert [e.event for e in report_events(broke, running, 20.0, 0)] == ["fail"]
+
+
+def hindered(gpus: int, *slots: str) -> Hindered:
+    share = Share(job("a"), (("n0", gpus),) if gpus else (), 8)
+    return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), share)
+
+
+def test_a_job_that_could_not_grow_shrinks_in_the_log_and_does_not_get_the_slot_for_a_while() -> None:
+    known = log(START)
+    shrink, down = report_events(hindered(1, "n0/1"), known, 20.0, 3)
+    assert shrink.detail is not None
+    assert (shrink.event, shrink.gpus, shrink.placement) == ("shrink", 1, (("n0", 1),))
+    assert shrink.detail == {
+        "reason": "no memory; n0/1 is left out for 60 s",
+        "accum": 1,
+        "lr_scale": 1.0,
+    }
+    assert (down.event, down.job) == ("slot_down", "a")
+    for each in (shrink, down):
+        known.add(each)
+    assert (known.jobs["a"].gpus, known.jobs["a"].reason) == (1, shrink.detail["reason"])
+    (again,) = report_events(hindered(1, "n0/1"), known, 90.0, 3)
+    assert (again.detail or {})["seconds"] == 120.0
+
+
+def test_a_job_with_too_few_workers_left_waits_and_has_not_failed() -> None:
+    known = log(START)
+    requeue, *_ = report_events(hindered(0, "n0/0", "n0/1"), known, 20.0, 3)
+    known.add(requeue)
+    assert (requeue.event, known.jobs["a"].phase, known.jobs["a"].failures) == ("requeue", "preempted", 0)
+
+
+def test_a_job_that_could_not_grow_on_three_slots_keeps_its_size() -> None:
+    shrink, *_ = report_events(hindered(1, "n0/1", "n0/2", "n0/3"), log(START), 20.0, 3)
+    assert (shrink.detail or {})["wait_seconds"] == 60.0
 
 
 def test_reports_about_jobs_that_have_ended_leave_no_trace() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -13,16 +14,19 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
 from pliant.tools.run import folder_cache
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
-from pliant.tools.run.gang import Gang, Timeouts
+from pliant.tools.run.gang import Gang
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import WorkerOutcome
-from pliant.tools.run.planning import make_member, make_plan, planned_at, read_plan, write_plan
+from pliant.tools.run.planning import make_member, make_plan, read_plan, write_plan
 from pliant.tools.run.roll import Roll
+from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Target
+from pliant.tools.run.timeouts import Timeouts
 from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
+ADDED = Slot("n1", 1)
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
 
 
@@ -61,18 +65,17 @@ class Scene:
     def reaches(self, generation: int) -> None:
         renamed(self.gang.handle.files.reached, f"{generation}\n")
 
-    def grows(self) -> None:
-        """A third worker is started."""
-        slots = (*self.target.slots, Slot("n1", 1))
-        self.target = Target(self.target.share, slots)
-        added = make_member(slots[2], NodeInfo("n1", 2), 2)
-        self.gang.follow(self.job, self.target, self.gang.plan.members, [added], 0.0)
-        self.gang.statuses = (RUNNING, RUNNING, RUNNING)
+    def grows(self, slot: Slot = ADDED, number: int = 2) -> None:
+        """One more worker is started."""
+        self.target = Target(self.target.share, (*self.target.slots, slot))
+        added = make_member(slot, NodeInfo(slot.node, 2), number)
+        self.gang.follow(self.job, self.target, self.gang.plan.members, [added])
+        self.gang.statuses = (*self.gang.statuses, RUNNING)
 
-    def replaces(self, number: int, now_s: float) -> None:
+    def replaces(self, number: int) -> None:
         """A new worker takes the place of the second one, and trains."""
         added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        self.gang.follow(self.job, self.target, self.gang.plan.members[:1], [added], now_s)
+        self.gang.follow(self.job, self.target, self.gang.plan.members[:1], [added])
         self.reaches(self.gang.plan.generation)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
@@ -191,15 +194,19 @@ def test_a_worker_that_crashed_by_its_script_takes_the_attempt_down(training: Sc
     assert training.watch(1.0) == ["term"]
 
 
-def test_a_new_worker_that_dies_before_it_trains_makes_the_job_be_launched_anew(
+def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size(
     training: Scene, lives: Lives
 ) -> None:
+    before = training.target
     training.grows()
     lives.of[2] = "gone"
     training.watch(1.0)
-    assert members(training) == [0, 1]
-    assert training.gang.crew(1.0).problem == "the new workers on n1/1 ended before they trained"
-    assert not training.gang.serves(training.target)
+    assert (training.gang.plan.generation, members(training)) == (3, [0, 1])
+    assert training.gang.setback() == Setback(
+        (Slot("n1", 1),), "the new workers on n1/1 ended before they trained"
+    )
+    assert training.gang.setback() is None, "it is reported once"
+    assert training.gang.serves(before)
 
 
 def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Scene, lives: Lives) -> None:
@@ -209,23 +216,44 @@ def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Sc
     training.gang.handle.files.outcome(2).write_text(text)
     assert training.watch(1.0) == ["kill [2]"]
     assert (members(training), training.gang.stopping) == ([0, 1], False)
-    assert training.gang.crew(1.0).problem == (
-        "the new workers on n1/1 ended before they trained: out of memory"
-    )
+    found = training.gang.setback()
+    assert found is not None
+    assert found.reason == "the new workers on n1/1 ended before they trained: out of memory"
 
 
-def test_a_slot_that_loses_one_worker_after_the_other_makes_the_attempt_fail(
+def test_a_failed_grow_goes_back_to_the_batch_that_the_others_train_with(
+    training: Scene, lives: Lives
+) -> None:
+    share = replace(training.target.share, global_batch=32, lr_scale=4.0)
+    training.target = replace(training.target, share=share)
+    training.grows()
+    assert training.gang.plan.cut == (32, 1, 4.0)
+    lives.of[2] = "gone"
+    training.watch(1.0)
+    assert training.gang.plan.cut == training.gang.target.cut == (8, 1, 1.0)
+
+
+def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:
+    training.grows()
+    training.grows(Slot("n0", 1), 3)
+    lives.of |= {2: "gone", 3: "absent"}
+    training.watch(1.0)
+    assert members(training) == [0, 1, 3]
+    assert training.backend.told == ["kill [2]"]
+
+
+def test_a_slot_that_loses_one_worker_after_the_other_is_left_alone_and_the_others_train_on(
     training: Scene, lives: Lives
 ) -> None:
     lives.of = dict.fromkeys(range(9), "alive")
     for number in range(2, 7):
-        training.replaces(number, float(number))
-        assert not training.gang.stopping
+        assert training.gang.setback() is None
+        training.replaces(number)
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
-    assert training.gang.stopping
-    assert training.backend.told[-1] == "term"
-    assert training.gang.verdict().message.startswith("lost 5 workers in a row on n1/0: ")
+    assert not training.gang.stopping
+    assert members(training) == [0]
+    assert training.gang.setback() == Setback((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
 
 
 def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
@@ -233,20 +261,57 @@ def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
 ) -> None:
     lives.of = dict.fromkeys(range(9), "alive")
     for number in range(2, 9):
-        training.replaces(number, 100.0 * number)
+        training.replaces(number)
         training.watch(100.0 * number + 1.0)
         lives.of[number] = "gone"
         training.watch(100.0 * number + 7.0)
     assert not training.gang.stopping
 
 
-def test_new_workers_have_a_limit_to_get_ready(training: Scene, lives: Lives) -> None:
+def test_a_new_worker_that_lives_is_waited_for_while_the_others_train(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"
-    training.watch(TIMES.ready_s - 1)
-    assert training.gang.crew(1.0).problem == ""
-    training.watch(TIMES.ready_s)
-    assert training.gang.crew(1.0).problem == "new workers did not get ready within 60 s"
+    assert training.watch(1.0, 1e6) == []
+    assert (members(training), training.gang.setback()) == ([0, 1, 2], None)
+
+
+def test_a_new_worker_that_is_no_longer_wanted_has_a_limit_to_leave(training: Scene, lives: Lives) -> None:
+    before = training.target
+    training.grows()
+    lives.of[2] = "absent"
+    training.gang.follow(training.job, before, training.gang.plan.members[:2])
+    assert training.watch(1.0, 60.0) == []
+    assert training.watch(61.0) == ["kill [2]"]
+
+
+def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene, lives: Lives) -> None:
+    """A torchrun that hangs, or that somebody stopped: the worker's outcome says all there is to say."""
+    for worker in (0, 1):
+        training.says(worker, "done")
+        lives.of[worker] = "gone"
+    assert training.watch(0.0, 9.0) == []
+    assert training.watch(10.0) == ["kill [0, 1]"]
+    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
+    training.gang.watch(training.job, 11.0)
+    assert training.gang.verdict().end == "done"
+
+
+def test_a_launcher_that_was_killed_after_its_worker_was_done_does_not_take_the_others_along(
+    training: Scene, lives: Lives
+) -> None:
+    training.says(1, "done")
+    lives.of[1] = "gone"
+    training.watch(0.0, 10.0)
+    training.gang.statuses = (RUNNING, UnitStatus("lost"))
+    training.gang.watch(training.job, 11.0)
+    assert not training.gang.stopping
+
+
+def test_a_worker_that_died_under_a_launcher_that_stands_still_is_noticed_where_it_was_the_last(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = {0: "gone", 1: "gone"}
+    assert training.watch(0.0, 10.0) == ["kill [0, 1]"]
 
 
 def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: Lives) -> None:
@@ -265,24 +330,6 @@ def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training:
     assert [after.settles(event) for event in after.tail.read()] == [True]
     unseen = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES)
     assert not unseen.settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
-
-
-def test_a_launcher_that_takes_over_counts_from_when_the_plan_was_written(
-    training: Scene, lives: Lives
-) -> None:
-    training.grows()
-    lives.of[2] = "absent"
-    assert planned_at(training.job) == pytest.approx(training.job.plan.stat().st_mtime)
-    assert planned_at(JobDir(training.job.path / "none")) == float("inf")
-    plan, target = training.gang.plan, training.gang.target
-    later = Gang(
-        training.gang.handle, plan, target, cast("Backend", training.backend), timeouts=TIMES, now_s=100.0
-    )
-    later.statuses = (RUNNING,) * 3
-    later.watch(training.job, 100.0 + TIMES.ready_s - 1)
-    assert not later.crew(0.0).problem
-    later.watch(training.job, 100.0 + TIMES.ready_s)
-    assert "did not get ready within" in later.crew(0.0).problem
 
 
 def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(

@@ -15,12 +15,12 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run import runner
 from pliant.tools.run.fold import RunLog
-from pliant.tools.run.gang import Timeouts
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
 from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.state import State, read_log
+from pliant.tools.run.timeouts import Timeouts
 from pliant.tools.schedule.decide import decide_from_events
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend

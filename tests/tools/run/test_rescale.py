@@ -91,7 +91,6 @@ def test_a_gang_that_does_not_train_yet_is_waited_for() -> None:
         (target(2, 3), SETTLED, "it keeps none of its slots"),
         (target(0, 1, elastic=False), SETTLED, "the job is not elastic"),
         (target(0), Crew(TWO, None, reports=True), "its script does not change its workers while it trains"),
-        (target(0), Crew(TWO, TWO, reports=True, problem="no memory"), "no memory"),
     ],
 )
 def test_what_cannot_be_done_in_place_is_a_relaunch_that_says_why(

@@ -132,6 +132,37 @@ def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_tra
     assert "lost the workers on n0/" in errors
 
 
+def test_a_new_worker_that_fails_leaves_the_job_training_at_its_size(site: Site) -> None:
+    """Its slot is left out for a while, by the log too, and the attempt goes on to its end."""
+    failed = site.folder / "failed"
+    broken = f"""
+import os, pathlib, sys
+failed = pathlib.Path({str(failed)!r})
+if os.environ["PLIANT_SLOT"] == "n0/1":
+    failed.touch()
+    sys.exit("no memory on this device")
+"""
+    # slow until the new worker has failed: however late that is, there is something left to train
+    text = broken + ELASTIC.replace("if alone()", "if not failed.exists()")
+    train(site, "long", text, (60, 0.5), samples=60 * 64, high=2)
+    train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    assert site.of("long") == [
+        *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long"),
+        "finish long 0",
+    ]
+    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched anew"
+    (down,) = [event.detail or {} for event in site.events() if event.event == "slot_down"]
+    assert (down["slot"], down["by"]) == ("n0/1", "long")
+    (shrink,) = [event.detail or {} for event in site.events() if event.event == "shrink"]
+    assert shrink["reason"] == (
+        "the new workers on n0/1 ended before they trained; n0/1 is left out for 60 s"
+    )
+    assert read_log(site.state).jobs["long"].samples_done == 60 * 64
+
+
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
     train(site, "a", ELASTIC, (80, 0.02), samples=80 * 64, high=2)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
