@@ -31,7 +31,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def wrapped(*args: Any, debug: bool = False, quiet: bool = False, **kwargs: Any) -> None:
         settings.debug, settings.quiet = debug, quiet
-        _log_to_stderr(quiet)
+        _log_to_stderr(quiet=quiet, debug=debug)
         signal.signal(signal.SIGTERM, _terminate)
         code = run_command(lambda: function(*args, **kwargs))
         if code:
@@ -95,10 +95,10 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _log_to_stderr(quiet: bool) -> None:
+def _log_to_stderr(*, quiet: bool, debug: bool) -> None:
     logger = logging.getLogger("pliant")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("pliant: %(levelname)s: %(message)s"))
     logger.handlers = [handler]
     logger.propagate = False
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
+    logger.setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.INFO)

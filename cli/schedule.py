@@ -116,13 +116,15 @@ def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
     if not events:
         raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
     now_s = max(time.time(), *(event.time for event in events)) if now is None else now
+    found = with_requests(events, at, now_s)
     return decide_from_events(
-        with_requests(events, at, now_s),
+        found,
         question,
         now_s=now_s,
         cluster=read_cluster(at.cluster) if at.cluster.exists() else None,
         profile=read_profile(at.profile) if at.profile.exists() else None,
         previous=read_schedule(at.schedule) if at.schedule.exists() else None,
+        new=[event.job for event in found[len(events) :] if event.event == "submit" and event.job],
         source=str(at.events),
     )
 

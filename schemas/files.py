@@ -16,6 +16,7 @@ from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingErro
 PIPE: Final = "-"
 PARQUET_MAGIC: Final = b"PAR1"
 _TEMPORARY: Final = ".pliant-"
+_PROBE: Final = 65536
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
@@ -117,6 +118,29 @@ def write_error(error: OSError | ValueError, target: str) -> PliantError:
     if isinstance(error, OSError) and error.errno in _OUT_OF_ORDER:
         return ServiceMissingError(f"{target}: cannot be written: {_reason(error)}")
     return UsageError(f"{target}: cannot be written: {_reason(error)}")
+
+
+def is_out_of_order(error: BaseException) -> bool:
+    """Whether an error, or the one that it was made of, says that a disk is full or broken."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
+
+
+def probe_room(folder: Path) -> None:
+    """Write a little into a folder, and remove it: does its disk take anything?
+
+    :raises ServiceMissingError: it does not.
+    """
+    temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(descriptor, bytes(_PROBE))
+        finally:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ServiceMissingError(f"{folder}: cannot be written: {_reason(error)}") from error
 
 
 def write_all(descriptor: int, data: bytes) -> None:

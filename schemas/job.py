@@ -9,17 +9,26 @@ from pydantic_core import PydanticCustomError
 
 from pliant.schemas.record import (
     FORM,
+    MOST,
     BatchSize,
+    BoundedFloat,
     GpuCount,
     Identifier,
     NonNegativeFloat,
-    NonNegativeInt,
+    PlainText,
     PositiveFloat,
     Record,
     SampleCount,
+    Seed,
+    VariableName,
+    WorkAmount,
 )
 
 Elasticity = Literal["none", "size", "size+batch"]
+LONGEST_TEXT: Final = 100_000
+"""Bytes of one argument or variable; Linux takes 131,072."""
+MOST_TEXT: Final = 500_000
+"""Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
 
 
 def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, high: int | None) -> None:
@@ -72,26 +81,26 @@ class Batch(Record):
 class SampleWork(Record):
     """Total work as training samples, repetitions counted."""
 
-    samples: PositiveFloat
+    samples: WorkAmount
 
 
 class EpochWork(Record):
     """Total work as passes over a data set."""
 
-    epochs: PositiveFloat
+    epochs: WorkAmount
     dataset_size: SampleCount
 
 
 class IterationWork(Record):
     """Total work as optimizer steps at the job's own batch size."""
 
-    iterations: PositiveFloat
+    iterations: WorkAmount
 
 
 class GpuTimeWork(Record):
     """Total work as GPU-seconds at the requested number of GPUs (what production traces state)."""
 
-    gpu_seconds: PositiveFloat
+    gpu_seconds: WorkAmount
 
 
 Work = SampleWork | EpochWork | IterationWork | GpuTimeWork
@@ -134,7 +143,7 @@ class Utility(Record):
     """What finishing at a given time is worth (used by admission policies)."""
 
     shape: Literal["constant", "sigmoid", "step"] = "constant"
-    value: PositiveFloat = 1.0
+    value: WorkAmount = 1.0
     decay: NonNegativeFloat = 0.0
     target: NonNegativeFloat | None = None
 
@@ -157,20 +166,20 @@ class Job(Record):
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
-    submit_time: NonNegativeFloat
+    submit_time: Annotated[float, Field(ge=0, le=MOST)]
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory)."""
     model: Annotated[str, Field(min_length=1)]
     """Key into the profile."""
     gpus: Gpus
     user: str = ""
     """Who submitted it; empty if nobody says."""
-    priority: float = 0.0
+    priority: BoundedFloat = 0.0
     """Larger is more important, for the policies that look at it."""
-    command: tuple[str, ...] | None = None
+    command: tuple[PlainText, ...] | None = None
     """Script and arguments that torchrun starts in each worker. Absent in a pure trace."""
-    workdir: str | None = None
+    workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
     batch: Batch = Batch()
     lr: PositiveFloat | None = None
@@ -185,10 +194,25 @@ class Job(Record):
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
     checkpoint_seconds: PositiveFloat | None = None
     """Seconds between checkpoints while running. Default: 60."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed of the job's own randomness: initial weights, sample order."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Free map, carried through untouched."""
+
+    @model_validator(mode="after")
+    def _can_be_passed_on(self) -> Self:
+        """The system limits what a process is started with; it counts bytes, and so does this."""
+        told = {
+            "command": self.command or (),
+            "env": [f"{name}={value}" for name, value in self.env.items()],
+            "workdir": [self.workdir or ""],
+        }
+        for field, texts in told.items():
+            sizes = [len(text.encode()) for text in texts]
+            if sum(sizes) > MOST_TEXT or max(sizes, default=0) > LONGEST_TEXT:
+                text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"
+                raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": f"/{field}"})
+        return self
 
     @property
     def min_gpus(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import Problem
-from pliant.schemas.record import FORM, IDENTIFIER, NODE_NAME
+from pliant.schemas.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, ValidationError
@@ -31,7 +31,12 @@ _TYPES: Final = {
     "tuple_type": "a list",
 }
 _NAME: Final = "1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
-_PATTERNS: Final = {IDENTIFIER: _NAME, NODE_NAME: _NAME + ", {} for the number"}
+_PATTERNS: Final = {
+    IDENTIFIER: _NAME,
+    NODE_NAME: _NAME + ", {} for the number",
+    PLAIN_TEXT: "text without NUL characters",
+    VARIABLE: "a name, not empty, without '=' and NUL characters",
+}
 _BOUNDS: Final = {
     "greater_than": ("not above {gt}", "more than {gt}"),
     "greater_than_equal": ("below {ge}", "{ge} or more"),

@@ -26,6 +26,19 @@ SampleCount = Annotated[int, Field(gt=0, le=2**53)]
 BatchSize = Annotated[int, Field(gt=0, le=2**31)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+MOST: Final = 1e18
+"""Of work, times and weights: beyond any use, and sums and products of them stay finite."""
+WorkAmount = Annotated[float, Field(gt=0, le=MOST)]
+BoundedFloat = Annotated[float, Field(ge=-MOST, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
+"""What torch and numpy take."""
+
+PLAIN_TEXT: Final = r"^[^\x00]*$"
+VARIABLE: Final = r"^[^=\x00]+$"
+PlainText = Annotated[str, Field(pattern=PLAIN_TEXT)]
+"""What a system call takes as an argument: no NUL."""
+VariableName = Annotated[str, Field(pattern=VARIABLE)]
+"""Name of an environment variable."""
 
 
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash

@@ -25,6 +25,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,7}", fullmatch=True)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 amounts = st.floats(0.0, 1e12)
@@ -69,10 +70,10 @@ def jobs(draw: st.DrawFn, ids: st.SearchStrategy[str] = names) -> Job:
         model=draw(names),
         gpus=Gpus(requested=requested) if elastic == "none" else Gpus(requested=requested, min=low, max=high),
         user=draw(text),
-        priority=draw(finite),
-        command=draw(maybe(st.lists(text, max_size=3).map(tuple))),
-        workdir=draw(maybe(text)),
-        env=draw(st.dictionaries(names, text, max_size=2)),
+        priority=draw(st.floats(-1e18, 1e18)),
+        command=draw(maybe(st.lists(plain, max_size=3).map(tuple))),
+        workdir=draw(maybe(plain)),
+        env=draw(st.dictionaries(names, plain, max_size=2)),
         batch=draw(st.sampled_from([Batch(), Batch(size=batch, min=batch_low, max=batch_high)])),
         lr=draw(maybe(positive)),
         elastic=elastic,

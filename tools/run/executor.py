@@ -8,6 +8,7 @@ finds.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +19,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
+from pliant.tools.run.fault import Faults, may_pass
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.gang import Gang
 from pliant.tools.run.layout import StateDir
@@ -25,6 +27,7 @@ from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
+from pliant.tools.run.runnable import check_startable
 from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
@@ -79,6 +82,9 @@ Report = Said | Ended | Hindered | Proven
 class Executor:
     """The gangs of one state directory.
 
+    An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
+    then it has failed with that reason. The others go on.
+
     :param clock: seconds that never run backwards.
     """
 
@@ -94,6 +100,9 @@ class Executor:
         self._dirs = dirs
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
+        self._faults = Faults(dirs.path, self.condemn)
+        self._condemned: dict[str, str] = {}
+        """Why gangs are killed, by job, until nothing is left of them."""
 
     @property
     def node_gpus(self) -> dict[str, int]:
@@ -103,8 +112,10 @@ class Executor:
     @property
     def settled(self) -> bool:
         """Whether exactly the targets run."""
-        return self.targets.keys() == self.gangs.keys() and all(
-            gang.serves(self.targets[job_id]) for job_id, gang in self.gangs.items()
+        return (
+            not self._condemned
+            and self.targets.keys() == self.gangs.keys()
+            and all(gang.serves(self.targets[job_id]) for job_id, gang in self.gangs.items())
         )
 
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
@@ -123,7 +134,8 @@ class Executor:
         """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
         self.suspects = log.suspects
         for handle in self._backend.adopt():
-            self._adopt(handle, log)
+            with self._faults.of(handle.job, doing="cannot be taken up"):
+                self._adopt(handle, log)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         shares = {job_id: job.share for job_id, job in log.active.items()}
         self.apply(self.steps_to(shares))
@@ -145,16 +157,54 @@ class Executor:
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened, in order of the job ids."""
-        return [*self.look(), *self._reconcile()]
+        reports = self.look()
+        self._reconcile()
+        return [*reports, *self._finish_off()]
 
     def look(self) -> list[Report]:
         """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
-        found = self._backend.poll([gang.handle for gang in self.gangs.values()])
         reports: list[Report] = []
         for job_id, gang in sorted(self.gangs.items()):
-            gang.statuses = found[gang.handle]
-            reports += self._look(job_id, gang)
+            if job_id not in self._condemned:
+                with self._faults.of(job_id, tries_again=True):
+                    gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+                    reports += self._look(job_id, gang)
         return reports
+
+    def condemn(self, job_id: str, reason: str) -> None:
+        """End a job's attempt for an error in the work for it; a tick reports its end."""
+        self._condemned.setdefault(job_id, reason)
+
+    def _finish_off(self) -> list[Report]:
+        """Kill what is condemned, and report the end of that which nothing is left of."""
+        reports: list[Report] = []
+        for job_id, reason in sorted(self._condemned.items()):
+            gang = self.gangs.get(job_id)
+            if gang is None or not self._outlives_a_kill(gang):
+                self.gangs.pop(job_id, None)
+                self.targets.pop(job_id, None)
+                del self._condemned[job_id]
+                reports.append(Ended(job_id, self._last_attempt(job_id), Verdict("failed", reason)))
+        return reports
+
+    def _outlives_a_kill(self, gang: Gang) -> bool:
+        """Whether processes are left; not where nobody can find out."""
+        try:
+            self._backend.stop(gang.handle, "kill")
+            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+        except Exception as error:  # noqa: BLE001 - it is ended for an error already
+            return may_pass(error)
+        return not gang.ended
+
+    def _last_attempt(self, job_id: str) -> int:
+        """Number of the newest attempt that has a folder, after making sure that none of it runs."""
+        number = 0
+        with contextlib.suppress(Exception):
+            number = next_handle(self._dirs, job_id).attempt - 1
+            if number:
+                last = Handle(job_id, number, self._dirs.job(job_id).attempt(number).path)
+                self._backend.stop(last, "kill")
+        return number
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
@@ -185,18 +235,22 @@ class Executor:
             if proven:
                 yield Proven(job_id, tuple(proven))
 
-    def _reconcile(self) -> list[Report]:
+    def _reconcile(self) -> None:
+        busy: set[Slot] = set()
         for job_id, gang in sorted(self.gangs.items()):
-            target = self.targets.get(job_id)
-            if not gang.stopping and not gang.serves(target):
-                self.switch(gang, target)
-        busy = {slot for gang in self.gangs.values() for slot in gang.busy}
-        reports: list[Report] = []
+            with self._faults.of(job_id):
+                target = self.targets.get(job_id)
+                if job_id not in self._condemned and not gang.stopping and not gang.serves(target):
+                    self.switch(gang, target)
+        for job_id, gang in self.gangs.items():
+            busy.update(gang.target.slots)
+            with self._faults.of(job_id):
+                busy.update(gang.busy)
         for job_id, target in sorted(self.targets.items()):
-            if job_id not in self.gangs and busy.isdisjoint(target.slots):
+            if job_id not in (*self.gangs, *self._condemned) and busy.isdisjoint(target.slots):
                 busy.update(target.slots)
-                reports += self._launch(job_id, target)
-        return reports
+                with self._faults.of(job_id, doing="cannot be started"):
+                    self._launch(job_id, target)
 
     def switch(self, gang: Gang, target: Target | None) -> None:
         """Take a running gang to another target, or to none. The one place where that is done.
@@ -234,7 +288,8 @@ class Executor:
                 gang.do_without(job, way.members, Setback(way.joining, reason))
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
-    def _launch(self, job_id: str, target: Target) -> list[Report]:
+    def _launch(self, job_id: str, target: Target) -> None:
+        check_startable(target.job)
         job_dir = self._dirs.job(job_id)
         before = read_plan(job_dir)
         handle = next_handle(self._dirs, job_id)
@@ -242,16 +297,10 @@ class Executor:
         generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
-        try:
-            port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
-            commands = units(target, job_dir.path, handle.files, self.nodes, port)
-            self._backend.start(handle, commands)
-        except OSError as error:
-            self.targets.pop(job_id)
-            message = f"cannot be started: {error.strerror or error}"
-            return [Ended(job_id, handle.attempt, Verdict("failed", message))]
+        port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
+        commands = units(target, job_dir.path, handle.files, self.nodes, port)
+        self._backend.start(handle, commands)
         self._gang(handle, plan, target)
-        return []
 
     def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
         gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
@@ -262,7 +311,8 @@ class Executor:
     def kill_all(self) -> None:
         """End every gang at once, checkpoints or not."""
         for gang in self.gangs.values():
-            gang.kill(self._clock())
+            with self._faults.of(gang.handle.job):
+                gang.kill(self._clock())
 
 
 def next_handle(dirs: StateDir, job_id: str) -> Handle:

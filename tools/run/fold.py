@@ -143,7 +143,7 @@ class JobLog:
     def _fail(self, attempt: int | None) -> None:
         if attempt is not None:
             self.failures, self.failed_at = self.next_failures(), self.furthest
-            self.failed_attempt = attempt
+            self.failed_attempt = max(self.failed_attempt, attempt)
 
     def _count(self, attempt: int, *, measured: bool) -> None:
         self.seen[attempt] = self.seen.get(attempt, 0) + 1

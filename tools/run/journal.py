@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from pliant.schemas.event import Event
+from pliant.schemas.events_io import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
@@ -67,8 +69,13 @@ def change_event(step: Step, time_s: float, reason: str = "") -> Event:
     )
 
 
+def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
+    """A job ends for an error in the work for it."""
+    return Event(time_s, "fail", job_id, gpus=0, placement=(), detail={"reason": reason})
+
+
 def reject_event(job_id: str, time_s: float, reason: str) -> Event:
-    """A policy turned a job away."""
+    """A job is turned away, by the policy or because it cannot be served at all."""
     return Event(time_s, "reject", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
@@ -160,7 +167,10 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         in_place = detail.get("mechanism") == "in place"
         costs = in_place or (event.event == "checkpoint" and said.settled)
         overhead = event.overhead_seconds if costs else None
-        step_seconds = detail.pop("step_seconds", None)
+        step_seconds = _number(detail.pop("step_seconds", None))
+        detail.pop("observed", None)
+        if _number(detail.get("noise_scale")) is None:
+            detail.pop("noise_scale", None)
         own = said.settled and change is None and event.gpus == job.gpus
         if step_seconds is not None and own and job.global_batch is not None:
             detail["observed"] = observed(job, job.global_batch, step_seconds)
@@ -176,6 +186,12 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
     return events
 
 
+def _number(value: object) -> float | None:
+    """A positive number that a script reported; what else it reports in its place is left out."""
+    known = isinstance(value, int | float) and 0 < value < math.inf
+    return float(value) if known else None  # type: ignore[arg-type]
+
+
 def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, Any]:
     """The configuration that a step was measured in, as the policies' observations have it."""
     return {
@@ -187,12 +203,17 @@ def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, A
 
 
 def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> list[Event]:
-    """What the log gets to hold of a report; nothing about jobs that it does not know as active."""
+    """What the log gets to hold of a report; nothing about jobs that it does not know as active.
+
+    :raises ValueError: workers report what no log can hold.
+    """
     job = log.jobs.get(report.job_id)
     if job is None or job.ended:
         return []
     if isinstance(report, Said):
-        return worker_events(report, job)
+        events = worker_events(report, job)
+        event_lines(events)  # what no log can hold is refused before one is asked to
+        return events
     if isinstance(report, Hindered):
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Proven):

@@ -7,8 +7,9 @@ Whatever is decided is in the log before it is done, so a loop that dies is carr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.event import Event
@@ -16,10 +17,12 @@ from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Ended, Executor, Hindered, Proven, Report
+from pliant.tools.run.fault import Faults
 from pliant.tools.run.journal import (
     cancel_event,
     change_event,
     decision_event,
+    give_up_event,
     interruption_event,
     reject_event,
     report_events,
@@ -31,6 +34,7 @@ from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
 from pliant.tools.run.steps import Share, StopJob
 from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.intake import Intake
 from pliant.tools.schedule.patience import Patience, why_left
 from pliant.tools.schedule.session import Holding, Session
 from pliant.tools.schedule.snapshot import JobState
@@ -69,6 +73,10 @@ class LiveRun:
         self._follow = parts.follow
         self._future = sorted(future, key=lambda job: (job.submit_time, job.id), reverse=True)
         self._spool = Spool(self.state.dirs)
+        self._intake = Intake(self.session.cluster, self.session.speeds, self.session.policy)
+        self._faults = Faults(self.state.dirs.path, self._give_up)
+        self._given_up: dict[str, str] = {}
+        """Reasons by job, until they are in the log."""
         self._awaited = bool(self._spool.requests())
         self._shares: dict[str, Share] = {}
         self._asked_s = parts.schedule.time
@@ -109,13 +117,18 @@ class LiveRun:
         decision = decision_event(now, self._origin_s, found.policy.name, found.decision_seconds)
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
         known = (*self.session.jobs.values(), *self.session.ended.values())
-        submitted = self._submitted(sorted(known, key=lambda job: job.arrival), now)
+        submitted = [self._submit_event(job, now) for job in sorted(known, key=lambda job: job.arrival)]
+        self.session.turned_away.clear()  # the schedule's own verdicts say so
         self._change(shares_of(found), now, [decision, *submitted, *rejected])
         self._patience.asked(idle=self._idle)
 
     def carry_on(self) -> None:
         """Take over what an earlier process left: the log says who holds what, the executor adopted it."""
         self._shares = {job_id: target.share for job_id, target in self.executor.targets.items()}
+        lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
+        for job_id in lost:
+            self._give_up(job_id, self.session.turned_away.pop(job_id, "it cannot be taken up again"))
+        self._end_given_up()
         self._ask = True
 
     def step(self) -> None:
@@ -123,10 +136,12 @@ class LiveRun:
         happened, self._ask = self._ask, False
         for report in self.executor.tick():
             happened |= self._take(report)
+        happened |= self._end_given_up()
         if self.drained:
             return
         happened |= self._arrive()
         happened |= self._heed()
+        happened |= self._end_given_up()
         if happened or self._now() >= self._ask_at():
             self._decide()
             self._patience.asked(idle=self._idle)
@@ -177,19 +192,32 @@ class LiveRun:
             if isinstance(found, str):
                 events.append(self._cancelled(found))
             else:
-                events += self._submitted([self._join(found)], self.clock())
+                events += self._joins(self._on_own_clock(found))
         self.state.record(events)
         self._spool.settle(self.state.log)
         self._awaited = bool(self._spool.requests())
         return bool(events)
 
-    def _join(self, job: Job) -> JobState:
-        """A job from the spool, or one to come that is cancelled before its time, arrives now."""
+    def _on_own_clock(self, job: Job) -> Job:
+        """A job from the spool, or one to come that is cancelled before its time."""
         if job in self._future:
             self._future.remove(job)
-        else:
-            job = job.model_copy(update={"submit_time": max(0.0, job.submit_time - self._origin_s)})
-        return self.session.submit(job, self._now())
+            return job
+        return job.model_copy(update={"submit_time": max(0.0, job.submit_time - self._origin_s)})
+
+    def _joins(self, job: Job) -> list[Event]:
+        """A job arrives now; one that cannot be served is out at once, with the reason."""
+        now = self.clock()
+        with self._faults.of(job.id):
+            state, reason = self.session.take_up(job, self._now()), self._intake.refusal(job)
+            if state is not None and reason is None:
+                return [self._submit_event(state, now)]
+            if state is not None:
+                self.session.turn_away(job.id, self._now(), str(reason))
+        reason = self._given_up.pop(job.id, None) or self.session.turned_away.pop(job.id, "")
+        if job.id in self.session.jobs:
+            self.session.reject(job.id, self._now())
+        return [self._bare_submit_event(job, now), reject_event(job.id, now, reason)]
 
     def _cancelled(self, job_id: str) -> Event:
         """Give up a job and what it holds; its workers are stopped by the next ticks."""
@@ -199,29 +227,49 @@ class LiveRun:
             self.executor.apply([StopJob(held)])
         return cancel_event(job_id, self.clock())
 
-    def _submitted(self, arrived: Iterable[JobState], now: float) -> list[Event]:
-        return [
-            submit_event(
-                state.spec,
-                min(now, self._origin_s + state.spec.submit_time),
-                submit_detail(state, self.session.speeds),
-            )
-            for state in arrived
-        ]
+    def _submit_event(self, state: JobState, now: float) -> Event:
+        if state.id in self.session.turned_away:
+            return self._bare_submit_event(state.spec, now)
+        return self._bare_submit_event(state.spec, now, submit_detail(state, self.session.speeds))
+
+    def _bare_submit_event(self, job: Job, now: float, detail: Mapping[str, Any] | None = None) -> Event:
+        return submit_event(job, min(now, self._origin_s + job.submit_time), detail)
 
     def _arrive(self) -> bool:
-        arrived = []
+        events: list[Event] = []
         while self._future and self._future[-1].submit_time <= self._now():
-            arrived.append(self.session.submit(self._future.pop(), self._now()))
-        self.state.record(self._submitted(arrived, self.clock()))
-        return bool(arrived)
+            events += self._joins(self._future.pop())
+        self.state.record(events)
+        return bool(events)
+
+    def _give_up(self, job_id: str, reason: str) -> None:
+        """There was an error in the work for a job, which ends it."""
+        self._given_up.setdefault(job_id, reason)
+
+    def _end_given_up(self) -> bool:
+        """End the jobs that errors were found in; True: the policy shall be asked."""
+        given_up, self._given_up = self._given_up, {}
+        for job_id, reason in given_up.items():
+            if job_id in self.executor.gangs:
+                self.executor.condemn(job_id, reason)
+                continue
+            if job_id in self.state.log.active:
+                self.state.record([give_up_event(job_id, self.clock(), reason)])
+            self._shares.pop(job_id, None)
+            self.executor.targets.pop(job_id, None)
+            if job_id in self.session.jobs:
+                self.session.end(job_id, self._now(), "failed")
+        return bool(given_up)
 
     def _take(self, report: Report) -> bool:
         """Write a report down and tell the session; True: the policy shall be asked."""
-        events = report_events(report, self.state.log, self.clock(), self._retries)
+        events: list[Event] = []
+        with self._faults.of(report.job_id):
+            events = report_events(report, self.state.log, self.clock(), self._retries)
         self.state.record(events)
         for event in events:
-            self._tell(event, report.job_id)
+            with self._faults.of(report.job_id):
+                self._tell(event, report.job_id)
         if isinstance(report, Hindered) and report.job_id in self._shares:
             self._shares[report.job_id] = report.share
         return isinstance(report, Ended | Hindered | Proven) and bool(events)

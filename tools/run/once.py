@@ -9,11 +9,13 @@ from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Executor, Report
+from pliant.tools.run.fault import Faults
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import (
     cancel_event,
     change_event,
     decision_event,
+    give_up_event,
     reject_event,
     report_events,
     submit_event,
@@ -23,7 +25,8 @@ from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
 from pliant.tools.run.steps import Step
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.intake import Intake
+from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.submit_detail import submit_detail
 
 
@@ -35,17 +38,20 @@ class Once:
         state: State,
         executor: Executor,
         schedule: Schedule,
-        speeds: Speeds,
+        session: Session,
         clock: Callable[[], float],
         *,
         origin_s: float,
         retries: int,
     ) -> None:
-        """:param speeds: the throughput model, for the curves that submit events carry."""
+        """:param session: an empty one of the policy on the cluster, which says what jobs can be served."""
         self._state = state
         self._executor = executor
         self._schedule = schedule
-        self._speeds = speeds
+        self._speeds = session.speeds
+        self._intake = Intake(session.cluster, session.speeds, session.policy)
+        self._faults = Faults(state.dirs.path, self._give_up)
+        self._given_up: dict[str, str] = {}
         self._clock = clock
         self._origin_s = origin_s
         self._retries = retries
@@ -69,7 +75,12 @@ class Once:
         self._state.record(
             [
                 decision_event(now, self._origin_s, found.policy.name, found.decision_seconds),
-                *(self._submit(self._in_utc(job), now) for job in found.jobs if self._arrives(job, now)),
+                *(
+                    event
+                    for job in found.jobs
+                    if self._arrives(job, now)
+                    for event in self._submit(self._in_utc(job), now)
+                ),
             ]
         )
         self._keep_the_rest(spool)
@@ -82,16 +93,28 @@ class Once:
 
     def _record(self, reports: list[Report]) -> None:
         for report in reports:
-            events = report_events(report, self._state.log, self._clock(), self._retries)
+            events: list[Event] = []
+            with self._faults.of(report.job_id):
+                events = report_events(report, self._state.log, self._clock(), self._retries)
             self._state.record(events)
+        given_up, self._given_up = self._given_up, {}
+        for job_id, reason in given_up.items():
+            if job_id in self._executor.gangs:
+                self._executor.condemn(job_id, reason)
+            elif job_id in self._state.log.active:
+                self._state.record([give_up_event(job_id, self._clock(), reason)])
+
+    def _give_up(self, job_id: str, reason: str) -> None:
+        """There was an error in the work for a job, which ends it."""
+        self._given_up.setdefault(job_id, reason)
 
     def _heed(self, spool: Spool) -> None:
         """Write down what was submitted and cancelled by the time of the decision."""
         now, until_s = self._clock(), self._origin_s + self._schedule.time
-        found = list(unheard(spool.requests(), self._state.log, until_s))
-        self._state.record(
-            cancel_event(each, now) if isinstance(each, str) else self._submit(each, now) for each in found
-        )
+        events: list[Event] = []
+        for each in unheard(spool.requests(), self._state.log, until_s):
+            events += [cancel_event(each, now)] if isinstance(each, str) else self._submit(each, now)
+        self._state.record(events)
         spool.settle(self._state.log)
 
     def _keep_the_rest(self, spool: Spool) -> None:
@@ -109,10 +132,15 @@ class Once:
         held = any(found.job == job.id for found in self._schedule.allocations)
         return job.id not in self._state.log.jobs and (held or self._origin_s + job.submit_time <= now)
 
-    def _submit(self, job: Job, now: float) -> Event:
-        """``job``: with its submit_time in UTC."""
-        detail = submit_detail(job_state(job, self._speeds), self._speeds)
-        return submit_event(job, min(now, job.submit_time), detail)
+    def _submit(self, job: Job, now: float) -> list[Event]:
+        """A job arrives; one that cannot be served is out at once. ``job``: with its submit_time in UTC."""
+        time_s = min(now, job.submit_time)
+        with self._faults.of(job.id):
+            reason = self._intake.refusal(job)
+            if reason is None:
+                return [submit_event(job, time_s, submit_detail(job_state(job, self._speeds), self._speeds))]
+            self._give_up(job.id, reason)
+        return [submit_event(job, time_s), reject_event(job.id, now, self._given_up.pop(job.id))]
 
     def _reject(self, now: float) -> None:
         active = self._state.log.active

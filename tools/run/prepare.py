@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
 from pliant.schemas.files import PIPE, source_name
@@ -21,6 +20,7 @@ from pliant.schemas.io import (
     write_profile,
     write_schedule,
 )
+from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.schemas.trace_hash import trace_hash
@@ -37,7 +37,8 @@ from pliant.tools.run.options import Options
 from pliant.tools.run.runnable import runnable
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import State, read_log
-from pliant.tools.schedule.decide import Question, check_demand, policy_for, throughput_for
+from pliant.tools.schedule.decide import Question, policy_for, throughput_for
+from pliant.tools.schedule.intake import check_demand
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Session
@@ -66,16 +67,18 @@ class Prepared:
         :param resume: go on with the state directory's own schedule where it holds a run.
         """
         dirs, clock = StateDir(options.state.resolve()), Clock()
-        there = dirs.events.is_file() and read_log(options.state).info is not None
+        log = read_log(options.state) if dirs.events.is_file() else RunLog()
+        there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
             _refuse_inputs(options)
             found, name = _own_schedule(options, dirs), str(dirs.schedule)
+            accepted = {job.id for job in found.jobs}
         elif options.question is not None and options.schedule is None:
             found, name = _empty_schedule(options, options.question, clock()), "jobs"
         else:
             name = _input(options.schedule)
             found = read_schedule(name)
-        schedule = runnable(found, source_name(name), Path.cwd())
+        schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
         executor = Executor(backend, dirs, clock, options.timeouts)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there)
@@ -95,7 +98,8 @@ class Prepared:
         """The loop, with its first decision made or taken over; the run's clock starts here."""
         if self.resumed:  # another run may have written it while this one waited for the lock
             found = _own_schedule(self.options, self.dirs)
-            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd())
+            known = {job.id for job in found.jobs}
+            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd(), known)
         found, log = self.schedule, state.log
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
@@ -104,7 +108,7 @@ class Prepared:
             self.executor.adopt(log)
         else:
             session = session_from_schedule(found, policy, throughput)
-            self._begin(state, throughput, policy.default_interval_s)
+            self._begin(state, policy.default_interval_s)
         origin_s = origin(found.time, self.clock(), log.origin_s)
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
         parts = Parts(
@@ -129,14 +133,14 @@ class Prepared:
         found = self.schedule
         throughput = throughput_for(_profile(found), found.cluster)
         if not self.resumed:
-            self._begin(state, throughput, None)
+            self._begin(state, None)
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         policy = make_policy(found.policy.name, found.policy.parameters)
         return Once(
             state,
             self.executor,
             found,
-            Session(policy, found.cluster, throughput).speeds,
+            Session(policy, found.cluster, throughput),
             self.clock,
             origin_s=origin_s,
             retries=self.options.retries,
@@ -156,31 +160,40 @@ class Prepared:
         check_demand([job.spec for job in session.jobs.values()], policy, source)
         return session
 
-    def _begin(self, state: State, throughput: Throughput, interval_s: float | None) -> None:
+    def _begin(self, state: State, interval_s: float | None) -> None:
         """Write what the run needs into the state directory, and the first event.
 
-        From then on ``pliant submit`` checks jobs against it; those submitted before are checked here.
+        From then on ``pliant submit`` checks jobs against it; those submitted before are checked when they
+        are taken up.
 
-        :raises BadInputError: one of them cannot be taken up.
+        :raises BadInputError: one of them has the id of another job of the schedule.
         """
         spool = Spool(self.dirs)
         with spool.locked():
-            self._check_submitted(spool, throughput)
+            self._check_submitted(spool)
             if (profile := _profile(self.schedule)) is not None:
                 write_profile(profile, self.dirs.profile)
             write_schedule(self.schedule, self.dirs.schedule)
             write_cluster(self.schedule.cluster, self.dirs.cluster)
             state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
 
-    def _check_submitted(self, spool: Spool, throughput: Throughput) -> None:
-        jobs, source = [job for request in spool.requests() for job in request.jobs], str(self.dirs.spool)
-        twice = {job.id for job in jobs} & {job.id for job in self.schedule.jobs}
-        if twice:
-            raise BadInputError.one(source, f'job "{min(twice)}" is in the schedule, too')
-        check_fits(jobs, self.schedule.cluster, source)
-        if throughput.models():
-            check_profiled(jobs, throughput.models(), source)
-        check_demand(jobs, make_policy(self.schedule.policy.name, self.schedule.policy.parameters), source)
+    def _check_submitted(self, spool: Spool) -> None:
+        """A job may be submitted and in the schedule if it is the same, as in one that was made from here."""
+        planned = {job.id: _but_for_its_time(job) for job in self.schedule.jobs}
+        for job in (job for request in spool.requests() for job in request.jobs):
+            if planned.get(job.id, _but_for_its_time(job)) != _but_for_its_time(job):
+                text = f'job "{job.id}" is in the schedule, too, and another one there'
+                raise BadInputError.one(str(self.dirs.spool), text)
+
+
+def _but_for_its_time(job: Job) -> Job:
+    return job.model_copy(update={"submit_time": 0.0})
+
+
+def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
+    """Jobs that the directory has accepted: what is wrong with one ends that one, once it is its turn."""
+    asked = {job.id for request in Spool(dirs).requests() for job in request.jobs}
+    return asked | log.jobs.keys()
 
 
 def _refuse_inputs(options: Options) -> None:

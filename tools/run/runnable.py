@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 from pliant.schemas.errors import BadInputError, Problem
@@ -10,15 +12,19 @@ from pliant.schemas.schedule import Schedule
 from pliant.tools.run.steps import Share
 
 
-def runnable(schedule: Schedule, source: str, folder: Path) -> Schedule:
+def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
     """The schedule with the folder of every job written out, ``folder`` where a job names none.
 
+    :param accepted: jobs that were acknowledged: what is wrong with one of them keeps no other from running.
     :raises BadInputError: with every job that has no command, whose folder is missing, or that a decision
         names without the schedule having it; and every node that is given more than it has.
     """
     jobs = tuple(at_home(job, folder) for job in schedule.jobs)
     problems = [
-        found for index, job in enumerate(jobs) for found in job_problems(job, source, f"/jobs/{index}")
+        found
+        for index, job in enumerate(jobs)
+        if job.id not in accepted
+        for found in job_problems(job, source, f"/jobs/{index}")
     ]
     problems += _allocation_problems(schedule, source)
     if problems:
@@ -36,14 +42,29 @@ def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
 
     :param pointer: where the job stands in its source.
     """
-    problems = []
+    return [
+        Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
+        for field, text in _obstacles(job).items()
+    ]
+
+
+def check_startable(job: Job) -> None:
+    """Refuse a job that cannot be started here and now.
+
+    :raises BadInputError: its folder is missing, or it has no command.
+    """
+    for text in _obstacles(job).values():
+        raise BadInputError(text.lstrip(": "))
+
+
+def _obstacles(job: Job) -> dict[str, str]:
+    """What keeps a job from being started, by field, as the end of a sentence about it."""
+    found = {}
     if not job.command:
-        text = f'job "{job.id}" has no command: it can be replayed, but not run'
-        problems.append(Problem(source, None, f"{pointer}/command", text))
-    if not Path(job.workdir or "").is_dir():
-        text = f'job "{job.id}": no such folder: {job.workdir}'
-        problems.append(Problem(source, None, f"{pointer}/workdir", text))
-    return problems
+        found["command"] = " has no command: it can be replayed, but not run"
+    if not os.path.isdir(job.workdir or "."):
+        found["workdir"] = f": no such folder: {job.workdir}"
+    return found
 
 
 def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
@@ -84,17 +83,19 @@ def _with_folder(dirs: StateDir) -> set[str]:
 
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
     """Refuse what the run of the directory could not take up."""
-    from pliant.tools.schedule.decide import check_demand, throughput_for
+    from pliant.tools.schedule.decide import throughput_for
+    from pliant.tools.schedule.intake import Intake
     from pliant.tools.schedule.registry import make_policy
+    from pliant.tools.schedule.snapshot import node_states
+    from pliant.tools.schedule.speeds import Speeds
 
-    listed, cluster = list(jobs), read_cluster(dirs.cluster)
-    check_fits(listed, cluster, source)
-    if dirs.profile.exists():
-        models = throughput_for(read_profile(dirs.profile), cluster).models()
-        check_profiled(listed, models, source)
-    if dirs.schedule.exists():
-        use = read_schedule(dirs.schedule).policy
-        check_demand(listed, make_policy(use.name, use.parameters), source)
+    cluster = read_cluster(dirs.cluster)
+    profile = read_profile(dirs.profile) if dirs.profile.exists() else None
+    use = read_schedule(dirs.schedule).policy if dirs.schedule.exists() else None
+    policy = None if use is None else make_policy(use.name, use.parameters)
+    Intake(cluster, Speeds(throughput_for(profile, cluster), node_states(cluster)), policy).check(
+        jobs, source
+    )
 
 
 def _in_utc(job: Job, now_s: float) -> Job:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
@@ -18,6 +18,7 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.explain import explanations, predicted_starts
+from pliant.tools.schedule.intake import Intake, check_demand
 from pliant.tools.schedule.protocol import Explanation, Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Applied, Session
@@ -83,6 +84,7 @@ def decide_from_events(
     cluster: Cluster | None = None,
     profile: Profile | None = None,
     previous: Schedule | None = None,
+    new: Iterable[str] = (),
     source: str = "events",
 ) -> Schedule:
     """The next decision where the log ends: jobs, who holds what, and progress are folded from ``events``.
@@ -90,6 +92,7 @@ def decide_from_events(
     Cluster and profile default to those that the log names. The policy carries on from the state in
     ``previous`` if that is its own, with the same parameters; otherwise it is told the whole history.
 
+    :param new: jobs that no run has taken up yet; one that cannot be served is rejected.
     :raises BadInputError: the log contradicts itself or the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
@@ -110,8 +113,17 @@ def decide_from_events(
         seed=question.seed,
         source=source,
     )
+    turn_away_unfit(session, new, now_s)
     check_demand([job.spec for job in session.jobs.values()], policy, source)
     return _ask(session, now_s, question, [], profile)
+
+
+def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
+    """Of the new jobs, those that this policy cannot serve on this cluster are out."""
+    intake = Intake(session.cluster, session.speeds, session.policy)
+    for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
+        if (reason := intake.refusal(job.spec)) is not None:
+            session.turn_away(job.id, now_s, reason)
 
 
 def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
@@ -133,7 +145,11 @@ def schedule_of(
     done = {effect.job.id: effect for effect in effects}
     reasons = explanations(session, time_s)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
-    rejects = sorted((e for e in done.values() if e.step == "reject"), key=lambda e: e.job.arrival)
+    reasons_out = {
+        **{effect.job.id: effect.reason for effect in done.values() if effect.step == "reject"},
+        **session.turned_away,
+    }
+    rejects = sorted((session.ended[job_id] for job_id in reasons_out), key=lambda job: job.arrival)
     return Schedule(
         time=time_s,
         policy=PolicyUse(
@@ -145,9 +161,9 @@ def schedule_of(
             if job.gpus or job.id in done
         ),
         waiting=_waiting(session, [job for job in active if not job.gpus], reasons, time_s, explain=explain),
-        rejected=tuple(Verdict(job=effect.job.id, reason=effect.reason) for effect in rejects),
+        rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
         cluster=session.cluster,
-        jobs=tuple(job.spec for job in (*active, *(effect.job for effect in rejects))),
+        jobs=tuple(job.spec for job in (*active, *rejects)),
         policy_state=session.policy_state(),
     )
 
@@ -161,17 +177,6 @@ def policy_for(question: Question, profile: Profile | None) -> Policy:
     if profile is None and "profile" in policy.needs:
         raise UsageError(f'policy "{question.policy}" needs a profile: name one, or pipe one in')
     return policy
-
-
-def check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
-    """Refuse jobs without work where the policy needs it.
-
-    :raises BadInputError: one problem a job.
-    """
-    silent = [job.id for job in jobs if job.work is None] if "demand" in policy.needs else []
-    if silent:
-        text = f'states no work, which policy "{policy.name}" needs'
-        raise BadInputError([Problem(source, None, "", f'job "{job_id}" {text}') for job_id in silent])
 
 
 def _ask(

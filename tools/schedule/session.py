@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
@@ -68,6 +69,8 @@ class Session:
         self.free = FreeGpus(self.nodes)
         self.jobs: dict[str, JobState] = {}
         self.ended: dict[str, JobState] = {}
+        self.turned_away: dict[str, str] = {}
+        """Reasons of jobs that are out though no policy decided so, until the log has them."""
         self.changes: list[Change] = []
         self.changes_seen = 0
         self.ask_again_s: float | None = None
@@ -106,6 +109,25 @@ class Session:
         state = self.jobs[job.id] = job_state(job, self.speeds)
         self._note("arrived", min(self._at(time_s), job.submit_time), job=state)
         return state
+
+    def take_up(self, job: Job, time_s: float) -> JobState | None:
+        """As :meth:`submit`, of a job that was acknowledged: where its work cannot be computed, it is out.
+
+        The policy is not notified of a job that is out at once. Returns None for it.
+
+        :raises ValueError: a job of that id is or was there.
+        """
+        try:
+            return self.submit(job, time_s)
+        except (BadInputError, ArithmeticError) as error:
+            self.ended[job.id] = JobState(job, 1, None)
+            self.turned_away[job.id] = str(error)
+            return None
+
+    def turn_away(self, job_id: str, time_s: float, reason: str) -> None:
+        """A job that is there cannot be served on this cluster, or by this policy."""
+        self.reject(job_id, time_s)
+        self.turned_away[job_id] = reason
 
     def end(self, job_id: str, time_s: float, outcome: Outcome = "finished") -> JobState:
         """A job leaves for good; whatever it holds is free."""

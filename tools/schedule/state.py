@@ -74,15 +74,17 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     :raises BadInputError: the allocations do not fit the cluster.
     """
     session = Session(policy, schedule.cluster, throughput, seed=schedule.policy.seed)
+    out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time):
-        session.submit(job, schedule.time)
+        (session.take_up if job.id in out else session.submit)(job, schedule.time)
     holdings = [
         Holding(given.job, given.placement, given.batch.global_ if given.batch is not None else None)
         for given in schedule.allocations
     ]
     try:
-        for verdict in schedule.rejected:
-            session.reject(verdict.job, schedule.time)
+        for job_id in out:
+            if job_id not in session.turned_away:
+                session.reject(job_id, schedule.time)
         session.adopt(holdings, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
@@ -110,7 +112,7 @@ def _tell(session: Session, events: Sequence[Event]) -> None:
     if event.event in _HOLDS:
         _tell_holdings(session, [each for each in events if each.job not in session.ended])
     elif event.event == "submit":
-        session.submit(_job(event), event.time)
+        session.take_up(_job(event), event.time)
     elif event.event in ("node_down", "node_up"):
         node = str((event.detail or {})["node"])
         tell_node = session.node_down if event.event == "node_down" else session.node_up
@@ -154,6 +156,8 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:
+    if event.event in ("reject", *_ENDS):
+        session.turned_away.pop(job_id, None)
     if job_id in session.ended:
         return  # a straggler: its workers wrote a last line after it ended
     job = session.jobs[job_id]

@@ -171,12 +171,13 @@ def test_what_was_submitted_before_the_first_run_is_taken_up(site: Site) -> None
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
 
 
-def test_a_run_that_could_not_take_up_what_was_submitted_does_not_begin(site: Site) -> None:
-    ask(site, "a", gpus=7)
-    with pytest.raises(BadInputError, match='job "a" needs 7 GPUs, the cluster has 2'):
-        run_and_follow(begin(site), story())
-    cancel(site.state, ["a"])
-    run_and_follow(begin(site), story())
+def test_what_was_submitted_before_the_first_run_and_cannot_be_served_is_rejected_alone(site: Site) -> None:
+    ask(site, "large", gpus=7)
+    ask(site, "a", samples=20)
+    run_and_follow(begin(site), story((phase("a", "finished"), lambda: None)))
+    assert site.of("large") == ["submit large", "reject large 0"]
+    assert site.log().jobs["large"].reason == 'job "large" needs 7 GPUs, the cluster has 2'
+    assert site.of("a")[-1] == "finish a 0"
 
 
 def test_until_done_takes_up_submissions_and_ends_when_they_have_ended(site: Site) -> None:

@@ -16,9 +16,9 @@ FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
 @pytest.mark.parametrize(
     ("work", "samples"),
     [
-        (EpochWork(epochs=1e308, dataset_size=1000), "inf"),
-        (IterationWork(iterations=1e308), "inf"),
-        (SampleWork(samples=1e300), r"1e\+300"),
+        (EpochWork(epochs=1e18, dataset_size=1000), r"1e\+21"),
+        (IterationWork(iterations=1e18), r"9.6e\+20"),
+        (SampleWork.model_construct(samples=1e300), r"1e\+300"),
         (GpuTimeWork(gpu_seconds=5e-324), "0"),
     ],
 )

@@ -1,0 +1,86 @@
+"""A backend without processes: what is started has ended well at the next look, or what a test asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.plan import WorkerOutcome
+
+Trap = Callable[[], None]
+"""Raises an error."""
+
+
+class InstantBackend:
+    """Every unit of it exits with 0 at once, after its worker has written that it is done.
+
+    :param traps: by operation ("start", "poll", "stop") and job: what goes wrong there.
+    """
+
+    name = "instant"
+
+    def __init__(self, cluster: Cluster, traps: Mapping[tuple[str, str], Trap] | None = None) -> None:
+        self._cluster = cluster
+        self._traps = traps or {}
+        self._units: dict[Handle, int] = {}
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        return [NodeInfo(node.name, node.gpus) for node in self._cluster.expanded()]
+
+    def acquire(self, nodes: Collection[str]) -> None:
+        """They are there."""
+
+    def release(self, nodes: Collection[str]) -> None:
+        """They stay there."""
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        self._spring("start", handle)
+        for index, unit in enumerate(units):
+            for text in (*unit.argv, *unit.env, *unit.env.values()):
+                os.fsencode(text)
+            self._end(handle, index)
+        self._units[handle] = len(units)
+
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        self._spring("stop", handle)
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        found = {}
+        for handle in handles:
+            self._spring("poll", handle)
+            found[handle] = (UnitStatus("exited", 0),) * self._units.get(handle, 0)
+        return found
+
+    def adopt(self) -> list[Handle]:
+        return []
+
+    def _spring(self, operation: str, handle: Handle) -> None:
+        self._traps.get((operation, handle.job), lambda: None)()
+
+    def _end(self, handle: Handle, index: int) -> None:
+        outcome = WorkerOutcome(outcome="done", samples_done=1.0)
+        handle.files.outcome(index).write_text(outcome.model_dump_json())
+
+
+def opens(traps: Mapping[tuple[str, str], Trap]) -> Callable[[str, Cluster, StateDir], InstantBackend]:
+    """What a run opens instead of the backend that its cluster names."""
+    return lambda _name, nodes, _dirs: InstantBackend(nodes, traps)
+
+
+def raises(error: Exception) -> Trap:
+    """A trap."""
+
+    def spring() -> None:
+        raise error
+
+    return spring
+
+
+def in_the_way(path: Path) -> None:
+    """A file where a folder should be made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()

@@ -1,0 +1,266 @@
+"""Jobs that are wrong in any way end with a reason; the loop and the other jobs go on."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.io import read_cluster, read_jobs, write_cluster, write_schedule
+from pliant.tools.run import fault, runner
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.options import Options
+from pliant.tools.run.runner import run_once, run_until_done
+from pliant.tools.run.spool import Spool
+from pliant.tools.run.state import read_log
+from pliant.tools.run.submit import submit
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster
+from tests.tools.run.instant import Trap, in_the_way, opens, raises
+
+HUGE, TINY = 1e308, 5e-324
+HOSTILE: list[dict[str, Any]] = [
+    *({"env": {name: "x"}} for name in ("", "=", "A=B", "A\0B", "A\nB", "ä", "PLIANT_SLOT", "PATH")),
+    *({"env": {"A": value}} for value in ("\0", "\n", "x" * 300_000, "ä", "")),
+    *({"command": command} for command in ([], [""], ["\0"], ["x" * 200_000], ["a"] * 300_000, ["ä\n"])),
+    *({"workdir": folder} for folder in ("", "nowhere", "\0", "x" * 5000, "/dev/null", "..")),
+    *(
+        {"work": {form: size}}
+        for form in ("samples", "iterations", "gpu_seconds")
+        for size in (HUGE, TINY, 1e18)
+    ),
+    *({"work": {"epochs": size, "dataset_size": 2**53}} for size in (HUGE, TINY, 1e18)),
+    {"work": {"gpu_seconds": 5.0}, "batch": {"size": 1}, "gpus": {"requested": 2}},
+    {"work": {"gpu_seconds": 5.0}, "batch": {"size": 2**31, "per_gpu_max": 1}},
+    {"work": None},
+    *({"gpus": {"requested": count}} for count in (3, 4, 10**7, 10**30)),
+    {"gpus": {"requested": 1, "min": 1, "max": 10**7}, "elastic": "size+batch", "batch": {"size": 2**31}},
+    *({"submit_time": time} for time in (HUGE, 1e18, TINY)),
+    *({"priority": value} for value in (HUGE, -HUGE, 1e18, -1e18)),
+    *({"seed": value} for value in (2**64, 2**64 - 1, 10**400)),
+    *({"checkpoint_seconds": value} for value in (HUGE, TINY)),
+    {"lr": HUGE},
+    {"lr": TINY},
+    {"utility": {"shape": "sigmoid", "value": HUGE, "decay": HUGE, "target": HUGE}},
+    {"labels": {"": "\0"}},
+    {"user": "\0\n"},
+    {"model": "\0"},
+]
+WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
+ERRORS = [
+    ValueError("embedded null byte"),
+    KeyError("n0/0"),
+    OSError(errno.E2BIG, "Argument list too long"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
+    ZeroDivisionError(),
+]
+
+
+class Place:
+    """A state directory that jobs are submitted to and run in, by a loop that has no processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.dirs = StateDir(folder / "state")
+        self.traps: dict[tuple[str, str], Trap] = {}
+        write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
+
+    def submit(self, job_id: str, **fields: Any) -> bool:
+        """Whether a job was accepted."""
+        try:
+            self.give(job_id, **fields)
+        except BadInputError:
+            return False
+        return True
+
+    def give(self, job_id: str, **fields: Any) -> None:
+        """Submit a job, from a file as anybody could write it."""
+        own = self.folder / job_id
+        own.mkdir()
+        record = {
+            "id": job_id,
+            "submit_time": 0,
+            "model": "m",
+            "gpus": {"requested": 1},
+            "command": ["train.py"],
+            "workdir": str(own),
+            "work": {"samples": 1.0},
+            "batch": {"size": 8},
+            **fields,
+        }
+        path = self.folder / f"{job_id}.jsonl"
+        path.write_text(json.dumps(record) + "\n")
+        submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0)
+
+    def spoil(self, job_id: str, way: str, error: Exception) -> None:
+        """Something happens after a job was accepted."""
+        if way == "remove the folder":
+            (self.folder / job_id).rmdir()
+        elif way == "a file in the way":
+            in_the_way(self.dirs.job(job_id).path)
+        elif way:
+            self.traps[way, job_id] = raises(error)
+
+    def run(self, policy: str = "fair-share") -> RunLog:
+        """Run until all jobs have ended; at once, for no process is waited for."""
+        holds = self.dirs.cluster.exists()
+        options = Options(
+            self.dirs.path,
+            question=Question(policy),
+            cluster=None if holds else str(self.folder / "cluster.json"),
+            retries=0,
+        )
+        with (
+            mock.patch.object(runner, "open_backend", opens(self.traps)),
+            mock.patch.object(runner, "POLL_S", 0.0),
+        ):
+            return run_until_done(options, lambda log, now_s: None)[0]
+
+    def reconcile(self) -> RunLog:
+        """One turn of the cron form, with a decision about all that was submitted."""
+        jobs = [job for request in Spool(self.dirs).requests() for job in request.jobs]
+        nodes, path = read_cluster(self.folder / "cluster.json"), self.folder / "schedule.json"
+        write_schedule(decide(jobs, nodes, None, Question("fair-share"), now_s=2e9), path)
+        with mock.patch.object(runner, "open_backend", opens(self.traps)):
+            return run_once(Options(self.dirs.path, str(path), retries=0))[0]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Before the first run nothing can be checked against the cluster; after it everything is."""
+    place = Place(tmp_path_factory.mktemp("place"))
+    accepted: set[str] = set()
+    for stage in ("before", "after"):
+        for number, fields in enumerate(data.draw(st.lists(st.sampled_from(HOSTILE), max_size=5))):
+            job_id = f"{stage}-{number}"
+            wrong = {**fields, **data.draw(st.sampled_from([{}, *HOSTILE])), "submit_time": 0}
+            if place.submit(job_id, **wrong):
+                place.spoil(job_id, data.draw(st.sampled_from(WAYS)), data.draw(st.sampled_from(ERRORS)))
+                accepted.add(job_id)
+        good = f"good-{stage}"
+        assert place.submit(good)
+        accepted.add(good)
+        log = place.run(data.draw(st.sampled_from(["fair-share", "fifo", "srtf", "ares"])))
+        assert log.jobs.keys() == accepted
+        assert log.jobs[good].phase == "finished"
+        assert all(found.ended for found in log.jobs.values())
+        assert all(found.reason for found in log.jobs.values() if found.phase != "finished")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"env": {"": "x"}}, '/env/: "" is not allowed, expected a name'),
+        ({"env": {"A=B": "x"}}, "without '=' and NUL characters"),
+        ({"env": {"A": "\0"}}, '/env/A: "\\u0000" is not allowed, expected text without NUL characters'),
+        ({"command": ["a\0"]}, "/command/0"),
+        ({"workdir": "\0"}, "/workdir"),
+        ({"command": ["x" * 200_000]}, "/command: is too long, expected at most 100,000 bytes each"),
+        ({"work": {"samples": 1e308}}, "/work/samples: 1e+308 is above 1e+18"),
+        ({"seed": 2**64}, "/seed"),
+    ],
+)
+def test_what_no_process_can_be_started_with_is_refused_by_the_schema(
+    place: Place, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInputError) as refused:
+        place.give("a", **fields)
+    assert said in str(refused.value)
+
+
+def test_what_cannot_be_computed_with_is_refused_before_it_is_acknowledged(place: Place) -> None:
+    assert place.submit("good")
+    place.run()
+    with pytest.raises(BadInputError, match="work is stated in GPU-seconds at 2 GPUs, but with a batch of 1"):
+        place.give("a", work={"gpu_seconds": 5.0}, batch={"size": 1}, gpus={"requested": 2})
+
+
+def test_a_removed_folder_ends_its_job_and_keeps_no_other_from_running_again(place: Place) -> None:
+    assert place.submit("gone")
+    place.spoil("gone", "remove the folder", ERRORS[0])
+    assert place.run().jobs["gone"].reason.startswith("cannot be started: no such folder: ")
+    assert place.submit("good")
+    assert place.run().jobs["good"].phase == "finished"
+
+
+def test_a_bug_in_the_work_for_one_job_is_named_and_its_traceback_is_kept_for_debugging(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "pliant")
+    assert place.submit("a")
+    assert place.submit("good")
+    place.spoil("a", "start", KeyError("n0/0"))
+    log = place.run()
+    assert log.jobs["a"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
+    assert log.jobs["good"].phase == "finished"
+    assert "in spring" in caplog.text, "the traceback"
+
+
+def test_what_a_script_reports_and_no_log_can_hold_is_its_own_end(place: Place) -> None:
+    assert place.submit("a", elastic="size", gpus={"requested": 1, "min": 1, "max": 1})
+    assert place.submit("good")
+    files = place.dirs.job("a").attempt(1)
+    line = '{"time": 2e9, "job": "a", "event": "progress", "samples_done": 1.0, "detail": {"x": NaN}}\n'
+
+    def report() -> None:
+        files.progress.write_text('{"schema": "pliant.event/1"}\n' + line)
+
+    place.traps["start", "a"] = report
+    log = place.run()
+    assert log.jobs["a"].ended
+    assert log.jobs["good"].phase == "finished"
+    place.run()
+
+
+def test_an_error_that_passes_is_waited_for_where_a_job_trains(place: Place) -> None:
+    looks = iter([None, *[OSError(errno.EMFILE, "Too many open files")] * 3])
+
+    def shortage() -> None:
+        if (error := next(looks, None)) is not None:
+            raise error
+
+    assert place.submit("a")
+    place.traps["poll", "a"] = shortage
+    assert place.run().jobs["a"].phase == "finished"
+
+
+def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
+
+    assert place.submit("a")
+    place.spoil("a", "start", OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patched:
+        patched.setattr(fault, "probe_room", full)
+        with pytest.raises(ServiceMissingError, match="no space left on device"):
+            place.run()
+    assert not read_log(place.dirs.path).jobs["a"].ended
+    assert "No space left" in place.run().jobs["a"].reason
+
+
+def test_one_reconciliation_outlives_a_job_that_cannot_be_started(place: Place) -> None:
+    for job_id in ("a", "good"):
+        assert place.submit(job_id)
+    place.spoil("a", "start", ValueError("embedded null byte"))
+    log = place.reconcile()
+    assert log.jobs["a"].reason == "cannot be started: internal error: ValueError: embedded null byte"
+    assert (log.jobs["a"].phase, log.jobs["good"].phase) == ("failed", "running")
