@@ -48,6 +48,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def stated(context: typer.Context) -> list[str]:
+    """The long names of the options on the command line, even where they repeat a default."""
+    found = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            found.append(max(parameter.opts, key=len))
+    return found
+
+
 def run_command(body: Callable[[], None]) -> int:
     """Run the body of a command; returns its exit code, every expected error told in one line."""
     try:

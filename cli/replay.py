@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.common import stated
 from pliant.cli.console import note, progress
 from pliant.cli.replay_sweep import Executor, refuse_beside_a_sweep, replay_sweep
 from pliant.schemas.bulk import garbage_collection_paused
@@ -38,6 +39,7 @@ class SpeedsChoice(StrEnum):
 
 
 def replay(
+    context: typer.Context,
     *,
     jobs: Annotated[
         str | None, typer.Option("--jobs", help="The trace (JSON Lines); - is stdin.", show_default=False)
@@ -46,8 +48,13 @@ def replay(
         str | None, typer.Option("--cluster", help="The cluster (JSON).", show_default=False)
     ] = None,
     policy: Annotated[
-        str | None,
-        typer.Option("--policy", metavar="NAME[,NAME…]", help="See `pliant policies`.", show_default=False),
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME[,NAME…]",
+            help="One policy or several; see `pliant policies`.",
+            show_default=False,
+        ),
     ] = None,
     profile: Annotated[
         str | None,
@@ -230,42 +237,18 @@ def replay(
         from pliant.tools.replay.replay import Run, parameters_by_policy
 
     if recipe is not None or task is not None:
-        refuse_beside_a_sweep(
-            {
-                "--jobs": jobs,
-                "--cluster": cluster,
-                "--policy": policy,
-                "--profile": profile,
-                "--convergence": convergence,
-                "--compat": compat,
-                "--interval": interval,
-                "--start-cost": start_cost,
-                "--rescale-cost": rescale_cost,
-                "--resume-cost": resume_cost,
-                "--failures": failures,
-                "--mtbf": mtbf,
-                "--repair": None if repair == 1 else repair,
-                "--interference": interference or None,
-                "--param": param or None,
-                "--seed": seed or None,
-                "--progress": progress_model,
-                "--noise-scale": noise_scale,
-                "--speeds": None if speeds is SpeedsChoice.additive else speeds,
-                "--jobs-limit": jobs_limit,
-                "--timing": timing,
-            }
-        )
+        refuse_beside_a_sweep(stated(context))
         replay_sweep(recipe, task, output, workers, executor)
         return
     if executor is not Executor.local:
         raise UsageError(f"--executor {executor} needs a sweep: name its --recipe")
-    if jobs is None or cluster is None or policy is None:
+    if jobs is None or cluster is None or not policy:
         raise UsageError("--jobs, --cluster and --policy are needed, or --recipe")
     if [jobs, cluster, profile, convergence, failures].count("-") > 1:
         raise UsageError("only one input can come from stdin")
     _check_interval(interval)
     _check_interference(interference)
-    names = policy.split(",")
+    names = [name for names in policy for name in names.split(",")]
     parameters = parameters_by_policy(names, param or [])
     physics = Physics(
         *parse_costs(start_cost, rescale_cost, resume_cost, profile),

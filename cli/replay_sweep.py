@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import JobsFailedError, UsageError
@@ -23,12 +23,18 @@ class Executor(StrEnum):
     slurm_array = "slurm-array"
 
 
-def refuse_beside_a_sweep(options: Mapping[str, object]) -> None:
+_OF_A_SWEEP: Final = frozenset(
+    {"--recipe", "--task", "--executor", "--workers", "--output", "--debug", "--quiet"}
+)
+
+
+def refuse_beside_a_sweep(options: Iterable[str]) -> None:
     """Options that say what a sweep's recipe says.
 
+    :param options: those that were stated, by their long names.
     :raises UsageError: one of them is given.
     """
-    given = [name for name, value in options.items() if value is not None]
+    given = [name for name in options if name not in _OF_A_SWEEP]
     if given:
         raise UsageError(f"{given[0]} does not go with --recipe or --task: the recipe says it")
 

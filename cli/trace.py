@@ -9,6 +9,7 @@ import typer
 from pliant.cli.console import note
 from pliant.cli.trace_import import trace_import
 from pliant.schemas.errors import UsageError
+from pliant.schemas.wording import counted
 
 
 def synth(
@@ -92,7 +93,7 @@ def synth(
         overrides["gpu_time"] = None
     made = synthesize(read_recipe(recipe, overrides))
     write_jobs(made, output)
-    note(f"{len(made)} jobs over {made[-1].submit_time / 3600:.1f} h")
+    note(f"{counted(len(made), 'job')} over {made[-1].submit_time / 3600:.1f} h")
 
 
 def _model(name: str, weight: float) -> dict[str, Any]:

@@ -56,6 +56,12 @@ def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -
     assert call("replay", *FILES, "--policy", "fifo").stdout_bytes == done.stdout_bytes
 
 
+def test_policies_may_be_listed_or_repeated(here: Path) -> None:
+    assert call("replay", *FILES, "--policy", "fifo", "--policy", "las,srtf", "-o", "out").exit_code == 0
+    written = sorted(path.name for path in (here / "out").glob("*.parquet"))
+    assert written == ["fifo.parquet", "las.parquet", "srtf.parquet"]
+
+
 def test_a_file_of_either_form_and_its_summary(here: Path) -> None:
     for name in ("x.parquet", "y.jsonl"):
         assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
@@ -165,7 +171,7 @@ def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
     assert info is not None
     assert (info["interval_s"], info["seed"]) == (60.0, 5)
     assert "decision_seconds" in info["counters"]
-    assert "1 of 1 jobs finished" in done.stderr
+    assert "1 of 1 job finished" in done.stderr
 
 
 def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> None:
@@ -225,7 +231,7 @@ def test_jobs_that_never_run_are_counted(here: Path) -> None:
     write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
     done = call("replay", *FILES, "--policy", "ares")
     assert done.exit_code == 0
-    assert "ares: 0 of 1 jobs finished, 1 rejected" in done.stderr
+    assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
 
 
 def test_a_trace_is_made_from_options(here: Path) -> None:

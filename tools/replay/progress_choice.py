@@ -12,6 +12,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.schemas.wording import counted
 from pliant.tools.profile.interpolated import PlacementTimes
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.compat import Compat, SteppedCut, Truth, file_order, preset
@@ -51,7 +52,7 @@ class Setting(NamedTuple):
     interval_s: float | None
     oracle: Oracle | None
     progress: str
-    """Name of the progress model."""
+    """Name of the progress model; "epochs" where some jobs have a table and others advance by samples."""
 
 
 class ByJob:
@@ -137,7 +138,8 @@ def setting(
         whole_seconds=compat.epochs.whole_seconds,
         order=file_order if compat.file_order else None,
     )
-    return Setting(throughput, found, asked_s, oracle, name or "samples")
+    by_table = bool(world.tables) and any(job.convergence in world.tables for job in world.jobs)
+    return Setting(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))
 
 
 def _interval(stated_s: float | None, compat: Compat, policy: Policy) -> float | None:
@@ -166,7 +168,7 @@ def _check_tables(world: World) -> None:
         names = ", ".join(f'"{job.id}"' for job in missing[:_SHOWN]) + (
             ", …" if len(missing) > _SHOWN else ""
         )
-        raise BadInputError(f"{len(missing)} jobs name no run of the convergence table: {names}")
+        raise BadInputError(f"{counted(len(missing), 'job')} without a run in the convergence table: {names}")
 
 
 def _check_noise(training: Training, world: World) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.wording import counted
 from pliant.tools.replay.compat import preset, settle
 from pliant.tools.replay.costs import FREE
 from pliant.tools.replay.engine import Advance, Engine
@@ -66,12 +67,12 @@ class Summary:
 
     def lines(self) -> list[str]:
         """The outcome in words, jobs that are left and why included."""
-        parts = [f"{self.finished} of {self.jobs} jobs finished"]
+        parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
         parts += [f"{self.rejected} rejected"] if self.rejected else []
         spent = (
             "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
         )
-        parts += [f"ends at {self.end_s:.10g} s", f"{self.decisions} decisions{spent}"]
+        parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
         listed = [f"{self.policy}: {', '.join(parts)}"]
         left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
         return [*listed, *(f"{self.policy}: {words}" for words in left)]

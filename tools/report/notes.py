@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pliant.schemas.wording import counted
 from pliant.tools.report.fairness import Fairness
 from pliant.tools.report.labels import kind, parameters_text
 from pliant.tools.report.records import Outcome, RunRecord
@@ -34,10 +35,11 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
     told = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
     if told:
-        found.append(f"{told} of {len(run.jobs)} jobs: in no JCT and no FTF")
+        found.append(f"{told} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
     unknown = len(run.with_outcome("finished")) - len(fair.ftf)
     if unknown:
-        found.append(f"{unknown} finished jobs have no FTF: their work or their speed is unknown")
+        verb = "has" if unknown == 1 else "have"
+        found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
     if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
     if len(run.policies) > 1:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, PliantError, ServiceMissingError
+from pliant.schemas.wording import counted
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.dry import describe
 from pliant.tools.run.fold import RunLog
@@ -118,7 +119,7 @@ def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -
     if failed:
         told = "\n".join(f"job {job.job.id} failed: {job.reason}" for job in failed)
         hint = f"its output: pliant log {failed[0].job.id} --state {state}"
-        raise JobsFailedError(f"{told}\n{len(failed)} of {len(log.jobs)} jobs failed; {hint}")
+        raise JobsFailedError(f"{told}\n{len(failed)} of {counted(len(log.jobs), 'job')} failed; {hint}")
 
 
 def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:

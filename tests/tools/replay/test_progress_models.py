@@ -226,12 +226,27 @@ def test_the_model_is_chosen_by_what_a_job_has():
     assert given(Training(progress="samples"), epochs_job()) == 20
     assert given(Training(), epochs_job(), tables=False) == 20
     assert given(Training(progress="goodput", noise_scale={"": 3.0}), plain) == 10
-    with pytest.raises(BadInputError, match='1 jobs name no run of the convergence table: "b"'):
+    with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
         given(Training(progress="epochs"), epochs_job(), plain)
     with pytest.raises(UsageError, match="needs a --convergence table"):
         given(Training(progress="epochs"), epochs_job(), tables=False)
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
         given(Training(progress="goodput"), plain)
+
+
+def test_the_event_file_says_by_which_model_jobs_advanced():
+    """The report's caveat about bounds hangs on it."""
+    plain = job("b", model="m", batch=8, work={"samples": 80})
+    rows = validations([*run(8, (10, 10), (30, 20))])
+    for jobs, tables, said in (
+        ([epochs_job(), plain], rows, "epochs"),
+        ([plain], rows, "samples"),
+        ([epochs_job()], {}, "samples"),
+    ):
+        found = inputs(jobs, NODES)
+        world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, tables)
+        head = next(iter(replay(world, Run("fifo")).log.events()))
+        assert (head.detail or {}).get("progress", "samples") == said
 
 
 def test_noise_scales_are_read_by_model():

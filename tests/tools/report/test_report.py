@@ -66,7 +66,7 @@ def test_what_the_figures_leave_out_is_said():
     )
     assert told == [
         "1 unfinished, 1 rejected of 3 jobs: in no JCT and no FTF",
-        "1 finished jobs have no FTF: their work or their speed is unknown",
+        "1 finished job has no FTF: work or speed is unknown",
     ]
 
 

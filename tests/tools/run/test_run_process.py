@@ -108,7 +108,7 @@ def test_failed_jobs_are_named_and_the_exit_code_is_5(site: Site) -> None:
     done = pliant(site, "run", site.schedule("fifo"), "--until-done", "--state", site.state, "--retries", 0)
     assert done.returncode == 5
     assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
-    assert "1 of 1 jobs failed; its output: pliant log a --state" in done.stderr
+    assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
 
 
 def test_a_job_without_a_command_is_bad_input_and_no_state_directory_is_made(site: Site) -> None:
@@ -290,5 +290,5 @@ def test_one_reconciliation_tells_of_the_jobs_that_it_gave_up_and_only_once(site
     until(lambda: left_running(site.folder) == [])
     second, third = (pliant(site, "run", schedule, "--state", site.state, "--retries", 0) for _ in range(2))
     assert second.returncode == 5
-    assert "1 of 1 jobs failed" in second.stderr
+    assert "1 of 1 job failed" in second.stderr
     assert third.returncode == 0

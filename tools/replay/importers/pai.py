@@ -14,6 +14,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
+from pliant.schemas.wording import counted
 from pliant.tools.replay.importers.fields import moment, number, optional_number, text, word
 from pliant.tools.replay.importers.format import (
     NO_GPU,
@@ -54,7 +55,9 @@ def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
     rows = _rows(jobs, intake, JOB_COLUMNS)
     yield from intake.convert(rows, lambda row: _job(row, demands, intake))
     if demands:
-        intake.report.assume(f"GPU tasks of {len(demands)} jobs that {JOBS} does not have were left out")
+        intake.report.assume(
+            f"GPU tasks of {counted(len(demands), 'job')} that {JOBS} does not have were left out"
+        )
 
 
 def _table(paths: Sequence[str], name: str) -> Path:

@@ -168,7 +168,7 @@ def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None
         result = run(tmp_path, "pai", *paths)
         assert [job.id for job in result.jobs] == ["j1"]
         assert (
-            "GPU tasks of 1 jobs that pai_job_table does not have were left out" in result.report.assumptions
+            "GPU tasks of 1 job that pai_job_table does not have were left out" in result.report.assumptions
         )
 
 
