@@ -45,22 +45,27 @@ class Checkpoints:
     def save(self, state: Mapping[str, Any], step: int, *, alone: bool = False) -> Path:
         """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
 
-        A file of a later step is of a past that is no more: training goes on from what was loaded. Unless
-        this worker saves ``alone``: then it may be of another one, which is a step further.
+        A file of a later step is of a past that is no more: training goes on from what was loaded. A worker
+        that saves ``alone`` removes nothing: others may do the same a step further, or be at it still.
 
         :raises PliantError: it could not be written (a full disk); the older ones are untouched.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        if not alone:
+            self._remove_unfinished()
         path = self._folder / f"step-{step:012}.ckpt"
         atomic_write(path, _packed(state))
         self._damaged.discard(path)
+        if not alone:
+            self._remove_old(path)
+        return path
+
+    def _remove_old(self, newest: Path) -> None:
         found = self._newest_first()
-        kept = [one for one in found if (alone or one <= path) and one not in self._damaged][:KEPT]
+        kept = [one for one in found if one <= newest and one not in self._damaged][:KEPT]
         for other in found:
             if other not in kept:
                 other.unlink(missing_ok=True)
-        return path
 
     def load(self) -> Loaded:
         """The newest whole checkpoint, tensors in main memory.

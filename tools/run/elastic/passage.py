@@ -202,10 +202,10 @@ class Passage:
         if all(has):
             return problems
         parcel = pass_on(
-            {**trainer.parcel(), "saved": self._saving.counters} if has[rank] else None, has, rank
+            {**trainer.parcel(), "saving": self._saving.parcel()} if has[rank] else None, has, rank
         )
         if not has[rank]:
-            self._saving.counters = parcel.pop("saved")
+            self._saving.unpack(parcel["saving"])
             trainer.unpack(parcel, fresh=positions[rank] is None)
         return problems
 
@@ -216,7 +216,6 @@ class Passage:
         self._vote.drop(alone=self._setting.world_size == 1)
         trainer.training.want_lr_scale(plan.lr_scale)
         self._reporter.turn_to(trainer.join(), change)
-        self._saving.begin()
         self._told = False
         self._tell()
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from typing import Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError
 from pliant.tools.run.elastic.checkpoint import Checkpoints
@@ -23,8 +28,30 @@ class Saving:
     def __init__(self, setting: Setting, reporter: Reporter, checkpoints: Checkpoints) -> None:
         self._setting, self._reporter, self._checkpoints = setting, reporter, checkpoints
         self._at_s = time.monotonic()
+        """When the last checkpoint was written, or training began."""
         self.counters = Counters()
         """Where training stands on disk."""
+        self._asked: tuple[Counters, float] | None = None
+        """What rank 0 was asked to write last, and when, until it is known that it did."""
+
+    @property
+    def step(self) -> int:
+        """The step that is on disk, as far as this worker knows."""
+        return self.counters.step
+
+    def hear(self, step: int) -> None:
+        """Another worker knows that this step is on disk."""
+        if self._asked is not None and self._asked[0].step == step:
+            (self.counters, self._at_s), self._asked = self._asked, None
+
+    def parcel(self) -> dict[str, Any]:
+        """What a worker with an older state, or none, gets. An age, for the clocks of hosts differ."""
+        return {"counters": self.counters.as_dict(), "age_s": time.monotonic() - self._at_s}
+
+    def unpack(self, parcel: Mapping[str, Any]) -> None:
+        """Take over what another worker knows."""
+        self.counters, self._asked = Counters(**parcel["counters"]), None
+        self._at_s = time.monotonic() - parcel["age_s"]
 
     def load(self, training: Training) -> tuple[str, ...]:
         """Go on from the newest whole checkpoint, if there is one; what was wrong with newer ones.
@@ -35,11 +62,8 @@ class Saving:
         if loaded.state is not None:
             training.resume(loaded.state)
         self.counters = training.counters.copy()
-        return loaded.problems
-
-    def begin(self) -> None:
-        """The time to the next checkpoint starts now."""
         self._at_s = time.monotonic()
+        return loaded.problems
 
     def due(self, checkpoint_s: float, *, before_last: bool) -> bool:
         """Whether this worker wants a checkpoint at the next boundary.
@@ -51,11 +75,15 @@ class Saving:
         return self._setting.rank == 0 and time.monotonic() - self._at_s >= within_s
 
     def save(self, training: Training) -> str:
-        """Write a checkpoint if this is rank 0. A failure is reported and returned, and training goes on."""
+        """Write a checkpoint if this is rank 0. A failure is reported and returned, and training goes on.
+
+        The others do not know whether it is written until they :meth:`hear` of it.
+        """
+        began_s = time.monotonic()
         if self._setting.rank != 0:
-            self._saved(training)
+            self._asked = training.counters.copy(), began_s
             return ""
-        began_s = self._at_s = time.monotonic()
+        self._at_s = began_s
         problem = self._write(training)
         if problem:
             self._reporter.warn(training.counters, problem)
@@ -64,27 +92,26 @@ class Saving:
         return problem
 
     def save_alone(self, training: Training) -> str:
-        """Write a checkpoint though nobody knows who else does: the first of those at this step."""
+        """Write a checkpoint without the others: of those that are at this step, one does.
+
+        The others wait until it has, and write one themselves if it has not.
+        """
         orders = self._setting.orders
         if training.counters == self.counters or orders is None:
             return ""
-        mark = orders.attempt.path / f"saving-{training.counters.step}"
         try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            self._saved(training)
-            return ""
+            with _alone(orders.attempt.path / f"saving-{training.counters.step}") as mark:
+                if mark.read():
+                    self._saved(training)
+                    return ""
+                problem = self._write(training, alone=True)
+                if not problem:
+                    with contextlib.suppress(OSError):  # then the next one writes it once more
+                        mark.write("saved\n")
+                        mark.flush()
+                return problem
         except OSError as error:
             return f"the checkpoint of step {training.counters.step} failed: {error}"
-        return self._write(training, alone=True)
-
-    def on_disk(self, training: Training) -> bool:
-        """Whether the newest whole checkpoint is that of the step that was done last."""
-        try:
-            state = self._checkpoints.load().state
-        except BadInputError:
-            return False
-        return state is not None and Counters(**state["counters"]) == training.counters
 
     def earlier(self) -> Counters:
         """Where a worker that ends before its training began would have gone on."""
@@ -104,4 +131,13 @@ class Saving:
 
     def _saved(self, training: Training) -> None:
         self._at_s = time.monotonic()
-        self.counters = training.counters.copy()
+        self.counters, self._asked = training.counters.copy(), None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[TextIO]:
+    """A file that one worker at a time has open; if it dies, the next one has it."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    with os.fdopen(descriptor, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file

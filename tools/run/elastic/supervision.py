@@ -125,14 +125,24 @@ class Supervision:
         """
         agreed, self._agreed = self._agreed, 0
         generation, save = divmod(agreed, 2)
+        orders = self._orders
         if agreed == STOP:
             self._stop()
-        elif generation > self._orders.plan.generation:
-            self._step_since_s = None
-            self._turn_to(self._watch.exactly(generation, self._orders.plan.timeout_s))
-        elif save and self.gather_loss():
+            return
+        newer: Plan | None = None
+        if generation > orders.plan.generation:
+            newer = self._watch.exactly(generation, orders.plan.timeout_s)
+            if newer.abort:
+                self._stop()
+                return
+        if save:
+            if not self.gather_loss():
+                return
             self._step_since_s = None
             self._saving.save(self._training)
+        if newer is not None:
+            self._step_since_s = None
+            self._passage.switch(newer, self.gather_loss)
 
     def between_epochs(self) -> bool:
         """All of an epoch is done and more are to come: look for news of its end, which may have been long.
@@ -160,11 +170,6 @@ class Supervision:
         """The loop body left the loader in the middle of a step."""
         self._hear()
 
-    def _turn_to(self, plan: Plan) -> None:
-        if plan.abort:
-            self._stop()
-        self._passage.switch(plan, self.gather_loss)
-
     def _together(self, operation: Callable[[], object]) -> bool:
         """Whether a collective operation went through; else those left have met anew."""
         done = self._passage.together(operation)
@@ -181,7 +186,9 @@ class Supervision:
         while not met:
             if training.counters != self._saving.counters:
                 self._ending.unsaved = self._saving.save(training)
-            met = self._together(self._vote.meet)
+            met = self._together(self._meet)
+        if training.counters != self._saving.counters and not self._ending.unsaved:
+            self._ending.unsaved = "rank 0 did not save the final state"
         self._ending.complete, self._ending.early = True, False
 
     def left_early(self, metric: float | None) -> None:
@@ -204,7 +211,7 @@ class Supervision:
         self._reporter.last_words(training.counters)
         problem = self._saving.save(training)
         try:
-            self._vote.meet()
+            self._meet()
         except RuntimeError as error:
             _log.warning("a worker was lost while stopping: %s", error)
         self._ending.end("stopped", problem)
@@ -244,7 +251,7 @@ class Supervision:
         due = self._saving.due(self._orders.plan.checkpoint_s, before_last=before_last)
         generation = max(plan.generation, self._orders.plan.generation)
         number = STOP if self._signal.received else ballot(generation, save=due)
-        self._vote.cast(number, self._passage.usual_step_s)
+        self._vote.cast(number, self._passage.usual_step_s, self._saving.step)
 
     def _hear(self) -> bool:
         """Take up what was agreed; False: a worker was lost meanwhile."""
@@ -253,7 +260,14 @@ class Supervision:
         found: list[int] = []
         heard = self._together(lambda: found.append(self._vote.result()))
         self._agreed = max([self._agreed, *found])
+        if heard:
+            self._saving.hear(self._vote.saved_step)
         return heard
+
+    def _meet(self) -> None:
+        """Wait for all workers; they know afterwards what is on disk."""
+        self._vote.meet(self._saving.step)
+        self._saving.hear(self._vote.saved_step)
 
     @property
     def _orders(self) -> Orders:

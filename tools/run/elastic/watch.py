@@ -138,16 +138,18 @@ def ballot(generation: int, *, save: bool) -> int:
 class Vote:
     """The largest number that any worker has cast, known to all workers at the same step.
 
-    ``cast`` starts an all-reduce of two numbers on the CPU and returns at once; ``result`` waits for it.
+    ``cast`` starts an all-reduce of three numbers on the CPU and returns at once; ``result`` waits for it.
     Between the two lies the step's own work, so that agreement costs no waiting. Where steps are so short
     that even starting it would show, the workers agree each time on how many steps to leave out.
     """
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
+        self.saved_step = 0
+        """The newest step that a worker knew to be on disk, at the last vote or meeting."""
         self._pause = 0
         """Steps that have no vote before the next one."""
-        self._value = torch.zeros(2, dtype=torch.int64)
+        self._value = torch.zeros(3, dtype=torch.int64)
         self._numbers = self._value.numpy()
         self._pending: dist.Work | None = None
 
@@ -161,12 +163,13 @@ class Vote:
         self._pause -= 1
         return self._pause < 0
 
-    def cast(self, number: int, usual_step_s: float = 0.0) -> None:
+    def cast(self, number: int, usual_step_s: float = 0.0, saved_step: int = 0) -> None:
         """Cast this worker's number for the step that begins.
 
         :param usual_step_s: what a step takes here, 0 if that is not known.
+        :param saved_step: the step that is on disk, as far as is known here.
         """
-        self._numbers[:] = number, -1
+        self._numbers[:] = number, -1, saved_step
         if not self._alone:
             self._numbers[1] = -steps_between_votes(usual_step_s)
             self._pending = world().allreduce([self._value], _LARGEST)
@@ -178,20 +181,22 @@ class Vote:
             self._pending = None
         agreed, steps = int(self._numbers[0]), -int(self._numbers[1])
         if steps:
-            self._pause = steps - 1
+            self._pause, self.saved_step = steps - 1, int(self._numbers[2])
             self._numbers[:] = 0
         return agreed
 
-    def meet(self) -> None:
-        """Wait until all workers call this."""
+    def meet(self, saved_step: int) -> None:
+        """Wait until all workers call this, and let them know what is on disk."""
+        value = torch.tensor([saved_step])
         if not self._alone:
-            dist.barrier()
+            world().allreduce([value], _LARGEST).wait()
+        self.saved_step = int(value)
 
     def drop(self, *, alone: bool) -> None:
         """Forget what was cast: the workers have changed."""
         self._pending, self._alone, self._pause = None, alone, 0
         # what was under way may still write into the old one
-        self._value = torch.zeros(2, dtype=torch.int64)
+        self._value = torch.zeros(3, dtype=torch.int64)
         self._numbers = self._value.numpy()
 
 
