@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -18,7 +19,8 @@ class NoiseMeter:
     Two successive steps have gradients g, h of nearly the same weights, each a mean over a batch of B, so
     E[g · h] = |G|² and E|g - h|² = 2 tr Σ / B. Both are smoothed over pairs. It looks when a step is
     complete: a script that drops its gradients before that is not measured, and clipping blurs it. Holds one
-    copy of the gradients for one step in :data:`EVERY`.
+    copy of the gradients for one step in :data:`EVERY`. A pair that is not finite (an overflow in mixed
+    precision) is left out.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,8 @@ class NoiseMeter:
     @property
     def noise_scale(self) -> float | None:
         """φ; None while there is no pair, or noise alone."""
-        return self._noise / self._signal if self._signal > 0 else None
+        found = self._noise / self._signal if self._signal > 0 else math.inf
+        return found if math.isfinite(found) else None
 
     def look(self, model: nn.Module, step: int, batch: int) -> None:
         """A step is complete; it trained ``batch`` samples."""
@@ -51,10 +54,13 @@ class NoiseMeter:
         pairs = list(zip(before, after, strict=True))
         signal = float(sum((g.double() * h.double()).sum() for g, h in pairs))
         spread = float(sum((g.double() - h.double()).square().sum() for g, h in pairs))
+        noise = batch * spread / 2
+        if not math.isfinite(signal + noise):
+            return
         self._pairs += 1
         part = max(_SMOOTHING, 1 / self._pairs)
         self._signal += part * (signal - self._signal)
-        self._noise += part * (batch * spread / 2 - self._noise)
+        self._noise += part * (noise - self._noise)
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

@@ -55,7 +55,8 @@ class Reporter:
     """Writes events at most every ``progress_s`` seconds. A file that cannot be written stops nothing.
 
     Every worker has one, that of rank 0 writes. The loss of a ``progress`` event is the mean over rank 0's
-    samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers.
+    samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and
+    infinities are recorded as null, with a note.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -68,6 +69,8 @@ class Reporter:
         self._loss = Mean()
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
+        self._not_finite = set[str]()
+        """Columns that the log has a line about."""
 
     def turn_to(self, global_batch: int, change: Change | None = None) -> None:
         """Report about the plan that is followed now."""
@@ -121,7 +124,7 @@ class Reporter:
             "step_seconds": steps.value() if steps.samples >= _LEAST_STEPS else None,
             "noise_scale": noise_scale,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def last_words(self, counters: Counters) -> None:
         """What is not reported yet, before leaving."""
@@ -156,14 +159,19 @@ class Reporter:
         self._loss = Mean()
 
     def _write(
-        self, name: EventName, counters: Counters, *, loss: float | None = None, **columns: Any
+        self,
+        name: EventName,
+        counters: Counters,
+        *,
+        detail: dict[str, Any] | None = None,
+        **numbers: Any,
     ) -> None:
         orders = self._setting.orders
         if self._writer is None or orders is None:
             return
-        if loss is not None and not math.isfinite(loss):
-            _log.warning("the loss is %s after step %d", loss, counters.step)
-            loss = None
+        if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
+            numbers |= dict.fromkeys(strange)
+            detail = {**(detail or {}), "warning": self._note(strange, counters)}
         event = Event(
             time=time.time(),
             event=name,
@@ -171,13 +179,26 @@ class Reporter:
             gpus=len(orders.plan.members),
             global_batch=self._batch,
             samples_done=float(counters.samples_done),
-            loss=loss,
-            **columns,
+            detail=detail,
+            **numbers,
         )
         try:
             self._writer.append([event])
         except PliantError as error:
             _log.warning("a progress event is lost: %s", error)
+
+    def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
+        """What an event says of numbers that it cannot hold; the log says it once."""
+        told = ", ".join(f"{column} is {value}" for column, value in strange.items())
+        text = f"{told} after step {counters.step}, recorded as null"
+        if strange.keys() - self._not_finite:
+            self._not_finite |= strange.keys()
+            _log.warning("%s; this is said once", text)
+        return text
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def _first(plan: Plan, ready_s: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ options = {
     "die": None,  # [worker, pass]: it kills itself between the forward and the backward pass
     "broken": None,  # [worker, pass]: from then on what it exchanges fails there
     "unlike": None,  # "wider" or "frozen": the model of worker 1
+    "full": None,  # a worker that has no room for a checkpoint
+    "nan": False,  # as loss, as metric and as what rank 0 tells
     "unused": False,  # no gradient for a part of the model, in turns
     **json.loads(sys.argv[1]),
 }
@@ -64,11 +67,16 @@ data = torch.utils.data.TensorDataset(x, y, torch.arange(count))
 net = Net(17 if options["unlike"] == "wider" and worker == 1 else 16).double()
 net.heads[0].bias.requires_grad_(not (options["unlike"] == "frozen" and worker == 1))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+stopping = elastic.EarlyStopping(patience=2)
+job.register(stopping=stopping)
 model, optimizer, loader = job.prepare(net, optimizer, data, find_unused_parameters=options["unused"])
 steps: list[None] = []
 optimizer.register_step_post_hook(lambda *_: steps.append(None))
 out = Path(options["out"])
 seen = (out / f"seen-{os.getpid()}.jsonl").open("a")
+if options["full"] == worker:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 passes = 0
 for epoch in job.epochs(options["epochs"]):
     for x, y, index in loader:
@@ -81,7 +89,14 @@ for epoch in job.epochs(options["epochs"]):
             os.kill(os.getpid(), signal.SIGKILL)
         loss.backward()
         optimizer.step()
+        job.log(loss=loss * float("nan") if options["nan"] else loss)
         seen.write(json.dumps({"epoch": epoch, "worker": worker, "index": index.tolist()}) + "\n")
         seen.flush()
+    if options["nan"]:
+        told = job.agree(float("nan") if job.rank == 0 else 1.0)
+        assert told != told
+        job.log(metric=told)
+        if stopping.reached(told):
+            break
 if job.rank == 0:
     torch.save({"model": net.state_dict(), "lr": 0.05}, out / "final.pt")

@@ -71,6 +71,35 @@ def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason
     assert len(tries) == 5
 
 
+def test_where_rank_0_cannot_write_no_worker_counts_its_steps_as_saved(gang: Make) -> None:
+    job = gang(full=0)
+    job.start(2, checkpoint_s=1e-9)
+    job.end()
+    assert job.outcomes() == ["crashed", "crashed"]
+    assert "the checkpoint of step 15 failed" in job.outcome(0).message
+    assert job.outcome(1).message == "rank 0 did not save the final state"
+    assert [job.outcome(number).samples_done for number in (0, 1)] == [0, 0]
+
+
+def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
+    job = gang(nan=True)
+    job.start(2, checkpoint_s=1e-9)
+    assert job.end() == [0, 0]
+    assert job.outcomes() == ["done", "done"]
+    assert job.outcome(0).epoch == 1, (
+        "left with patience, after an epoch that is complete and one that is not"
+    )
+    [complete, left] = job.events("epoch")
+    assert (complete.loss, complete.metric, left.metric) == (None, None, None)
+    assert complete.detail == {
+        "epoch": 0,
+        "warning": "loss is nan, metric is nan after step 5, recorded as null",
+    }
+    assert all(event.loss is None for event in job.events("progress"))
+    said = [line for line in job.errors().splitlines() if "this is said once" in line]
+    assert len(said) == 2, "of the loss, and of the metric"
+
+
 def batches(folder: Path, worker: int) -> list[tuple[int, list[int]]]:
     """Epoch and samples of every pass of a worker."""
     rows = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]

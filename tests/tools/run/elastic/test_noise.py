@@ -40,6 +40,26 @@ def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
     assert meter.noise_scale is None
 
 
+@pytest.mark.parametrize("strange", [float("inf"), float("nan")])
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_overflow_in_mixed_precision_costs_one_pair(strange: float, at: int) -> None:
+    meter, model = NoiseMeter(), nn.Linear(2, 1)
+    for step in range(3 * EVERY):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, strange if step == EVERY + at else 1 + step % 2)
+        meter.look(model, step, 8)
+    # of three parameters the gradients are 1 and 2
+    assert meter.noise_scale == pytest.approx((8 * 3 / 2) / 6)
+
+
+def test_a_noise_scale_beyond_all_numbers_is_none() -> None:
+    meter, model = NoiseMeter(), nn.Linear(1, 1, bias=False).double()
+    for step, gradient in enumerate((1e-250, 1e60)):
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        meter.look(model, step, 8)
+    assert meter.noise_scale is None
+
+
 def test_a_script_that_drops_its_gradients_is_not_measured() -> None:
     meter, model = NoiseMeter(), nn.Linear(1, 1)
     for step in range(2 * EVERY):
