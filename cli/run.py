@@ -175,6 +175,7 @@ def _serve(options: Options) -> None:
 def _serve_in_background(options: Options) -> None:
     from pliant.tools.run.detach import in_background
     from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.private import make_own
     from pliant.tools.run.runner import run_and_follow
 
     def body(ready: Callable[[], None]) -> int:
@@ -183,7 +184,9 @@ def _serve_in_background(options: Options) -> None:
 
         return run_command(serve)
 
-    log = StateDir(options.state).run_log
+    dirs = StateDir(options.state.resolve())
+    make_own(dirs)
+    log = dirs.run_log
     started = in_background(body, log)
     if started.failed is not None:
         print(started.said, end="", file=sys.stderr)

@@ -105,11 +105,14 @@ def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
 
     from pliant.schemas.io import read_cluster, read_events, read_profile, read_schedule
     from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.private import check_seen
     from pliant.tools.run.spool import with_requests
     from pliant.tools.run.state import read_log
     from pliant.tools.schedule.decide import decide_from_events
 
-    at = StateDir(Path(folder))
+    at = StateDir(Path(folder).resolve())
+    if at.path.exists():
+        check_seen(at)
     if at.events.exists():
         read_log(at.path)
     events = read_events(at.events)

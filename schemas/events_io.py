@@ -88,6 +88,8 @@ def _fields(event: Event) -> dict[str, Any]:
 class EventWriter:
     """Append events to a JSON Lines file; what :meth:`append` returned from survives a crash.
 
+    The file is made for its owner alone, for jobs state secrets in their environment.
+
     Every line gets a checksum. Opening writes the header line of a new file, and of a file whose lines have
     none so far, and cuts off a last line that a crash left torn. One writer at a time: the caller holds the
     lock.
@@ -99,7 +101,8 @@ class EventWriter:
         self.path = Path(path)
         self._link = FIRST
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
             raise write_error(error, str(path)) from error
         try:

@@ -56,16 +56,17 @@ def _read_stdin() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
+def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a product: to stdout for ``-``, else atomically to a file.
 
+    :param mode: as for :func:`atomic_write`.
     :raises UsageError: Parquet would go to a terminal, or the place cannot be written.
     :raises ServiceMissingError: the disk is full or broken; nothing is half-written.
     """
     if str(path) == PIPE:
         _write_stdout(data)
     else:
-        atomic_write(path, data)
+        atomic_write(path, data, mode=mode)
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes]) -> None:
@@ -102,13 +103,17 @@ def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int = 0o666) ->
         raise write_error(error, str(path)) from error
 
 
-def make_folder(folder: Path, *, exist_ok: bool = True) -> None:
+def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> None:
     """Make a folder, and those above it.
 
+    :param mode: who may do what with each folder that is made, less the umask.
     :raises PliantError: it cannot be made, or must not be there and is.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
+        for above in reversed(folder.parents):
+            if not above.exists():
+                above.mkdir(mode, exist_ok=True)
+        folder.mkdir(mode, exist_ok=exist_ok)
     except OSError as error:
         raise write_error(error, str(folder)) from error
 

@@ -1,8 +1,8 @@
 """Read and write the seven kinds of file.
 
-``path`` is a name or ``-`` for stdin or stdout. Readers raise :class:`~pliant.schemas.errors.BadInputError`
-with every problem of the file; writers replace a file as a whole or leave it as it was. Equal data gives
-equal bytes.
+``path`` is a name or ``-`` for stdin or stdout; ``mode`` is that of a new file, less the umask. Readers raise
+:class:`~pliant.schemas.errors.BadInputError` with every problem of the file; writers replace a file as a
+whole or leave it as it was. Equal data gives equal bytes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def read_jobs(path: str | Path) -> tuple[Job, ...]:
     return parse_jobs(read_bytes(path), source_name(path))
 
 
-def write_jobs(jobs: Iterable[Job], path: str | Path) -> None:
+def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
     """Write jobs as JSON Lines; fields that equal their default are left out."""
-    write_bytes(path, header("job") + job_lines(jobs))
+    write_bytes(path, header("job") + job_lines(jobs), mode=mode)
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -66,9 +66,9 @@ def read_cluster(path: str | Path) -> Cluster:
     return parse_document(read_bytes(path), source_name(path), "cluster", Cluster, schema_required=False)
 
 
-def write_cluster(cluster: Cluster, path: str | Path) -> None:
+def write_cluster(cluster: Cluster, path: str | Path, *, mode: int = 0o666) -> None:
     """Write a cluster as JSON."""
-    write_bytes(path, document_bytes(cluster, "cluster"))
+    write_bytes(path, document_bytes(cluster, "cluster"), mode=mode)
 
 
 def read_schedule(path: str | Path) -> Schedule:
@@ -76,9 +76,9 @@ def read_schedule(path: str | Path) -> Schedule:
     return parse_document(read_bytes(path), source_name(path), "schedule", Schedule)
 
 
-def write_schedule(schedule: Schedule, path: str | Path) -> None:
+def write_schedule(schedule: Schedule, path: str | Path, *, mode: int = 0o666) -> None:
     """Write a schedule as JSON; fields that equal their default are left out."""
-    write_bytes(path, document_bytes(schedule, "schedule"))
+    write_bytes(path, document_bytes(schedule, "schedule"), mode=mode)
 
 
 def read_metrics(path: str | Path) -> Metrics:
@@ -98,9 +98,9 @@ def read_profile(path: str | Path) -> Profile:
     return Profile(rows, metadata, source)
 
 
-def write_profile(profile: Profile, path: str | Path) -> None:
+def write_profile(profile: Profile, path: str | Path, *, mode: int = 0o666) -> None:
     """Write a profile as Parquet."""
-    write_bytes(path, parquet_bytes(profile.rows, PROFILE, profile.metadata))
+    write_bytes(path, parquet_bytes(profile.rows, PROFILE, profile.metadata), mode=mode)
 
 
 def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:

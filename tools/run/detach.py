@@ -28,11 +28,12 @@ class Started:
 def in_background(body: Body, log: Path) -> Started:
     """Run ``body`` in the background; returns once all is well there, or not. What it says goes to ``log``.
 
+    :param log: in a folder that is there.
     :raises UsageError: the log cannot be written.
     """
     try:
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        words = os.open(log, flags, 0o600)
     except OSError as error:
         raise UsageError(f"{log}: cannot be written: {error.strerror}") from error
     said_before = os.fstat(words).st_size

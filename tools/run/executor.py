@@ -293,7 +293,7 @@ class Executor:
         job_dir = self._dirs.job(job_id)
         before = read_plan(job_dir)
         handle = next_handle(self._dirs, job_id)
-        make_folder(handle.folder, exist_ok=False)
+        make_folder(handle.folder, exist_ok=False, mode=0o700)
         generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)

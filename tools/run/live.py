@@ -29,6 +29,7 @@ from pliant.tools.run.journal import (
     submit_event,
 )
 from pliant.tools.run.options import RETRIES
+from pliant.tools.run.private import PRIVATE
 from pliant.tools.run.runnable import shares_of
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
@@ -163,7 +164,7 @@ class LiveRun:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
         self._keep(schedule_of(self.session, (), self._now()), None)
-        write_schedule(self._schedule, self.state.dirs.schedule)
+        write_schedule(self._schedule, self.state.dirs.schedule, mode=PRIVATE)
 
     def _now(self) -> float:
         """Now on the clock of the schedule."""
@@ -313,7 +314,7 @@ class LiveRun:
         steps = self.executor.steps_to(shares, started)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         self.state.record([*before, *changes])
-        write_schedule(self._schedule, self.state.dirs.schedule)
+        write_schedule(self._schedule, self.state.dirs.schedule, mode=PRIVATE)
         self._shares = shares
         self.executor.apply(steps)
 

@@ -20,6 +20,7 @@ from pliant.tools.run.journal import (
     report_events,
     submit_event,
 )
+from pliant.tools.run.private import PRIVATE
 from pliant.tools.run.runnable import shares_of
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
@@ -151,7 +152,7 @@ class Once:
         reasons = {found.job: found.reason for found in self._schedule.allocations}
         steps = steps_between(self._state.log, self._schedule, self._executor)
         self._state.record(change_event(step, now, reasons.get(step.job_id, "")) for step in steps)
-        write_schedule(self._schedule, self._state.dirs.schedule)
+        write_schedule(self._schedule, self._state.dirs.schedule, mode=PRIVATE)
         self._executor.apply(steps)
 
 

@@ -34,6 +34,7 @@ from pliant.tools.run.layout import StateDir
 from pliant.tools.run.live import LiveRun, Parts
 from pliant.tools.run.once import Once
 from pliant.tools.run.options import Options
+from pliant.tools.run.private import PRIVATE, check_own
 from pliant.tools.run.runnable import runnable
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import State, read_log
@@ -65,8 +66,11 @@ class Prepared:
         """Read the inputs.
 
         :param resume: go on with the state directory's own schedule where it holds a run.
+        :raises UsageError: the state directory is not this user's alone, or brings inputs of its own.
         """
         dirs, clock = StateDir(options.state.resolve()), Clock()
+        if dirs.path.exists():
+            check_own(dirs)
         log = read_log(options.state) if dirs.events.is_file() else RunLog()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
@@ -172,9 +176,9 @@ class Prepared:
         with spool.locked():
             self._check_submitted(spool)
             if (profile := _profile(self.schedule)) is not None:
-                write_profile(profile, self.dirs.profile)
-            write_schedule(self.schedule, self.dirs.schedule)
-            write_cluster(self.schedule.cluster, self.dirs.cluster)
+                write_profile(profile, self.dirs.profile, mode=PRIVATE)
+            write_schedule(self.schedule, self.dirs.schedule, mode=PRIVATE)
+            write_cluster(self.schedule.cluster, self.dirs.cluster, mode=PRIVATE)
             state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
 
     def _check_submitted(self, spool: Spool) -> None:

@@ -30,6 +30,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import run_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import take_up
+from pliant.tools.run.private import check_own
 from pliant.tools.run.state import Lock
 
 _WORD: Final = re.compile(rb'"(event|job)":"([A-Za-z0-9._-]{1,128})"')
@@ -56,9 +57,10 @@ def repair(state: Path) -> list[str]:
     :raises UsageError: it has no log.
     :raises BadInputError: nothing of the log can be read, or its first event can be replaced by nothing.
     """
-    dirs = StateDir(state)
+    dirs = StateDir(state.resolve())
     if not dirs.events.is_file():
         raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
+    check_own(dirs)
     lock = Lock(dirs.lock)
     lock.acquire()
     try:

@@ -12,6 +12,7 @@ from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
+from pliant.tools.run.private import check_seen
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import holder_of
 
@@ -35,11 +36,12 @@ class Bystander:
     """Looks at a state directory again and again; what it has read of the log it does not read twice."""
 
     def __init__(self, state: Path) -> None:
-        """:raises UsageError: there is no log and no submission."""
-        self.dirs = StateDir(state)
+        """:raises UsageError: there is no log and no submission, or they are not this user's to see."""
+        self.dirs = StateDir(state.resolve())
         self._spool = Spool(self.dirs)
         if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
             raise UsageError(f"{state}: no state directory (it has no {self.dirs.events.name})")
+        check_seen(self.dirs)
         self._view = LogView(self.dirs)
 
     def look(self) -> Sight:

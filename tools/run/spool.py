@@ -23,11 +23,13 @@ from pydantic import TypeAdapter
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.files import remove_temporaries, sync_folder
-from pliant.schemas.io import atomic_write, read_jobs, write_jobs
+from pliant.schemas.io import atomic_write, write_jobs
 from pliant.schemas.job import Job
+from pliant.schemas.jobs_io import parse_jobs
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.private import PRIVATE, make_own, read_own
 
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
@@ -56,6 +58,7 @@ class Spool:
     """The requests of one state directory."""
 
     def __init__(self, dirs: StateDir) -> None:
+        self._dirs = dirs
         self._folder = dirs.spool
         self._read: dict[str, Request] = {}
 
@@ -79,14 +82,14 @@ class Spool:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else makes a request meanwhile; makes the folder, for its owner alone, where it is missing.
+        """Nobody else makes a request meanwhile; makes the state directory where it is missing.
 
-        :raises UsageError: the folder cannot be made or used.
+        :raises UsageError: it cannot be made or used, or is not this user's alone.
         """
+        make_own(self._dirs)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._folder / "lock", flags, PRIVATE)
         except OSError as error:
             text = f"{self._folder.parent}: cannot be used as state directory: {error.strerror}"
             raise UsageError(text) from error
@@ -99,12 +102,12 @@ class Spool:
 
     def ask_to_run(self, jobs: Iterable[Job]) -> None:
         """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
-        write_jobs(jobs, self._next(_JOBS))
+        write_jobs(jobs, self._next(_JOBS), mode=PRIVATE)
         sync_folder(self._folder.parent)
 
     def ask_to_cancel(self, job_ids: Iterable[str]) -> None:
         """Write a cancellation; on disk when this returns. Call it while :meth:`locked`."""
-        atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n")
+        atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE)
         sync_folder(self._folder.parent)
 
     def withdraw(self, job_ids: Collection[str]) -> None:
@@ -127,10 +130,10 @@ class Spool:
         try:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
-                return Request(path, jobs=read_jobs(path))
-            return Request(path, cancelled=_IDS.validate_json(path.read_bytes()))
+                return Request(path, jobs=parse_jobs(read_own(path), str(path)))
+            return Request(path, cancelled=_IDS.validate_json(read_own(path)))
         except (BadInputError, OSError, ValueError) as error:
-            if path.exists():  # else it was settled by somebody else between two looks
+            if os.path.lexists(path):  # else it was settled by somebody else between two looks
                 _log.warning("%s: left aside, it is no request: %s", path, error)
             return Request(path)
 

@@ -18,6 +18,7 @@ from pliant.schemas.io import EventWriter
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
+from pliant.tools.run.private import PRIVATE, make_own
 
 Sink = Callable[[Sequence[Event]], None]
 _GLANCE_S: Final = 0.25
@@ -38,7 +39,8 @@ class Lock:
 
         :raises LockedError: another process still holds it after ``wait_s``.
         """
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(self._path, flags, PRIVATE)
         try:
             self._take(max(wait_s, _GLANCE_S))
         except BaseException:
@@ -68,7 +70,7 @@ class Lock:
 def holder_of(path: Path) -> int | None:
     """The process that holds a lock (0: one that has not said its name yet); None: nobody does."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -97,14 +99,13 @@ class State:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
         :raises LockedError: another process still writes to it after ``wait_s``.
-        :raises UsageError: the folder cannot be made or used.
+        :raises UsageError: the folder cannot be made or used, or is not this user's alone.
         :raises BadInputError: its log is damaged.
         """
         self.dirs = StateDir(Path(path).resolve())
         self._lock = Lock(self.dirs.lock)
         try:
-            self.dirs.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.dirs.jobs.mkdir(mode=0o700, exist_ok=True)
+            make_own(self.dirs)
             self._lock.acquire(wait_s=wait_s)
         except OSError as error:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error

@@ -1,0 +1,220 @@
+"""A state directory is its owner's alone, whoever else is on the machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import write_cluster
+from pliant.schemas.job import Job
+from pliant.tools.run import private, runner
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.options import Options
+from pliant.tools.run.runner import run_until_done
+from pliant.tools.run.sight import Bystander
+from pliant.tools.run.spool import Spool
+from pliant.tools.run.state import State
+from pliant.tools.run.submit import cancel, submit
+from pliant.tools.schedule.decide import Question
+from tests.builders import cluster, job
+from tests.tools.run.instant import opens
+
+NOW_S = 2e9
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> StateDir:
+    return StateDir(tmp_path.resolve() / "state")
+
+
+def runs(job_id: str) -> Job:
+    return job(job_id, command=("train.py",), env={"TOKEN": "secret"}, work={"samples": 1.0})
+
+
+def ask(dirs: StateDir, job_id: str = "a") -> None:
+    submit(dirs.path, [runs(job_id)], "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S)
+
+
+def run(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dirs.path.parent / "cluster.json"
+    write_cluster(cluster(1, slots="cpu"), path)
+    monkeypatch.setattr(runner, "open_backend", opens({}))
+    monkeypatch.setattr(runner, "POLL_S", 0.0)
+    options = Options(dirs.path, question=Question("fifo"), cluster=str(path))
+    run_until_done(options, lambda log, now_s: None)
+
+
+USES: dict[str, Callable[[StateDir], object]] = {
+    "submit": lambda dirs: ask(dirs, "b"),
+    "cancel": lambda dirs: cancel(dirs.path, ["a"]),
+    "run": lambda dirs: State(dirs.path).close(),
+    "read the inputs of a run": lambda dirs: runner.dry_run_text(Options(dirs.path, "none"), resume=True),
+}
+LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Bystander(dirs.path).look()}
+
+
+def open_to_all(path: Path) -> list[Path]:
+    """What others could read or write of a folder and all in it, were they let in."""
+    found = [path, *path.rglob("*")]
+    return [each for each in found if each.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+
+
+def test_what_a_run_leaves_in_its_folders_is_for_its_owner_alone(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    before = os.umask(0)
+    try:
+        run(dirs, monkeypatch)
+    finally:
+        os.umask(before)
+    known = {dirs.events, dirs.schedule, dirs.cluster, dirs.lock, dirs.jobs, dirs.spool, dirs.path}
+    assert known & set(open_to_all(dirs.path)) == set()
+    assert open_to_all(dirs.spool) == []
+
+
+def test_a_folder_that_others_can_read_is_closed_to_them(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    dirs.path.mkdir()
+    dirs.path.chmod(0o755)
+    dirs.schedule.touch()
+    dirs.schedule.chmod(0o644)
+    dirs.schedule.unlink()
+    (dirs.path / "notes").touch()
+    (dirs.path / "notes").chmod(0o644)
+    ask(dirs)
+    assert open_to_all(dirs.path) == []
+    assert "was open to other users: from now on it is yours alone" in caplog.text
+    caplog.clear()
+    ask(dirs, "b")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("part", ["", "spool", "jobs"])
+def test_a_folder_that_others_may_write_in_is_refused_and_the_line_says_what_to_do(
+    dirs: StateDir, use: str, part: str
+) -> None:
+    ask(dirs)
+    dirs.path.chmod(0o755)
+    (dirs.path / part).chmod(0o775)
+    with pytest.raises(
+        UsageError, match=f"others may write in it.*chmod go-w {dirs.path / part}$"
+    ) as refused:
+        USES[use](dirs)
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("use", [*USES, *LOOKS])
+def test_a_folder_of_another_user_is_refused(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    ask(dirs)
+    owner = dirs.path.stat().st_uid
+    monkeypatch.setattr(private.os, "geteuid", lambda: owner + 4711)
+    with pytest.raises(UsageError, match="belongs to"):
+        (USES | LOOKS)[use](dirs)
+
+
+def test_root_may_look_at_what_belongs_to_another_user_and_runs_nothing_of_it(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owner and user are pretended: no test can count on being root, or on there being another user."""
+    ask(dirs)
+    lstat, stranger = os.lstat, dirs.path.stat().st_uid + 4711
+
+    def belongs_to_a_stranger(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[stat.ST_UID] = stranger
+        return os.stat_result(found)
+
+    monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, belongs_to_a_stranger(dirs.path))])
+    monkeypatch.setattr(private.os, "lstat", belongs_to_a_stranger)
+    monkeypatch.setattr(private.os, "geteuid", lambda: 0)
+    private.check_seen(dirs)
+    with pytest.raises(UsageError, match=f"belongs to user {stranger}, and you are root"):
+        private.check_own(dirs)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs", "jobs/a"])
+@pytest.mark.parametrize("use", ["run", "status"])
+def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: str) -> None:
+    ask(dirs)
+    target = dirs.path.parent / "elsewhere"
+    target.mkdir()
+    path = dirs.path / name
+    if path.is_dir():
+        path.rename(dirs.path.parent / "moved")
+    path.symlink_to(target if name in ("spool", "jobs", "jobs/a") else target / "file")
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        (USES | LOOKS)[use](dirs)
+    assert list(target.iterdir()) == []
+
+
+def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
+    ask(dirs)
+    link = dirs.path.parent / "link"
+    link.symlink_to(dirs.path)
+    ask(StateDir(link), "b")
+    assert {job.id for job in Bystander(link).look().submitted} == {"a", "b"}
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
+def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    path = dirs.spool / "00000000000000000001.jobs.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (good,) = dirs.spool.glob("*.jobs.jsonl")
+        outside = dirs.path.parent / "outside.jsonl"
+        outside.write_bytes(good.read_bytes())
+        path.symlink_to(outside)
+    else:
+        monkeypatch.chdir(dirs.spool)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    spool = Spool(dirs)
+    for _ in range(2):
+        assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
+    assert caplog.text.count("it is no request") == 1
+    assert [found.id for found in Bystander(dirs.path).look().submitted] == ["a"]
+    ask(dirs, "b")
+
+
+def test_a_request_that_somebody_else_put_there_is_left_aside(
+    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    fstat = os.fstat
+
+    def of_a_stranger(descriptor: int) -> os.stat_result:
+        found = list(fstat(descriptor))
+        found[stat.ST_UID] += 4711
+        return os.stat_result(found)
+
+    monkeypatch.setattr(private.os, "fstat", of_a_stranger)
+    assert Spool(dirs).requests() == []
+    assert "belongs to" in caplog.text
+
+
+def test_the_name_of_a_state_directory_is_on_disk_before_a_job_is_acknowledged(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(private, "sync_folder", synced.append)
+    deep = StateDir(dirs.path.parent / "x" / "y" / "state")
+    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S)
+    above = dirs.path.parent
+    assert {above, above / "x", above / "x" / "y"} <= set(synced)
