@@ -6,19 +6,16 @@ A file is one line of JSON (format, number of bytes, SHA-256) and then what ``to
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import atomic_write
+from pliant.tools.run.elastic.storable import loaded, stored
 
 FORMAT: Final = "pliant.checkpoint/2"
 _KIND: Final = "pliant.checkpoint/"
@@ -48,6 +45,7 @@ class Checkpoints:
         A file of a later step is of a past that is no more: training goes on from what was loaded. A worker
         that saves ``alone`` removes nothing: others may do the same a step further, or be at it still.
 
+        :raises UsageError: the state holds what could not be loaded again.
         :raises PliantError: it could not be written (a full disk); the older ones are untouched.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,6 +69,7 @@ class Checkpoints:
         """The newest whole checkpoint, tensors in main memory.
 
         :raises BadInputError: there are checkpoints, and none of them is whole.
+        :raises UsageError: the newest whole one holds objects of classes that the script does not allow.
         """
         problems: list[str] = []
         for path in self._newest_first():
@@ -99,9 +98,7 @@ class Checkpoints:
 
 
 def _packed(state: Mapping[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    body = buffer.getvalue()
+    body = stored(dict(state))
     head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(head).encode() + b"\n" + body
 
@@ -117,13 +114,4 @@ def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
         raise BadInputError.one(str(path), "the checkpoint is torn or damaged")
     if head["format"] != FORMAT:
         raise BadInputError.one(str(path), f"the checkpoint is {head['format']}, expected {FORMAT}")
-    return _state(body)
-
-
-def _state(body: bytes) -> dict[str, Any]:
-    """The state; full unpickling only for registered objects that hold more than tensors and values."""
-    try:
-        state: dict[str, Any] = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        state = torch.load(io.BytesIO(body), map_location="cpu", weights_only=False)
-    return state
+    return loaded(body, str(path))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from pliant.schemas.errors import BadInputError, PliantError
+from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.progress import Reporter
 from pliant.tools.run.elastic.setting import Setting
@@ -117,13 +117,15 @@ class Saving:
         """Where a worker that ends before its training began would have gone on."""
         try:
             state = self._checkpoints.load().state
-        except BadInputError:
+        except (BadInputError, UsageError):
             state = None
         return Counters() if state is None else Counters(**state["counters"])
 
     def _write(self, training: Training, *, alone: bool = False) -> str:
         try:
             self._checkpoints.save(training.capture(), training.counters.step, alone=alone)
+        except UsageError:
+            raise
         except (PliantError, OSError) as error:
             return f"the checkpoint of step {training.counters.step} failed: {error}"
         self._saved(training)

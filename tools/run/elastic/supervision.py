@@ -81,7 +81,10 @@ class Supervision:
 
         That of the workers that train already; where none does, that of the newest whole checkpoint, which
         rank 0 reads.
+
+        :raises UsageError: the training could not be saved.
         """
+        trainer.training.check_storable()
         leave_at_exit()
         self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()

@@ -22,6 +22,7 @@ from pliant.tools.run.elastic.state import (
     hyperparameters,
     restore_generators,
 )
+from pliant.tools.run.elastic.storable import check_storable, plain
 
 _log = logging.getLogger("pliant")
 
@@ -56,13 +57,23 @@ class Training:
         """What is the same on all workers."""
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()},
+            "optimizer": plain(self.optimizer.state_dict()),
+            "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
             "lr_scale": self._lr_scale,
             "agreed": tuple(self.agreed),
             "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
+
+    def check_storable(self) -> None:
+        """Refuse to begin a training that could not be saved.
+
+        :raises UsageError: an object's state holds more than tensors and plain values.
+        """
+        check_storable("the model", self.model.state_dict())
+        check_storable("the optimizer", self.optimizer.state_dict())
+        for name, helper in self.helpers.items():
+            check_storable(f"registered object {name}", helper.state_dict())
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Go on from all of a captured state, that of the random generators included."""

@@ -154,11 +154,6 @@ class TestCheckpoints:
         path = Checkpoints(tmp_path).save({}, 1)
         assert list(tmp_path.iterdir()) == [path]
 
-    def test_state_beyond_plain_values_is_loaded_too(self, tmp_path: Path) -> None:
-        kept = Checkpoints(tmp_path)
-        kept.save({"helper": Path("x")}, 1)
-        assert kept.load().state == {"helper": Path("x")}
-
 
 class TestPlans:
     """Seen at once, never half."""
