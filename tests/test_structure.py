@@ -20,7 +20,12 @@ ALLOWED = {
     "cli": {"cli", "schemas", "tools"},
 }
 HEAVY = {
-    "torch": ("tools/profile/measure", "tools/profile/allreduce", "tools/run/elastic/"),
+    "torch": (
+        "tools/profile/measure",
+        "tools/profile/allreduce",
+        "tools/run/elastic/",
+        "tools/profile/run_torchrun.py",
+    ),
     "pandas": ("tools/report/", "tools/replay/importers"),
     "matplotlib": ("tools/report/",),
     "scipy": ("tools/schedule/policies/", "tools/profile/simplices"),

@@ -75,7 +75,7 @@ def launch(script: Script, workers: int, order: Order, advance: Callable[[int], 
         result, path = folder / "outcome.json", folder / "order.json"
         ours = {"result": str(result), "launcher_pid": os.getpid()}
         path.write_text(order.model_copy(update=ours).model_dump_json())
-        argv = torchrun(script.command, workers, standalone("127.0.0.1", folder / "rdzv"), folder / "logs")
+        argv = torchrun(script.command, workers, standalone("127.0.0.1"), folder / "logs")
         began_s = time.time()
         code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)
         outcome = read_outcome(result)

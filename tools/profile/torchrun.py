@@ -13,6 +13,7 @@ ONE_THREAD: Final = dict.fromkeys(
 """A CPU slot is one thread: several would take the cores of the neighbours' slots."""
 
 
+RUN_TORCHRUN: Final = str(Path(__file__).with_name("run_torchrun.py"))
 NO_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Keeps torchrun from opening a store for its workers: it would listen on every address."""
 
@@ -23,7 +24,7 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
     The environment of :data:`NO_STORE` belongs to it. What follows ``--`` is the script's own.
     """
     return (
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *(sys.executable, "-P", RUN_TORCHRUN),
         *rendezvous,
         f"--nproc-per-node={workers}",
         *("--max-restarts", "0"),
@@ -33,13 +34,12 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
     )
 
 
-def standalone(address: str, meeting: Path) -> tuple[str, ...]:
-    """The rendezvous of one torchrun with itself, in a file: nobody from outside can take part.
+def standalone(address: str) -> tuple[str, ...]:
+    """The rendezvous of one torchrun with itself, in its own memory: no other process can take part.
 
     :param address: what the workers of the node reach each other at.
-    :param meeting: a path of its own, not there yet, in a folder that only the user can enter.
     """
     return (
-        *("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file"),
-        *(f"--rdzv-endpoint={meeting}", "--rdzv-id=pliant", f"--local-addr={address}"),
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
+        f"--local-addr={address}",
     )

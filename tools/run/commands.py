@@ -39,7 +39,7 @@ def units(
     made = []
     for index, slots in enumerate(groups):
         number = first + index
-        rendezvous = _rendezvous(target, index, attempt.meeting(number), nodes, port)
+        rendezvous = _rendezvous(target, index, nodes, port)
         own = {ENV_SLOT: SLOT_FROM_RANK}
         if job.elastic != "none":
             own = {ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
@@ -77,13 +77,11 @@ def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) 
     return {"PYTHONUNBUFFERED": "1", **job.env, "CUDA_VISIBLE_DEVICES": visible}
 
 
-def _rendezvous(
-    target: Target, index: int, meeting: Path, nodes: Mapping[str, NodeInfo], port: int
-) -> tuple[str, ...]:
+def _rendezvous(target: Target, index: int, nodes: Mapping[str, NodeInfo], port: int) -> tuple[str, ...]:
     groups = groups_of(target)
     address = nodes[groups[index][0].node].address
     if not meets_at_port(target):
-        return standalone(address, meeting)
+        return standalone(address)
     master = nodes[groups[0][0].node].address
     return (
         *(f"--nnodes={len(groups)}", f"--node-rank={index}", "--rdzv-backend=static"),

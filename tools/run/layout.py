@@ -6,7 +6,6 @@ spool/                               submissions and cancellations that the log 
 jobs/ID/plan.json                    the newest plan of the job (atomic; the durable truth)
 jobs/ID/checkpoints/                 newest two, verified by hash on load
 jobs/ID/attempts/N/launch.json       how attempt N was started: argv, slots, pids with start times
-jobs/ID/attempts/N/rdzv-U            file that the torchrun of unit U keeps its rendezvous in
 jobs/ID/attempts/N/plan-G.json       every plan of attempt N by generation; never changed
 jobs/ID/attempts/N/meet-G            where the workers of generation G meet: "host port round"
 jobs/ID/attempts/N/reached           the generation that trains: "G"
@@ -48,10 +47,6 @@ class AttemptDir:
     def logs(self) -> Path:
         """Folder of the workers' output."""
         return self.path / "logs"
-
-    def meeting(self, unit: int) -> Path:
-        """Where the torchrun of one unit meets itself."""
-        return self.path / f"rdzv-{unit}"
 
     def plan(self, generation: int) -> Path:
         """The plan of one generation."""

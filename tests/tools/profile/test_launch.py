@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,23 +15,20 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile import launch as launching
 from pliant.tools.profile.launch import Script, environment, failure, last_words, launch
 from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome, Point
-from pliant.tools.profile.torchrun import NO_STORE, standalone, torchrun
+from pliant.tools.profile.torchrun import NO_STORE, RUN_TORCHRUN, standalone, torchrun
 from tests.tools.run.site import until
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'
 
 
 def test_the_command_is_torchrun_on_this_machine() -> None:
-    assert torchrun(
-        ("train.py", "--depth", "3"), 2, standalone("127.0.0.1", Path("/x/rdzv")), Path("logs")
-    ) == (
+    assert torchrun(("train.py", "--depth", "3"), 2, standalone("127.0.0.1"), Path("logs")) == (
         sys.executable,
-        "-m",
-        "torch.distributed.run",
+        "-P",
+        RUN_TORCHRUN,
         "--nnodes=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-conf=store_type=file",
-        "--rdzv-endpoint=/x/rdzv",
+        "--rdzv-backend=one-node",
+        "--rdzv-endpoint=none",
         "--rdzv-id=pliant",
         "--local-addr=127.0.0.1",
         "--nproc-per-node=2",
@@ -143,12 +141,34 @@ dist.destroy_process_group()
 def test_torchrun_listens_on_nothing_and_leaves_the_scripts_options_alone(tmp_path: Path) -> None:
     script = tmp_path / "tiny.py"
     script.write_text(TWO_RANKS)
-    meeting = standalone("127.0.0.1", tmp_path / "rdzv")
-    argv = torchrun((str(script), "--n", "128"), 2, meeting, tmp_path / "logs")
+    argv = torchrun((str(script), "--n", "128"), 2, standalone("127.0.0.1"), tmp_path / "logs")
     env = {**os.environ, **NO_STORE, "OMP_NUM_THREADS": "1"}
-    subprocess.run(argv, check=True, env=env, cwd=tmp_path, timeout=60, capture_output=True)
+    subprocess.run(argv, check=True, env=env, cwd=tmp_path, capture_output=True)
     said = [path.read_text() for path in tmp_path.rglob("stdout.log")]
     assert said == ["256 []\n"] * 2
+
+
+ENDS = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    time.sleep(60)
+os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("number", "code", "ended"), [(signal.SIGKILL, 0, -signal.SIGKILL), (0, 7, 7)])
+def test_torchrun_ends_as_the_worker_did_that_failed_first_and_leaves_no_file_of_its_own(
+    tmp_path: Path, number: int, code: int, ended: int
+) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    command = (str(script), str(int(number)), str(code))
+    argv = torchrun(command, 2, standalone("127.0.0.1"), tmp_path / "logs")
+    env = {**os.environ, **NO_STORE, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=env, cwd=tmp_path, check=False, capture_output=True)
+    assert done.returncode == ended, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"ends.py", "logs"}
 
 
 def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.tools.profile.processes import child_environment
+from pliant.tools.profile.torchrun import RUN_TORCHRUN
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.commands import ranked, units
 from pliant.tools.run.layout import AttemptDir
@@ -22,7 +23,7 @@ GPU = {
     "n0": NodeInfo("n0", 4, devices=("0", "1", "2", "3")),
     "n1": NodeInfo("n1", 4, devices=("4", "5", "6", "7")),
 }
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+TORCHRUN = (sys.executable, "-P", RUN_TORCHRUN)
 
 
 def target(spec: Job, *slots: str) -> Target:
@@ -42,8 +43,7 @@ def test_an_elastic_job_gets_one_torchrun_per_slot() -> None:
     first, second = units(target(elastic(), "n0/1", "n0/0"), FOLDER, ATTEMPT, CPU, 1)
     assert first.argv == (
         *TORCHRUN,
-        *("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file"),
-        *("--rdzv-endpoint=/state/jobs/a/attempts/1/rdzv-0", "--rdzv-id=pliant"),
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
         *("--local-addr=127.0.0.1", "--nproc-per-node=1", "--max-restarts", "0"),
         *("--log-dir", "/state/jobs/a/attempts/1/logs/0", "--redirects", "3", "--", "train.py", "--lr", "1"),
     )
@@ -51,7 +51,6 @@ def test_an_elastic_job_gets_one_torchrun_per_slot() -> None:
     assert first.env["PLIANT_JOB_DIR"] == "/state/jobs/a"
     assert [unit.env["PLIANT_SLOT"] for unit in (first, second)] == ["n0/1", "n0/0"]
     assert "/state/jobs/a/attempts/1/logs/1" in second.argv
-    assert "--rdzv-endpoint=/state/jobs/a/attempts/1/rdzv-1" in second.argv
 
 
 def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:

@@ -163,6 +163,25 @@ if os.environ["PLIANT_SLOT"] == "n0/1":
     assert read_log(site.state).jobs["long"].samples_done == 60 * 64
 
 
+@pytest.mark.parametrize("launcher", ["run_torchrun.py", "keep.py"])
+def test_a_launcher_that_stands_still_costs_its_job_nothing(site: Site, launcher: str) -> None:
+    """torchrun, or what keeps it, is stopped while its worker trains: the worker's word counts."""
+    train(site, "a", ELASTIC, (40, 0.02), samples=40 * 64, high=1)
+
+    def launchers() -> list[psutil.Process]:
+        return [one for one in left_running(site.folder) if launcher in " ".join(one.cmdline()[1:4])]
+
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
+        until(lambda: "a" in site.log().jobs)
+        until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
+        for one in launchers():
+            one.suspend()
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert "does not end: killed" in errors
+
+
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
     train(site, "a", ELASTIC, (80, 0.02), samples=80 * 64, high=2)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:

@@ -1,0 +1,95 @@
+"""torchrun as pliant starts it: with torchrun's own arguments, run as a file.
+
+Two things differ. ``--rdzv-backend=one-node`` is a rendezvous in torchrun's own memory, for the workers of
+one node. torchrun's own ones keep their state in a store that listens on every address of the machine, or in
+a file, which a full disk tears; torchrun then never ends. And it ends as the worker that failed first did, by
+the same exit code or signal, where torchrun itself always returns 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from typing import Final
+
+from torch.distributed import HashStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.run import main
+
+NAME: Final = "one-node"
+
+
+class OneNode(RendezvousHandler):
+    """The rendezvous of an only torchrun: it is complete as soon as it is asked for."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        self._address = parameters.local_addr
+        self._closed = False
+
+    def get_backend(self) -> str:
+        """What torchrun calls it."""
+        return NAME
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Rank 0 of 1; the workers reach each other at the node's address, at a port that is free now."""
+        store = HashStore()
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, self._address))
+
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """There is no further rendezvous."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """No other torchrun comes."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """What torchrun was called with."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """There is nothing to end."""
+        return True
+
+
+def run() -> int:
+    """The exit code of the worker that failed first (negative: its signal); 0: none failed."""
+    rendezvous_handler_registry.register(NAME, OneNode)
+    try:
+        main()
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        _, failure = error.get_first_failure()
+        return int(failure.exitcode) or 1
+    return 0
+
+
+def end_by(number: int) -> None:
+    """End by a signal, without a second core dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stderr.flush()
+    os.kill(os.getpid(), number)
+
+
+if __name__ == "__main__":
+    code = run()
+    if code < 0:
+        end_by(-code)
+    sys.exit(code)
