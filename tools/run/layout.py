@@ -7,7 +7,7 @@ jobs/ID/plan.json                    the newest plan of the job (atomic; the dur
 jobs/ID/checkpoints/                 newest two, verified by hash on load
 jobs/ID/attempts/N/launch.json       how attempt N was started: argv, slots, pids with start times
 jobs/ID/attempts/N/plan-G.json       every plan of attempt N by generation; never changed
-jobs/ID/attempts/N/meet-G            where the workers of generation G meet: "host port round"
+jobs/ID/attempts/N/meet/G.R/         where workers of generation G meet in round R, until the next one trains
 jobs/ID/attempts/N/reached           the generation that trains: "G"
 jobs/ID/attempts/N/progress.jsonl    events of the workers (progress, epoch, checkpoint), written by rank 0
 jobs/ID/attempts/N/worker-W.alive    worker W is ready to train: locked while it lives, touched every second
@@ -52,9 +52,10 @@ class AttemptDir:
         """The plan of one generation."""
         return self.path / f"plan-{generation}.json"
 
-    def place(self, generation: int) -> Path:
-        """Where the workers of one generation meet, written by rank 0."""
-        return self.path / f"meet-{generation}"
+    @property
+    def meetings(self) -> Path:
+        """Folder of the folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
+        return self.path / "meet"
 
     def presence(self, worker: int) -> Path:
         """Whether one worker is ready, and alive."""

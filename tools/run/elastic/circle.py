@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
-
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout, _world
+from typing import Final, NoReturn
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.elastic.meeting import CalledAwayError, Interruptible, Meeting, pause
+from pliant.tools.run.elastic.folder_store import pause
+from pliant.tools.run.elastic.group import COLLECTIVE, Group
+from pliant.tools.run.elastic.interface import own_address, use_interface
+from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting, remove_earlier
 from pliant.tools.run.elastic.position import Position
-from pliant.tools.run.elastic.setting import Setting
+from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.watch import PlanWatch
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.presence import life
 
 _log = logging.getLogger("pliant")
-COLLECTIVE: Final = timedelta(minutes=30)
-"""How long a worker waits for the others in a collective operation: rank 0 alone may validate that long. One
-that died is noticed at once, by its connection."""
-_CONNECT: Final = timedelta(seconds=10)
-"""How long the workers may take to connect once all of them have come."""
+CONNECT: Final = timedelta(seconds=10)
+"""How long the workers may take to connect once all of them have come; twice as long the next time."""
+TRIES: Final = 5
+"""How often workers that live may meet without connecting."""
 _LOOK_S: Final = 0.25
 """Between two looks at whether those that are missing live."""
-_SETTLE_S: Final = 0.1
 
 
 class LeftAloneError(Exception):
@@ -45,9 +42,8 @@ class Circle:
         self, setting: Setting, backend: str | None, watch: PlanWatch, check: Callable[[], None]
     ) -> None:
         self._setting, self._watch, self._check = setting, watch, check
-        self._backend = backend or default_backend(setting)
+        self._group = Group(setting, backend)
         self._round = 0
-        self._store: dist.Store | None = None
 
     def form(self, plan: Plan, position: Position | None) -> list[Position | None]:
         """Meet the workers of the plan, or of a newer one that comes into force meanwhile.
@@ -65,11 +61,12 @@ class Circle:
             if self._setting.left:
                 return []
             if len(plan.members) == 1:
+                remove_earlier(self._orders.attempt, (plan.generation, 0))
                 return [position]
             try:
                 return self._meet(position, waiting)
             except CalledAwayError:
-                plan = self._watch.in_force(self._setting.known)
+                plan, waiting.failed = self._watch.in_force(self._setting.known), 0
                 continue
             except RuntimeError as error:
                 problem = str(error)
@@ -85,13 +82,13 @@ class Circle:
             # outside of the handlers: what they caught keeps connections open
             self.leave()
             self._check()
+            waiting.disturbed(problem)
             if waiting():
-                plan = self._watch.in_force(self._setting.known)
+                plan, waiting.failed = self._watch.in_force(self._setting.known), 0
 
     def leave(self) -> None:
         """Give up the process group."""
-        leave()
-        self._store = None
+        self._group.leave()
 
     def _turn_to(self, plan: Plan) -> None:
         orders = self._setting.orders
@@ -100,34 +97,25 @@ class Circle:
         self._setting.follow(plan)
 
     def _meet(self, position: Position | None, waiting: _Waiting) -> list[Position | None]:
-        orders = self._setting.orders
-        assert orders is not None  # noqa: S101 only workers with a plan come here
+        orders = self._orders
+        use_interface(own_address(orders.plan, orders.rank))
         meeting = Meeting(orders, self._round, waiting)
-        store, positions = meeting.attend(position)
+        positions = meeting.attend(position)
         self._round = meeting.number + 1
-        self._store = store
-        dist.init_process_group(
-            self._backend,
-            store=Interruptible(store, self.superseded),
-            rank=orders.rank,
-            world_size=len(positions),
-            timeout=_CONNECT,
-        )
-        _set_pg_timeout(COLLECTIVE)
+        self._group.form(meeting.folder, self.superseded, CONNECT * 2**waiting.failed)
+        if orders.rank == 0:
+            remove_earlier(orders.attempt, (orders.plan.generation, meeting.number))
         return positions
 
     def superseded(self) -> bool:
         """Whether a plan newer than the one that is followed is in force."""
         self._check()
-        orders = self._setting.orders
         newer = self._watch.in_force(self._setting.known)
-        return orders is not None and newer.generation > orders.plan.generation
+        return newer.generation > self.plan.generation
 
     def missing(self) -> list[str]:
         """Slots of the plan's workers that are dead, or not ready."""
-        orders = self._setting.orders
-        if orders is None:
-            return []
+        orders = self._orders
         others = zip(orders.plan.workers, orders.plan.members, strict=True)
         return [
             member.slot
@@ -138,8 +126,12 @@ class Circle:
     @property
     def plan(self) -> Plan:
         """The plan that is followed."""
+        return self._orders.plan
+
+    @property
+    def _orders(self) -> Orders:
         assert self._setting.orders is not None  # noqa: S101 only workers with a plan come here
-        return self._setting.orders.plan
+        return self._setting.orders
 
 
 class _Waiting:
@@ -148,6 +140,14 @@ class _Waiting:
     def __init__(self, circle: Circle, position: Position | None) -> None:
         self._circle, self._fresh = circle, position is None
         self._since_s = self._looked_s = time.monotonic()
+        self.failed = 0
+        """How often the workers of the plan have met without connecting."""
+
+    def disturbed(self, problem: str) -> None:
+        """Those who met did not connect. If all live, and it is so again and again, it will not change."""
+        self.failed += 1
+        if self.failed >= TRIES and not self._circle.missing():
+            self._raise(f"the workers meet, but cannot connect: {problem}")
 
     def __call__(self) -> bool:
         pause()
@@ -163,50 +163,12 @@ class _Waiting:
         plan = self._circle.plan
         limit_s = plan.timeout_s if self._fresh else plan.patience_s
         if waited_s > limit_s and (missing := ", ".join(self._circle.missing())):
-            if not self._fresh:
-                raise LeftAloneError(missing)
-            raise ServiceMissingError(
-                f"job {plan.job}, generation {plan.generation}: {missing} did not come within {limit_s:g} s"
-            )
+            self._raise(f"{missing} did not come within {limit_s:g} s" if self._fresh else missing)
         if waited_s > COLLECTIVE.total_seconds():
-            problem = "all workers live, but they do not meet"
-            raise (
-                ServiceMissingError(f"job {plan.job}: {problem}") if self._fresh else LeftAloneError(problem)
-            )
+            self._raise("all workers live, but they do not meet")
 
-
-def default_backend(setting: Setting) -> str:
-    """Gloo on CPU slots; on GPUs gloo for what lies in main memory and NCCL for what lies on the device."""
-    return "cpu:gloo,cuda:nccl" if setting.device.type == "cuda" else "gloo"
-
-
-def join_plainly(setting: Setting, backend: str | None) -> None:
-    """Form the process group of workers that torchrun alone has started; does nothing for one worker."""
-    if setting.world_size > 1:
-        leave_at_exit()
-        dist.init_process_group(backend or default_backend(setting))
-
-
-def leave_at_exit() -> None:
-    """Give up the process group, as the last thing before the interpreter ends.
-
-    A gloo thread may still be freeing its last operation, for which it needs the interpreter lock; were the
-    interpreter gone by then, the process would abort. The model keeps that thread from being joined.
-    """
-    atexit.register(_leave_slowly)
-
-
-def _leave_slowly() -> None:
-    leave()
-    time.sleep(_SETTLE_S)
-
-
-def leave() -> None:
-    """Give up the process group, or what is left of one that did not form.
-
-    PyTorch numbers groups, and workers only find each other under the same number. It forgets the number of
-    a group that is destroyed, but not of one that failed to form, which may have formed elsewhere.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    _world.group_count = 0
+    def _raise(self, problem: str) -> NoReturn:
+        if not self._fresh:
+            raise LeftAloneError(problem)
+        plan = self._circle.plan
+        raise ServiceMissingError(f"job {plan.job}, generation {plan.generation}: {problem}")

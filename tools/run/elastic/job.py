@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measure import order_from_env
-from pliant.tools.run.elastic.circle import join_plainly
 from pliant.tools.run.elastic.cut import Cut
 from pliant.tools.run.elastic.engine import Engine
 from pliant.tools.run.elastic.gradients import Gradients
+from pliant.tools.run.elastic.group import join_plainly
 from pliant.tools.run.elastic.guard import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loader import ElasticLoader
 from pliant.tools.run.elastic.measured import Measurement

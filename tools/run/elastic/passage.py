@@ -14,7 +14,7 @@ from typing import Final, NoReturn, Protocol
 
 from pliant.tools.run.elastic.circle import Circle, LeftAloneError
 from pliant.tools.run.elastic.failure import Recurrence, lost_peer, released
-from pliant.tools.run.elastic.meeting import make_known
+from pliant.tools.run.elastic.folder_store import make_known
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.progress import Change, Reporter
 from pliant.tools.run.elastic.saving import Saving
@@ -224,7 +224,7 @@ class Passage:
         orders = self._setting.orders
         if self._setting.rank == 0 and orders is not None:
             try:
-                make_known(orders.attempt.reached, f"{orders.plan.generation}\n")
+                make_known(orders.attempt.reached, f"{orders.plan.generation}\n".encode())
             except OSError as error:
                 _log.debug("generation %d is not made known yet: %s", orders.plan.generation, error)
                 return

@@ -18,9 +18,10 @@ from functools import partial
 from typing import NoReturn
 
 from pliant.tools.run.elastic.checkpoint import Checkpoints
-from pliant.tools.run.elastic.circle import Circle, LeftAloneError, leave_at_exit
+from pliant.tools.run.elastic.circle import Circle, LeftAloneError
 from pliant.tools.run.elastic.ending import Ending, How
 from pliant.tools.run.elastic.failure import released
+from pliant.tools.run.elastic.group import leave_at_exit
 from pliant.tools.run.elastic.passage import Passage, Trainer
 from pliant.tools.run.elastic.progress import Reporter
 from pliant.tools.run.elastic.saving import Saving

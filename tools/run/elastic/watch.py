@@ -189,6 +189,7 @@ class Vote:
         """Wait until all workers call this, and let them know what is on disk."""
         value = torch.tensor([saved_step])
         if not self._alone:
+            # over the CPU: a barrier of workers on GPUs is NCCL's, where a lost worker goes unnoticed
             world().allreduce([value], _LARGEST).wait()
         self.saved_step = int(value)
 

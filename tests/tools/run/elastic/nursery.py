@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Makes processes that have torch already; what they run is found by its import."""
+CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
 
 
 class Worker:
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, script: Path, argument: str, env: Mapping[str, str], errors: Path) -> None:
         arguments = (str(script), argument, dict(env), str(errors))
-        self._process: ForkServerProcess = _CONTEXT.Process(target=_run, args=arguments)
+        self._process: ForkServerProcess = CONTEXT.Process(target=_run, args=arguments)
         self._process.start()
 
     def poll(self) -> int | None:

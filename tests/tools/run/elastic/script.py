@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from pliant.tools.run import elastic
+from pliant.tools.run.elastic import group
 
 options = {
     "out": ".",
@@ -31,6 +33,8 @@ options = {
     "num_workers": 0,
     "file_limit": None,
     "agree": False,
+    "groups": False,
+    "connects_at": 1,
     **json.loads(sys.argv[1]),
 }
 
@@ -50,6 +54,45 @@ class Numbers(torch.utils.data.Dataset):
         return self.x[index], self.y[index], index
 
 
+class OwnGroup:
+    """A group that the script makes whenever its workers change, as its use of the default store."""
+
+    def __init__(self) -> None:
+        self.world, self.group, self.made, self.used = None, None, 0, 0
+
+    def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """Of all workers, which call this together."""
+        world = dist.group.WORLD
+        if world is None:
+            return value.detach()
+        if world is not self.world:
+            self.world, self.group, self.made, self.used = world, dist.new_group(), self.made + 1, 0
+        self.used += 1
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"used-{dist.get_rank()}-{self.used}", "yes")
+        everybody = [f"used-{rank}-{self.used}" for rank in range(dist.get_world_size())]
+        assert [store.get(key) for key in everybody] == [b"yes"] * len(everybody)
+        assert store.check(everybody)
+        total = value.detach().clone()
+        dist.all_reduce(total, group=self.group)
+        return total / dist.get_world_size(self.group)
+
+
+def connect_at_last(form):
+    """Forming a process group, which fails until it is done for the ``connects_at``-th time."""
+    times = []
+
+    def formed(self, *arguments):
+        form(self, *arguments)
+        times.append(None)
+        if len(times) < options["connects_at"]:
+            raise RuntimeError("NCCL error: unhandled system error")
+
+    return formed
+
+
+group.Group.form = connect_at_last(group.Group.form)
+own_group = OwnGroup()
 job = elastic.init(batch_size=options["batch"], seed=options["seed"])
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -76,6 +119,9 @@ for epoch in job.epochs(options["epochs"]):
         if options["clip"]:
             clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
+        if options["groups"]:
+            (out / f"made-{name}").write_text(f"{own_group.made}")
+            assert own_group.mean(torch.tensor(float(job.rank))) == (job.world_size - 1) / 2
         if options["schedule"] == "step":
             scheduler.step()
         job.log(loss=loss)

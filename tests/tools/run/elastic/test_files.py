@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +17,10 @@ import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.tools.run.elastic import circle
 from pliant.tools.run.elastic.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.circle import Circle
-from pliant.tools.run.elastic.meeting import Meeting, own_address
+from pliant.tools.run.elastic.interface import own_address
 from pliant.tools.run.elastic.reading import Reading, to_device
-from pliant.tools.run.elastic.setting import Orders, Setting, find_setting
+from pliant.tools.run.elastic.setting import find_setting
 from pliant.tools.run.elastic.state import generator_states, restore_generators, seed_everything
 from pliant.tools.run.elastic.watch import PlanWatch
 from pliant.tools.run.layout import JobDir
@@ -256,19 +253,6 @@ class TestAddresses:
         members = ({**self.public[0], "address": address}, self.public[1])
         with pytest.raises(UsageError, match="not a loopback or private address"):
             own_address(plan(members=members), 0)
-
-    def test_a_validation_on_rank_0_may_last_longer_than_the_meeting(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        limits: list[timedelta] = []
-        monkeypatch.setattr(Meeting, "attend", lambda self, position: (None, [None, None]))
-        monkeypatch.setattr(circle.dist, "init_process_group", lambda backend, **how: None)
-        monkeypatch.setattr(circle, "_set_pg_timeout", limits.append)
-        alone = plan(timeout_s=1.0, members=tuple({**one, "node": "n"} for one in self.public))
-        watch = PlanWatch(put(tmp_path, alone), alone)
-        setting = Setting(1, 2, torch.device("cpu"), Orders(JobDir(tmp_path), alone, 1))
-        Circle(setting, None, watch, lambda: None).form(alone, None)
-        assert limits == [timedelta(minutes=30)]
 
 
 def test_all_generators_go_on_where_they_were() -> None:

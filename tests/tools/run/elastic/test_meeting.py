@@ -1,18 +1,17 @@
-"""Where workers meet: who can reach it, who can read it, and what ends the waiting."""
+"""Where workers meet: who can read it, what ends the waiting, and what is left of it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-import torch.distributed as dist
 
-from pliant.tools.run.elastic.circle import leave
-from pliant.tools.run.elastic.meeting import CalledAwayError, Interruptible, Meeting, pause
+from pliant.tools.run.elastic.folder_store import FolderStore, pause
+from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting, remove_earlier
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders
 from pliant.tools.run.layout import JobDir
@@ -20,12 +19,12 @@ from pliant.tools.run.plan import Plan
 
 pytestmark = pytest.mark.torch
 HERE = Position(1, 7, 1)
-Attended = tuple[Any, list[Position | None]]
+Attended = list[Position | None]
 
 
 def orders(folder: Path, worker: int) -> Orders:
     members = tuple({"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in range(2))
-    record = {"job": "a", "generation": 3, "attempt": 1, "members": members, "token": "secret"}
+    record = {"job": "a", "generation": 3, "attempt": 1, "members": members}
     return Orders(JobDir(folder), Plan.model_validate(record), worker)
 
 
@@ -34,10 +33,23 @@ def waiting() -> bool:
     return False
 
 
+def called_away() -> bool:
+    pause()
+    return True
+
+
 def attend(
     folder: Path, worker: int, position: Position | None, wait: Callable[[], bool] = waiting, number: int = 0
 ) -> Attended:
     return Meeting(orders(folder, worker), number, wait).attend(position)
+
+
+def place(folder: Path, number: int = 0) -> Path:
+    """Where the first worker waits, once it does."""
+    found = orders(folder, 0).attempt.meetings / f"3.{number}"
+    while not FolderStore(found, waiting).check(["here/0"]):
+        pause()
+    return found
 
 
 @pytest.fixture
@@ -46,79 +58,73 @@ def pool() -> Any:
         yield made
 
 
-def place(folder: Path) -> tuple[str, int]:
-    """Where the first worker listens, once it does."""
-    path = orders(folder, 0).attempt.place(3)
-    while not path.exists():
-        pause()
-    address, port, _ = path.read_text().split()
-    return address, int(port)
-
-
 def test_all_learn_how_far_each_is(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     first, second = pool.submit(attend, tmp_path, 0, HERE), pool.submit(attend, tmp_path, 1, None)
-    assert first.result(60)[1] == second.result(60)[1] == [HERE, None]
+    assert first.result(60) == second.result(60) == [HERE, None]
 
 
-def test_the_store_listens_on_the_loopback_address_and_its_keys_carry_the_token(
+def test_only_the_user_can_enter_the_place_and_read_what_lies_there(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
-    address, port = place(tmp_path)
-    found = [one.laddr.ip for one in psutil.Process().net_connections() if one.laddr.port == port]
-    assert address == "127.0.0.1"
-    assert set(found) == {address}
-    assert orders(tmp_path, 0).attempt.place(3).stat().st_mode & 0o777 == 0o600
-    stranger = dist.TCPStore(address, port, is_master=False)
-    assert not stranger.check(["3.0/here/0"])
-    while not stranger.check(["secret/3.0/here/0"]):
-        pause()
+    assert place(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
     pool.submit(attend, tmp_path, 1, HERE).result(60)
     first.result(60)
 
 
 def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    def called() -> bool:
-        pause()
-        return True
-
     first = pool.submit(attend, tmp_path, 0, HERE)
-    stranger = dist.PrefixStore("secret/3.0", dist.TCPStore(*place(tmp_path), is_master=False))
-    stranger.compare_set("verdict", "", "newer")
+    FolderStore(place(tmp_path), waiting).set_once("verdict", "newer")
     with pytest.raises(CalledAwayError):
         first.result(60)
     with pytest.raises(CalledAwayError):
-        attend(tmp_path / "other", 1, HERE, called)
+        attend(tmp_path / "other", 1, HERE, called_away)
+
+
+def test_who_is_called_away_when_all_have_come_goes_on_with_the_others(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    first = pool.submit(attend, tmp_path, 0, HERE)
+    FolderStore(place(tmp_path), waiting).set_once("verdict", "1 7 1,-")
+    assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
 
 
 def test_who_missed_a_round_goes_to_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE, number=2)
     second = pool.submit(attend, tmp_path, 1, HERE, number=1)
-    assert second.result(60)[1] == first.result(60)[1] == [HERE, HERE]
+    assert second.result(60) == first.result(60) == [HERE, HERE]
 
 
-def test_whoever_listened_there_and_is_gone_is_not_waited_for(
+def test_a_round_that_is_over_is_not_taken_for_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    over = orders(tmp_path, 0).attempt.meetings / "3.0"
+    over.mkdir(parents=True)
+    FolderStore(over, waiting).set_once("verdict", "-,-")
+    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
+    first = pool.submit(attend, tmp_path, 0, HERE, number=1)
+    assert second.result(60) == first.result(60) == [HERE, HERE]
+
+
+def test_who_waits_where_the_others_have_gone_on_is_called_away(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    gone = orders(tmp_path, 0).attempt.place(3)
-    gone.parent.mkdir(parents=True)
-    gone.write_text("127.0.0.1 1 0\n")
-    second = pool.submit(attend, tmp_path, 1, HERE)
-    first = pool.submit(attend, tmp_path, 0, HERE, number=1)
-    assert second.result(60)[1] == first.result(60)[1]
+    gone = False
+
+    def until_it_is_gone() -> bool:
+        pause()
+        return gone
+
+    late = pool.submit(attend, tmp_path, 0, HERE, until_it_is_gone)
+    shutil.rmtree(place(tmp_path))
+    gone = True
+    with pytest.raises(CalledAwayError):
+        late.result(60)
 
 
-def test_after_a_group_that_did_not_form_the_next_one_is_found_by_those_for_whom_it_did() -> None:
-    """Whoever counts the group that failed looks for the others under another number, for ever."""
-
-    def called_away() -> bool:
-        return True
-
-    with pytest.raises(RuntimeError, match="did not connect"):
-        dist.init_process_group(
-            "gloo", store=Interruptible(dist.HashStore(), called_away), rank=0, world_size=2
-        )
-    leave()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD.group_name == "0"
-    leave()
+def test_what_earlier_meetings_have_left_goes_when_a_later_one_has_come_together(tmp_path: Path) -> None:
+    attempt = orders(tmp_path, 0).attempt
+    for name in ("2.0", "3.0", "3.1", "12.0"):
+        (attempt.meetings / name).mkdir(parents=True)
+        (attempt.meetings / name / "store").touch()
+    remove_earlier(attempt, (3, 1))
+    assert sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"]
