@@ -104,8 +104,10 @@ def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
     from pathlib import Path
 
     from pliant.schemas.io import read_cluster, read_events, read_profile, read_schedule
+    from pliant.tools.run.fold import RunLog
     from pliant.tools.run.layout import StateDir
     from pliant.tools.run.private import check_seen
+    from pliant.tools.run.refine import reported
     from pliant.tools.run.spool import with_requests
     from pliant.tools.run.state import read_log
     from pliant.tools.schedule.decide import decide_from_events
@@ -113,12 +115,13 @@ def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
     at = StateDir(Path(folder).resolve())
     if at.path.exists():
         check_seen(at)
-    if at.events.exists():
-        read_log(at.path)
+    log = read_log(at.path) if at.events.exists() else RunLog()
     events = read_events(at.events)
     if not events:
         raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
     now_s = max(time.time(), *(event.time for event in events)) if now is None else now
+    if now is None:
+        events = (*events, *reported(at, log, now_s))
     found = with_requests(events, at, now_s)
     return decide_from_events(
         found,

@@ -26,6 +26,7 @@ from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.progress_file import Progress
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.runnable import check_startable
 from pliant.tools.run.setback import Setback
@@ -76,7 +77,17 @@ class Proven:
     slots: tuple[Slot, ...]
 
 
-Report = Said | Ended | Hindered | Proven
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far an attempt is now."""
+
+    job_id: str
+    progress: Progress
+    settled: bool
+    """It was measured while the job's last change was in force."""
+
+
+Report = Said | Progressed | Ended | Hindered | Proven
 
 
 class Executor:
@@ -210,6 +221,9 @@ class Executor:
         serves = gang.serves(self.targets.get(job_id))
         for settled, events in groupby(gang.tail.read(), gang.settles):
             yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
+        progress = gang.progress.fresh()
+        if progress is not None and progress.attempt == gang.handle.attempt:
+            yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             gang.watch(self._dirs.job(job_id), self._clock())
             yield from self._hear(job_id, gang)

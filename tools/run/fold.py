@@ -13,7 +13,9 @@ How ``run`` uses the log:
   ``overhead_seconds`` (from the decision to that step's end) and in its detail ``after`` (the change's name)
   and ``attempt``. If another change comes before that step, only the later one is measured.
 - ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
-  which, so that a launcher that takes over knows how many it has seen.
+  which, so that a launcher that takes over knows how many it has seen. They are few: how far a job is now
+  stands in a file of its own (``refine.py``). One ``checkpoint`` tells of ``count`` checkpoints.
+- What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted).
 - ``shrink`` also says that new workers died and the others train on without them. Then ``slot_down`` follows
@@ -33,6 +35,7 @@ from typing import Final, Literal
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.tools.run.progress_file import Progress
 from pliant.tools.run.steps import Share
 from pliant.tools.run.suspects import Suspects
 from pliant.tools.run.tail import WORKER_EVENTS
@@ -163,6 +166,8 @@ class RunLog:
     events: list[Event] = field(default_factory=list)
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
+    newest: dict[str, Progress] = field(default_factory=dict, compare=False)
+    """What workers reported last, which is not in the log: see ``refine.py``."""
 
     def add(self, event: Event) -> None:
         """Take up one event."""

@@ -24,6 +24,7 @@ from pliant.tools.run.losses import YOUNG_S, Losses
 from pliant.tools.run.outcome import Verdict, broken, judge
 from pliant.tools.run.plan import Member, Plan, WorkerOutcome
 from pliant.tools.run.planning import aborted, next_plan, read_reached, write_plan
+from pliant.tools.run.progress_file import ProgressFile
 from pliant.tools.run.rescale import Crew
 from pliant.tools.run.roll import Roll
 from pliant.tools.run.setback import Setback, listed
@@ -53,6 +54,7 @@ class Gang:
         self.plan = plan
         self.target = target
         self.tail = Tail(handle.files.progress, skip=seen)
+        self.progress = ProgressFile(handle.job_files.progress)
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts

@@ -13,9 +13,10 @@ from pliant.schemas.events_io import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Hindered, Proven, Report, Said
+from pliant.tools.run.executor import Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.refine import refined
 from pliant.tools.run.steps import Step, StopJob
 from pliant.tools.run.suspects import Suspects
 
@@ -157,15 +158,15 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
     """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
 
     What a change cost that training went on over is what the workers say: until then they trained on the
-    GPUs of before. A checkpoint's own cost counts only while training goes on: that of a gang on its way out
-    is part of what the change costs.
+    GPUs of before. A checkpoint's own cost counts only while training goes on, as that of those that workers
+    ``count`` does: that of a gang on its way out is part of what the change costs.
     """
     change = job.change if said.settled else None
-    events = []
+    events: list[Event] = []
     for event in said.events:
         detail = {**(event.detail or {}), "attempt": said.attempt}
         in_place = detail.get("mechanism") == "in place"
-        costs = in_place or (event.event == "checkpoint" and said.settled)
+        costs = in_place or (event.event == "checkpoint" and (said.settled or "count" in detail))
         overhead = event.overhead_seconds if costs else None
         step_seconds = _number(detail.pop("step_seconds", None))
         detail.pop("observed", None)
@@ -192,6 +193,22 @@ def _number(value: object) -> float | None:
     return float(value) if known else None  # type: ignore[arg-type]
 
 
+def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
+    """What workers measured last, for the policy: no log gets to hold it.
+
+    :param time_s: when it was read, by the launcher's clock.
+    """
+    found, detail = report.progress, dict[str, Any]()
+    if found.noise_scale is not None:
+        detail["noise_scale"] = found.noise_scale
+    own = report.settled and job.change is None and found.gpus == job.gpus
+    if found.step_seconds is not None and own and job.global_batch is not None:
+        detail["observed"] = observed(job, job.global_batch, found.step_seconds)
+    return Event(
+        time_s, "progress", job.job.id, samples_done=found.samples_done, loss=found.loss, detail=detail
+    )
+
+
 def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, Any]:
     """The configuration that a step was measured in, as the policies' observations have it."""
     return {
@@ -210,6 +227,8 @@ def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> l
     job = log.jobs.get(report.job_id)
     if job is None or job.ended:
         return []
+    if isinstance(report, Progressed):
+        return []
     if isinstance(report, Said):
         events = worker_events(report, job)
         event_lines(events)  # what no log can hold is refused before one is asked to
@@ -218,6 +237,7 @@ def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> l
         return hindrance_events(report, job, log, time_s)
     if isinstance(report, Proven):
         return proof_events(report, time_s)
+    job = refined(job, log.newest.get(report.job_id))
     match report.verdict.end:
         case "done":
             return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]

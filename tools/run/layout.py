@@ -4,6 +4,7 @@ events.jsonl  cluster.json  profile.parquet  schedule.json  lock
 run.log                              what a run in the background has to say
 spool/                               submissions and cancellations that the log does not hold yet
 jobs/ID/plan.json                    the newest plan of the job (atomic; the durable truth)
+jobs/ID/progress.json                how far it is right now: the newest report of its rank 0, a Progress
 jobs/ID/checkpoints/                 newest two, verified by hash on load
 jobs/ID/attempts/N/launch.json       how attempt N was started: argv, slots, pids with start times
 jobs/ID/attempts/N/plan-G.json       every plan of attempt N by generation; never changed
@@ -84,6 +85,11 @@ class JobDir:
     def plan(self) -> Path:
         """The newest plan."""
         return self.path / "plan.json"
+
+    @property
+    def progress(self) -> Path:
+        """How far it is right now."""
+        return self.path / "progress.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -16,7 +16,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Ended, Executor, Hindered, Proven, Report
+from pliant.tools.run.executor import Ended, Executor, Hindered, Progressed, Proven, Report
 from pliant.tools.run.fault import Faults
 from pliant.tools.run.journal import (
     cancel_event,
@@ -24,6 +24,7 @@ from pliant.tools.run.journal import (
     decision_event,
     give_up_event,
     interruption_event,
+    progress_event,
     reject_event,
     report_events,
     submit_event,
@@ -264,6 +265,10 @@ class LiveRun:
 
     def _take(self, report: Report) -> bool:
         """Write a report down and tell the session; True: the policy shall be asked."""
+        if isinstance(report, Progressed):
+            with self._faults.of(report.job_id):
+                self._refine(report)
+            return False
         events: list[Event] = []
         with self._faults.of(report.job_id):
             events = report_events(report, self.state.log, self.clock(), self._retries)
@@ -274,6 +279,13 @@ class LiveRun:
         if isinstance(report, Hindered) and report.job_id in self._shares:
             self._shares[report.job_id] = report.share
         return isinstance(report, Ended | Hindered | Proven) and bool(events)
+
+    def _refine(self, report: Progressed) -> None:
+        """Let the session know how far a job is; the log holds it when something happens to the job."""
+        job = self.state.log.jobs.get(report.job_id)
+        if job is not None and not job.ended:
+            self.state.log.newest[report.job_id] = report.progress
+            self._tell(progress_event(report, job, self.clock()), report.job_id)
 
     def _tell(self, event: Event, job_id: str) -> None:
         job, time_s = self.session.jobs[job_id], event.time - self._origin_s

@@ -8,7 +8,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Executor, Report
+from pliant.tools.run.executor import Executor, Progressed, Report
 from pliant.tools.run.fault import Faults
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import (
@@ -94,6 +94,8 @@ class Once:
 
     def _record(self, reports: list[Report]) -> None:
         for report in reports:
+            if isinstance(report, Progressed):
+                self._state.log.newest[report.job_id] = report.progress
             events: list[Event] = []
             with self._faults.of(report.job_id):
                 events = report_events(report, self._state.log, self._clock(), self._retries)

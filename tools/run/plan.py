@@ -63,7 +63,9 @@ class Plan(Record):
     checkpoint_s: PositiveFloat = 60.0
     """Seconds between checkpoints."""
     progress_s: PositiveFloat = 1.0
-    """Least seconds between two progress events."""
+    """Least seconds between two reports on the training."""
+    history_s: PositiveFloat = 300.0
+    """Least seconds between two that are kept as events, those that a change brings aside."""
     timeout_s: PositiveFloat = 300.0
     """How long workers wait for each other at the start, and for a newer plan to appear."""
     token: str = ""

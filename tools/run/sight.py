@@ -13,6 +13,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.private import check_seen
+from pliant.tools.run.refine import Reports
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import holder_of
 
@@ -43,6 +44,7 @@ class Bystander:
             raise UsageError(f"{state}: no state directory (it has no {self.dirs.events.name})")
         check_seen(self.dirs)
         self._view = LogView(self.dirs)
+        self._reports = Reports(self.dirs)
 
     def look(self) -> Sight:
         """What there is to see now. The spool is read before the log: a job moves only that way.
@@ -51,6 +53,7 @@ class Bystander:
         """
         requests = self._spool.requests()
         log = self._view.refresh()
+        self._reports.lay_over(log)
         asked = [job for request in requests for job in request.jobs if job.id not in log.jobs]
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
         return Sight(log, self._reasons(), tuple(asked), cancelled, holder_of(self.dirs.lock))

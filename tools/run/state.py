@@ -19,6 +19,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.private import PRIVATE, make_own
+from pliant.tools.run.refine import with_progress
 
 Sink = Callable[[Sequence[Event]], None]
 _GLANCE_S: Final = 0.25
@@ -128,7 +129,7 @@ class State:
 
         :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
         """
-        batch = tuple(events)
+        batch = tuple(with_progress(events, self.log))
         if not batch:
             return
         self._writer.append(batch)

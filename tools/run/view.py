@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pliant.tools.run.fold import JobLog, RunLog
+from pliant.tools.run.refine import refined
 from pliant.tools.run.sight import Sight
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def rows(sight: Sight, now_s: float) -> list[tuple[str, ...]]:
 
 
 def in_order(log: RunLog) -> list[JobLog]:
-    """The jobs in order of (submission, id)."""
-    return sorted(log.jobs.values(), key=lambda job: (job.submitted_s, job.job.id))
+    """The jobs in order of (submission, id), each with the newest that its workers report."""
+    jobs = (refined(job, log.newest.get(job_id)) for job_id, job in log.jobs.items())
+    return sorted(jobs, key=lambda job: (job.submitted_s, job.job.id))
 
 
 def row(job: JobLog, now_s: float, sight: Sight) -> tuple[str, ...]:

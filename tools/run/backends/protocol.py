@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pliant.tools.run.layout import AttemptDir
+from pliant.tools.run.layout import AttemptDir, JobDir
 
 StopLevel = Literal["term", "kill"]
 """``term``: SIGTERM to what was started. ``kill``: SIGKILL to all of it, stray descendants included."""
@@ -54,6 +54,11 @@ class Handle:
     def files(self) -> AttemptDir:
         """The paths of the attempt."""
         return AttemptDir(self.folder)
+
+    @property
+    def job_files(self) -> JobDir:
+        """The paths of the job."""
+        return JobDir(self.folder.parent.parent)
 
 
 @dataclass(frozen=True, slots=True)

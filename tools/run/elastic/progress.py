@@ -1,10 +1,12 @@
-"""What rank 0 says about a job while it trains: events in the attempt's own file.
+"""What rank 0 says about a job while it trains: the newest in one small file, and history as events.
 
-The first step of an attempt, and the first one after each change of its workers or of its batch, is told by
-a ``progress`` event. Its detail names the ``generation`` that trains; after a change while training went on
-also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and, where a worker died,
-``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the ``reason``. Later ones
-bring ``step_seconds``, the mean since the one before, and where the batch may move the ``noise_scale``.
+The file (:class:`Progress`) is replaced every ``progress_s`` seconds of the plan. The events go to the
+attempt's own file. The first step of an attempt, and the first one after each change of its workers or of
+its batch, is told by a ``progress`` event. Its detail names the ``generation`` that trains; after a change
+while training went on also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and,
+where a worker died, ``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the
+``reason``. The first measurement after it follows as soon as there is one, later ones every ``history_s``
+seconds: ``step_seconds``, a mean, and where the batch may move the ``noise_scale``.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from typing import Any, Final
 import psutil
 from torch import nn
 
-from pliant.schemas.errors import PliantError
-from pliant.schemas.event import Event, EventName
-from pliant.schemas.io import EventWriter
+from pliant.tools.run.elastic.history import History
+from pliant.tools.run.elastic.newest import Newest
 from pliant.tools.run.elastic.noise import NoiseMeter
 from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Counters, Mean
@@ -52,7 +53,7 @@ class Change:
 
 
 class Reporter:
-    """Writes events at most every ``progress_s`` seconds. A file that cannot be written stops nothing.
+    """Reports every ``progress_s`` seconds. A file that cannot be written stops nothing.
 
     Every worker has one, that of rank 0 writes. The loss of a ``progress`` event is the mean over rank 0's
     samples since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and
@@ -62,15 +63,16 @@ class Reporter:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._batch: int | None = None
-        self._due_s = 0.0
+        self._due_s = self._keep_due_s = 0.0
         self._started = False
         self._change: Change | None = None
-        self._writer: EventWriter | None = None
+        self._history = History(setting)
+        self._newest = Newest(setting)
+        self._told_at = -1
+        self._reached: Counters | None = None
         self._loss = Mean()
         self._steps = Mean()
         self._noise = NoiseMeter() if ENV_NOISE in os.environ else None
-        self._not_finite = set[str]()
-        """Columns that the log has a line about."""
 
     def turn_to(self, global_batch: int, change: Change | None = None) -> None:
         """Report about the plan that is followed now."""
@@ -79,17 +81,14 @@ class Reporter:
             self._noise.forget()
         if self._setting.rank != 0:
             self.close()
-        elif self._writer is None and self._setting.orders is not None:
-            attempt = self._setting.orders.attempt
-            attempt.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._writer = EventWriter(attempt.progress)
-            except PliantError as error:
-                _log.warning("no progress is reported: %s", error)
+            return
+        self._newest.begin(global_batch)
+        self._history.begin(global_batch)
 
     def log(self, losses: Mean) -> None:
         """Count the losses of a step."""
         self._loss.include(losses)
+        self._newest.log(losses)
 
     def look(self, model: nn.Module, counters: Counters) -> None:
         """Measure the noise of the gradients, if that is asked for; a step is complete."""
@@ -99,7 +98,7 @@ class Reporter:
     def step_done(self, counters: Counters, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
         now = time.monotonic()
-        orders, change = self._setting.orders, self._change
+        orders, change, self._reached = self._setting.orders, self._change, counters
         if orders is None:
             return
         if change is not None:
@@ -112,93 +111,63 @@ class Reporter:
             self._steps.add(step_s, 1)
             if now < self._due_s:
                 return
-            self._progress(counters, self._measured())
+            self._newest.take(self._measured())
+            if now >= self._keep_due_s and self._newest.measured:
+                self._progress(counters, self._newest.measured)
+                self._keep_due_s = now + orders.plan.history_s
+        if change is not None or not self._started:
+            self._keep_due_s = now
         self._started = True
         self._due_s = now + orders.plan.progress_s
+        self._newest.write(counters)
 
-    def _measured(self) -> dict[str, Any]:
-        """The speed since the last report, and the noise; those of a few steps say little."""
-        steps, self._steps = self._steps, Mean()
-        noise_scale = None if self._noise is None else self._noise.noise_scale
-        found = {
-            "step_seconds": steps.value() if steps.samples >= _LEAST_STEPS else None,
-            "noise_scale": noise_scale,
-        }
+    def _measured(self) -> dict[str, float]:
+        """The speed since the last measurement, and the noise; those of a few steps say little."""
+        found: dict[str, float | None] = {"step_seconds": None, "noise_scale": None}
+        if self._steps.samples >= _LEAST_STEPS:
+            found["step_seconds"], self._steps = self._steps.value(), Mean()
+        if self._noise is not None:
+            found["noise_scale"] = self._noise.noise_scale
         return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def last_words(self, counters: Counters) -> None:
-        """What is not reported yet, before leaving."""
+        """What is not reported yet, before leaving; checkpoints after this are part of the leaving."""
         if self._loss.samples:
             self._progress(counters)
+        self._history.flush()
+        self._history.leaving = True
 
     def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
-        self._write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
+        self._told_at = counters.step
+        self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
     def checkpoint_done(self, counters: Counters, took_s: float) -> None:
         """A checkpoint is safe on disk."""
-        self._write("checkpoint", counters, overhead_seconds=took_s, detail={"step": counters.step})
+        self._newest.checkpoint_done(counters, took_s)
+        self._history.checkpoint_done(counters, took_s)
 
     def warn(self, counters: Counters, text: str) -> None:
         """Something went wrong that training goes on after."""
         _log.warning("%s", text)
-        self._write("progress", counters, detail={"warning": text})
+        self._newest.warnings += 1
+        self._history.warn(counters, text)
 
     def close(self) -> None:
-        """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Say what is not said yet, where this is still rank 0, and close the file."""
+        if self._setting.rank == 0 and self._reached is not None and self._reached.step != self._told_at:
+            self._progress(self._reached)
+        self._history.close()
 
     def _progress(
-        self, counters: Counters, detail: dict[str, Any] | None = None, overhead_s: float | None = None
+        self, counters: Counters, detail: Mapping[str, Any] | None = None, overhead_s: float | None = None
     ) -> None:
         overhead_s = None if overhead_s is None else max(0.0, overhead_s)
-        loss = self._loss.value()
-        self._write("progress", counters, loss=loss, overhead_seconds=overhead_s, detail=detail)
-        self._loss = Mean()
-
-    def _write(
-        self,
-        name: EventName,
-        counters: Counters,
-        *,
-        detail: dict[str, Any] | None = None,
-        **numbers: Any,
-    ) -> None:
-        orders = self._setting.orders
-        if self._writer is None or orders is None:
-            return
-        if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
-            numbers |= dict.fromkeys(strange)
-            detail = {**(detail or {}), "warning": self._note(strange, counters)}
-        event = Event(
-            time=time.time(),
-            event=name,
-            job=orders.plan.job,
-            gpus=len(orders.plan.members),
-            global_batch=self._batch,
-            samples_done=float(counters.samples_done),
-            detail=detail,
-            **numbers,
+        self._told_at = counters.step
+        self._history.write(
+            "progress", counters, loss=self._loss.value(), overhead_seconds=overhead_s, detail=detail
         )
-        try:
-            self._writer.append([event])
-        except PliantError as error:
-            _log.warning("a progress event is lost: %s", error)
-
-    def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
-        """What an event says of numbers that it cannot hold; the log says it once."""
-        told = ", ".join(f"{column} is {value}" for column, value in strange.items())
-        text = f"{told} after step {counters.step}, recorded as null"
-        if strange.keys() - self._not_finite:
-            self._not_finite |= strange.keys()
-            _log.warning("%s; this is said once", text)
-        return text
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)
+        self._loss = Mean()
 
 
 def _first(plan: Plan, ready_s: float) -> dict[str, Any]:

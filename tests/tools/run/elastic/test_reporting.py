@@ -1,0 +1,172 @@
+"""What rank 0 reports over hours of training, on a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events
+from pliant.tools.run.elastic import history, newest, progress
+from pliant.tools.run.elastic.progress import Change, Reporter
+from pliant.tools.run.elastic.setting import Orders, Setting
+from pliant.tools.run.elastic.state import Counters, Mean
+from pliant.tools.run.layout import JobDir
+from pliant.tools.run.plan import Member, Plan
+from pliant.tools.run.progress_file import Progress, ProgressFile
+
+BATCH = 10
+PLAN = Plan(job="a", generation=1, attempt=1, members=(Member(slot="n0/0", node="n0", address="n0"),))
+
+
+class Training:
+    """Rank 0 of a job with one worker; steps take as long as the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dir = JobDir(folder)
+        self.now_s = 1000.0
+        self.counters = Counters()
+        self.setting = Setting(0, 1, torch.device("cpu"), Orders(self.dir, PLAN, 0))
+        self.reporter = Reporter(self.setting)
+        self.reporter.turn_to(BATCH)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1.7e9 + self.now_s
+
+    def train(self, steps: int, step_s: float = 0.5, loss: float = 0.25) -> None:
+        for _ in range(steps):
+            self.now_s += step_s
+            self.counters.advance(BATCH)
+            losses = Mean()
+            losses.add(loss, BATCH)
+            self.reporter.log(losses)
+            self.reporter.step_done(self.counters, step_s)
+
+    def save(self, took_s: float = 2.0) -> None:
+        self.reporter.checkpoint_done(self.counters, took_s)
+
+    def events(self, name: str) -> list[Event]:
+        return [event for event in read_events(self.dir.attempt(1).progress) if event.event == name]
+
+    @property
+    def newest(self) -> Progress:
+        found = ProgressFile(self.dir.progress).fresh()
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
+    made = Training(tmp_path)
+    for module in (history, newest, progress):
+        monkeypatch.setattr(module, "time", made)
+    yield made
+    made.reporter.close()
+
+
+def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Training) -> None:
+    for _ in range(60):
+        training.train(120)
+        training.save()
+    told = training.events("progress")
+    assert [event.samples_done for event in told[:2]] == [10.0, 50.0]
+    assert told[0].detail == {**(told[0].detail or {}), "first_step": True, "generation": 1}
+    assert told[1].detail == {"step_seconds": 0.5}
+    assert len(told) == 1 + 1 + 11
+    assert len(training.events("checkpoint")) == 12
+    found = training.newest
+    assert (found.samples_done, found.step, found.loss) == (72_000 - BATCH, 7199, 0.25)
+    assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
+
+
+def test_checkpoints_that_are_told_together_cost_what_they_cost(training: Training) -> None:
+    for _ in range(13):
+        training.train(120)
+        training.save(took_s=2.0)
+    training.reporter.close()
+    told = training.events("checkpoint")
+    assert sum(event.overhead_seconds or 0.0 for event in told) == 26.0
+    assert sum((event.detail or {})["count"] for event in told) == 13
+    assert (told[0].detail, told[-1].samples_done) == ({"step": 120, "count": 1}, 13 * 1200.0)
+
+
+def test_the_checkpoint_before_leaving_is_a_part_of_the_leaving(training: Training) -> None:
+    training.train(10)
+    training.save()
+    training.train(10)
+    training.save()
+    training.reporter.last_words(training.counters)
+    training.save()
+    counted, together, last = training.events("checkpoint")
+    assert (counted.overhead_seconds, together.overhead_seconds, last.overhead_seconds) == (2.0, 2.0, None)
+    assert training.events("progress")[-1].samples_done == 200.0
+
+
+def test_history_ends_where_training_does(training: Training) -> None:
+    training.train(200)
+    training.reporter.close()
+    training.reporter.close()
+    assert [event.samples_done for event in training.events("progress")] == [10.0, 50.0, 2000.0]
+
+
+def test_an_epoch_that_was_the_last_thing_to_tell_is_not_told_twice(training: Training) -> None:
+    training.train(200)
+    training.reporter.epoch_done(training.counters, 0.25, None)
+    training.reporter.close()
+    assert training.events("progress")[-1].samples_done == 50.0
+
+
+def test_a_change_is_told_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
+    training.train(20)
+    training.reporter.turn_to(2 * BATCH, Change(training.now_s, 0.5))
+    training.train(20, step_s=0.25)
+    changed, measured = training.events("progress")[2:]
+    assert (changed.detail or {})["mechanism"] == "in place"
+    assert (measured.global_batch, measured.detail) == (20, {"step_seconds": 0.25})
+
+
+def test_long_steps_are_measured_too(training: Training) -> None:
+    training.train(8, step_s=40.0)
+    assert training.newest.step_seconds == 40.0
+    assert training.events("progress")[1].detail == {"step_seconds": 40.0}
+
+
+def test_a_loss_that_is_no_number_is_left_out(training: Training) -> None:
+    training.train(10, loss=math.nan)
+    assert training.newest.loss is None
+    assert training.newest.samples_done > 0
+
+
+def test_what_goes_wrong_again_and_again_is_counted_but_not_told_each_time(training: Training) -> None:
+    for _ in range(60):
+        training.train(120)
+        training.reporter.warn(training.counters, "the disk is full")
+    told = [event for event in training.events("progress") if "warning" in (event.detail or {})]
+    assert history.MOST_WARNINGS < len(told) < 25
+    training.train(2)
+    assert training.newest.warnings == 60
+
+
+def test_a_small_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training.dir.progress.with_name("progress.json.new").mkdir()
+    training.train(100)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"{training.dir.progress} is not up to date"
+    ]
+    assert training.events("progress")[-1].detail == {"step_seconds": 0.5}
+
+
+def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None:
+    training.setting.rank = 1
+    training.reporter.turn_to(BATCH)
+    training.train(100)
+    assert not training.dir.progress.exists()
