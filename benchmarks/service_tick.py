@@ -5,6 +5,9 @@ is reported every second. Only the training is not: one small process stands for
 that many gangs fit on one machine. The loop is that of ``pliant run --follow``, polled as often; its
 processor time is taken over several seconds with few gangs and with many. The difference is the cost of a
 gang, the rest is the loop's own.
+
+What an hour of training leaves in the log is counted on a clock that runs ahead: rank 0's reporter trains
+steps that take no time, and what it says goes the way into the log that it goes in ``pliant run``.
 """
 
 from __future__ import annotations
@@ -13,23 +16,38 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from unittest import mock
+
+import torch
 
 from benchmarks.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.protocol import Backend, Handle, Unit
-from pliant.tools.run.layout import StateDir
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
+from pliant.tools.run.elastic import history, newest, progress
+from pliant.tools.run.elastic.progress import Reporter
+from pliant.tools.run.elastic.setting import Orders, Setting
+from pliant.tools.run.elastic.state import Counters, Mean
+from pliant.tools.run.executor import Said
+from pliant.tools.run.journal import change_event, report_events, submit_event
+from pliant.tools.run.layout import JobDir, StateDir
 from pliant.tools.run.live import LiveRun
 from pliant.tools.run.options import Options
+from pliant.tools.run.plan import Plan
+from pliant.tools.run.planning import CHECKPOINT_S, make_plan
 from pliant.tools.run.prepare import Prepared
 from pliant.tools.run.runner import POLL_S
+from pliant.tools.run.slots import Slot
 from pliant.tools.run.spool import Spool
+from pliant.tools.run.state import State
+from pliant.tools.run.steps import Share, StartJob, Target
+from pliant.tools.run.tail import Tail
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4
@@ -40,6 +58,10 @@ PATIENCE_S: Final = 120.0
 HALF_A_CORE_S: Final = POLL_S / 2
 TICK_LIMIT_MS: Final = 0.2
 GANGS_LIMIT: Final = 200
+LOG_LIMIT: Final = 20_000
+HOUR_S: Final = 3600.0
+STEP_S: Final = 0.25
+EPOCH_S: Final = 180.0
 
 GANG: Final = """
 import fcntl, json, os, pathlib, time
@@ -54,25 +76,23 @@ for member in plan["members"]:
     os.replace(new.name, attempt / f"worker-{member['worker']}.alive")
     held.append(new)
 (attempt / "reached").write_text(str(plan["generation"]))
-report = open(attempt / "progress.jsonl", "w")
-report.write(json.dumps({"schema": "pliant.event/1"}) + "\\n")
-batch, step = plan["global_batch"], 0
-
-
-def say(**detail):
-    event = {"time": time.time(), "event": "progress", "job": plan["job"], "gpus": len(held),
-             "global_batch": batch, "samples_done": float(batch * step), "loss": 0.5, "detail": detail}
-    report.write(json.dumps(event) + "\\n")
-    report.flush()
-
-
-say(first_step=True, generation=plan["generation"])
+batch, step = plan["global_batch"], 1
+detail = {"first_step": True, "generation": plan["generation"]}
+first = {"time": time.time(), "event": "progress", "job": plan["job"], "gpus": len(held),
+         "global_batch": batch, "samples_done": float(batch), "detail": detail}
+with open(attempt / "progress.jsonl", "w") as events:
+    events.write(json.dumps({"schema": "pliant.event/1"}) + "\\n" + json.dumps(first) + "\\n")
 while True:
+    known = {name: plan[name] for name in ("job", "attempt", "generation", "global_batch")}
+    measured = {"loss": 0.5, "samples_per_second": 1.0, "step_seconds": 1.0}
+    report = {"schema": "pliant.progress/1", **known, "gpus": len(held), "step": step, "epoch": 0,
+              "samples_done": float(batch * step), **measured}
+    (folder / "progress.json.new").write_text(json.dumps(report))
+    os.replace(folder / "progress.json.new", folder / "progress.json")
     time.sleep(1.0)
     step += 1
     for one in held:
         os.utime(one.fileno())
-    say(step_seconds=1.0)
 """
 
 
@@ -95,7 +115,7 @@ class Load:
 
 
 def figures(few: int = FEW, many: int = MANY, seconds: float = SECONDS) -> list[Figure]:
-    """The cost of a gang and turn, and how many gangs use half a core."""
+    """The cost of a gang and turn, how many gangs use half a core, and what a job leaves in the log."""
     less, more = measure(few, seconds), measure(many, seconds)
     gang_s = (more.turn_s - less.turn_s) / (more.gangs - less.gangs)
     own_s = max(0.0, less.turn_s - gang_s * less.gangs)
@@ -103,7 +123,64 @@ def figures(few: int = FEW, many: int = MANY, seconds: float = SECONDS) -> list[
         Figure("tick_cpu_ms_per_gang", 1e3 * gang_s, "ms", TICK_LIMIT_MS),
         Figure("tick_cpu_ms_own", 1e3 * own_s, "ms"),
         Figure("gangs_at_half_a_core", (HALF_A_CORE_S - own_s) / gang_s, "gangs", GANGS_LIMIT, at_least=True),
+        log_bytes(),
     ]
+
+
+def log_bytes() -> Figure:
+    """What an hour of one job's training adds to the log."""
+    with tempfile.TemporaryDirectory() as folder, State(folder) as state:
+        job = _job(0)
+        share = Share(job, (("n0", WORKERS),), job.batch.size)
+        start = StartJob(Target(share, tuple(Slot("n0", index) for index in range(WORKERS))), "start")
+        state.record([submit_event(job, 0.0), change_event(start, 1.0)])
+        before = state.dirs.events.stat().st_size
+        plan = make_plan(start.after, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
+        attempt = state.dirs.job(job.id).attempt(1)
+        train_an_hour(state.dirs.job(job.id), plan)
+        said = Said(job.id, 1, tuple(Tail(attempt.progress).read()), settled=True)
+        state.record(report_events(said, state.log, 0.0, 0))
+        size = state.dirs.events.stat().st_size - before
+    return Figure("log_bytes_per_job_hour", size, "B", LOG_LIMIT)
+
+
+def train_an_hour(job: JobDir, plan: Plan) -> None:
+    """What rank 0 reports in an hour, in a fraction of it."""
+    clock = Clock()
+    with ExitStack() as changed:
+        for module in (history, newest, progress):
+            changed.enter_context(mock.patch.object(module, "time", clock))
+        reporter = Reporter(Setting(0, len(plan.members), torch.device("cpu"), Orders(job, plan, 0)))
+        reporter.turn_to(plan.global_batch or 1)
+        counters = Counters()
+        for step in range(1, int(HOUR_S / STEP_S) + 1):
+            clock.now_s += STEP_S
+            counters.advance(plan.global_batch or 1)
+            losses = Mean()
+            losses.add(1 / (1 + step), 1)
+            reporter.log(losses)
+            reporter.step_done(counters, STEP_S)
+            if step % int(CHECKPOINT_S / STEP_S) == 0:
+                reporter.checkpoint_done(counters, 1.25)
+            if step % int(EPOCH_S / STEP_S) == 0:
+                counters.next_epoch()
+                reporter.epoch_done(counters, 1 / (1 + step), 1 - 1 / (1 + step))
+        reporter.close()
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds of training."""
+        return self.now_s
+
+    def time(self) -> float:
+        """The time of day: as long as one of today, in digits."""
+        return 1.7e9 + self.now_s + 1 / 3
 
 
 def measure(gangs: int, seconds: float) -> Load:
