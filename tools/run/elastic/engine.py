@@ -17,6 +17,7 @@ from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Mean, seed_everything
 from pliant.tools.run.elastic.supervision import Supervision
 from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.undo import StepStart
 
 
 class Engine:
@@ -46,6 +47,7 @@ class Engine:
         self.started = False
         self._gradients, self._averaging, self._supervision = gradients, averaging, supervision
         self._cut_now = cut
+        self._step_start = StepStart()
         self._phase = IN_EPOCH
         self._micro: MicroBatch | None = None
         self._mid_step = False
@@ -93,6 +95,7 @@ class Engine:
                 self._supervision.step_begins(micro.steps_left)
             if self.division != division:
                 return
+            self._step_start.note()
         self._mid_step = True
         self._micro = micro
         self._gradients.begin(micro)
@@ -162,6 +165,8 @@ class Engine:
         if self.setting.world_size > 1 and self._averaging.ddp is None:
             self._averaging.begin(self.training.model, self.setting.device)
         self._gradients.bind(self._averaging.ddp, accumulates=self.cut.accum > 1)
+        may_be_void = self.setting.world_size > 1 and self.setting.device.type == "cpu"
+        self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
         return self.cut.global_batch
 
@@ -211,13 +216,20 @@ class Engine:
             return
         self._mid_step = False
         losses, self._losses = self._losses, Mean()
-        error = self._averaging.error
-        if error is not None and self._supervision is not None:
-            self._supervision.step_void(error)
+        if self._averaging.error is not None and self._supervision is not None:
+            self._void(self._averaging.error, self._supervision)
             return
         self.training.step_done(micro.step_samples, losses)
         if self._supervision is not None:
             self._supervision.step_ends(losses)
+
+    def _void(self, error: RuntimeError, supervision: Supervision) -> None:
+        """A worker was lost in the step. It is trained again here, unless another worker has completed it."""
+        counters = self.training.counters.copy()
+        self._step_start.put_back_buffers()
+        supervision.step_void(error)
+        if self.training.counters == counters:
+            self._step_start.put_back_generator()
 
     def _left_metric(self) -> float | None:
         """The metric of an epoch that the author leaves after its steps."""

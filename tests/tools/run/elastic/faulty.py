@@ -1,5 +1,6 @@
 """A training script in whose steps things go wrong; the tests start it as workers. Options come as JSON."""
 
+import hashlib
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ options = {
     "unlike": None,  # "wider" or "frozen": the model of worker 1
     "full": None,  # a worker that has no room for a checkpoint
     "nan": False,  # as loss, as metric and as what rank 0 tells
+    "noisy": False,  # batch normalization and dropout; tells how each pass begins
     "unused": False,  # no gradient for a part of the model, in turns
     **json.loads(sys.argv[1]),
 }
@@ -33,10 +35,12 @@ class Net(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.trunk = nn.Linear(8, width)
+        self.norm = nn.BatchNorm1d(width) if options["noisy"] else nn.Identity()
+        self.drop = nn.Dropout(0.2 if options["noisy"] else 0.0)
         self.heads = nn.ModuleList([nn.Linear(width, 1) for _ in range(2)])
 
     def forward(self, x: torch.Tensor, turn: int) -> torch.Tensor:
-        inner = torch.tanh(self.trunk(x))
+        inner = self.drop(torch.tanh(self.norm(self.trunk(x))))
         return self.heads[turn](inner) if options["unused"] else sum(head(inner) for head in self.heads)
 
 
@@ -51,6 +55,12 @@ class Broken:
 
     def broadcast(self, *arguments: object) -> object:
         return self.inner.broadcast(*arguments)
+
+
+def beginning() -> str:
+    """A word for the buffers and the generator, as a pass finds them."""
+    state = [torch.get_rng_state(), *(buffer.double() for buffer in net.buffers())]
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in state)).hexdigest()
 
 
 def break_exchange() -> None:
@@ -83,6 +93,7 @@ for epoch in job.epochs(options["epochs"]):
         passes += 1
         if options["broken"] and options["broken"][0] == worker and passes >= options["broken"][1]:
             break_exchange()
+        row = {"epoch": epoch, "worker": worker, "index": index.tolist(), "began": beginning()}
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x, len(steps) % 2), y)
         if options["die"] == [worker, passes]:
@@ -90,7 +101,7 @@ for epoch in job.epochs(options["epochs"]):
         loss.backward()
         optimizer.step()
         job.log(loss=loss * float("nan") if options["nan"] else loss)
-        seen.write(json.dumps({"epoch": epoch, "worker": worker, "index": index.tolist()}) + "\n")
+        seen.write(json.dumps(row | {"steps": len(steps)}) + "\n")
         seen.flush()
     if options["nan"]:
         told = job.agree(float("nan") if job.rank == 0 else 1.0)

@@ -39,10 +39,10 @@ def gang(tmp_path: Path) -> Iterator[Make]:
         each.kill()
 
 
-def killed(job: Gang, number: int) -> None:
+def killed(job: Gang, number: int, **plan: Any) -> None:
     """Wait until a worker has killed itself, and go on without it."""
     job.until(lambda: job.workers[number].poll() == -signal.SIGKILL, "kill")
-    job.publish([one for one in range(len(job.workers)) if one != number])
+    job.publish([one for one in range(len(job.workers)) if one != number], **plan)
 
 
 @pytest.mark.parametrize("unused", [False, True])
@@ -66,19 +66,27 @@ def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason
     assert job.end() == [1, 1]
     assert job.outcome(1).message == "RuntimeError: the network library has a defect"
     assert "all workers are alive" in job.errors()
-    tries = [index for epoch, index in batches(tmp_path, worker=1) if epoch == 0]
+    tries = [row["index"] for row in rows(tmp_path, worker=1) if row["epoch"] == 0]
     assert tries[3] == tries[4], "the step is tried again once"
     assert len(tries) == 5
 
 
-def test_where_rank_0_cannot_write_no_worker_counts_its_steps_as_saved(gang: Make) -> None:
-    job = gang(full=0)
-    job.start(2, checkpoint_s=1e-9)
-    job.end()
-    assert job.outcomes() == ["crashed", "crashed"]
-    assert "the checkpoint of step 15 failed" in job.outcome(0).message
-    assert job.outcome(1).message == "rank 0 did not save the final state"
-    assert [job.outcome(number).samples_done for number in (0, 1)] == [0, 0]
+@pytest.mark.parametrize("accum", [1, 2])
+def test_a_void_step_leaves_no_trace_in_running_statistics_and_generators(
+    gang: Make, tmp_path: Path, accum: int
+) -> None:
+    """Rows are written when a pass ends, the steps in them without a void one."""
+    job = gang(noisy=True, samples=48, die=[2, 2 * accum])
+    job.start(3, accum=accum, global_batch=12)
+    killed(job, 2, accum=accum, global_batch=12)
+    assert job.end() == [0, 0, -signal.SIGKILL]
+    for number in (0, 1):
+        passes = rows(tmp_path, worker=number)
+        step = passes[: 3 * accum]
+        assert [row["steps"] for row in step[accum - 1 :: accum]] == [1, 1, 2], "the second one is void"
+        first, void, again = (row["began"] for row in step[::accum])
+        assert void == again
+        assert first != void
 
 
 def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
@@ -100,10 +108,10 @@ def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Mak
     assert len(said) == 2, "of the loss, and of the metric"
 
 
-def batches(folder: Path, worker: int) -> list[tuple[int, list[int]]]:
-    """Epoch and samples of every pass of a worker."""
-    rows = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
-    return [(row["epoch"], row["index"]) for row in rows if row["worker"] == worker]
+def rows(folder: Path, worker: int) -> list[dict[str, Any]]:
+    """What a worker wrote of its passes."""
+    found = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
+    return [row for row in found if row["worker"] == worker]
 
 
 @pytest.mark.parametrize(
