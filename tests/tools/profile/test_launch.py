@@ -97,7 +97,7 @@ def test_a_script_without_the_library_is_told_what_to_do(tmp_path: Path) -> None
 
 LOSES_ITS_WORKER = """
 import os, pathlib, subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 pathlib.Path(sys.argv[1]).write_text(f"{worker.pid} {'RANK' in os.environ}")
 os.kill(os.getpid(), 9)
 """

@@ -71,7 +71,7 @@ leave("done")
 '''
 
 EXIT = "import sys; sys.exit(int(sys.argv[1]))"
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
 
 
 class PlainBackend(LocalBackend):

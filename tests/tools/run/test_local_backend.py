@@ -25,12 +25,12 @@ from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 
 RUNNING = UnitStatus("running")
-WAIT = "import time; print('up', flush=True); time.sleep(60)"
+WAIT = "import time; print('up', flush=True); time.sleep(600)"
 FAMILY = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {WAIT!r}], start_new_session=True)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
 
@@ -71,7 +71,7 @@ def site(tmp_path: Path) -> Site:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that must happen."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)

@@ -22,7 +22,7 @@ from pliant.tools.run.planning import write_plan
 from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
-PATIENCE_S = 90.0
+PATIENCE_S = 200.0
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
 
