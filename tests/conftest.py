@@ -33,13 +33,18 @@ def heard_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_logger() -> Iterator[None]:
-    """Commands that a test calls in its own process set up the logger; the next test gets it as it was."""
+def as_it_was() -> Iterator[None]:
+    """Commands that a test calls in its own process set up the logger and heed SIGTERM in their own way.
+
+    The next test gets both as they were, and SIGTERM ends the tests.
+    """
     logger = logging.getLogger("pliant")
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    terminate = signal.getsignal(signal.SIGTERM)
     yield
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 @pytest.fixture

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from pliant.cli.common import command
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
@@ -35,3 +40,10 @@ def test_a_test_that_waits_without_end_fails_and_the_next_one_runs(tmp_path: Pat
     argv += ["-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
     done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
     assert "1 failed, 1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_command_leaves_no_handler_of_signals_to_the_next_test(time: str) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    command(lambda: None)()
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
