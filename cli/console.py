@@ -49,10 +49,10 @@ def note(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr, also with --quiet. A reader that is gone is no reason to fail."""
+    """One line on stderr, also with --quiet. A reader that is gone, or a full disk, is no reason to fail."""
     try:
         print(f"pliant: {line}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:
         abandon(sys.stderr)
 
 

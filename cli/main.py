@@ -100,5 +100,5 @@ def _exit_code(leaving: SystemExit) -> str | int | None:
 def _flush_stderr() -> None:
     try:
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:
         abandon(sys.stderr)

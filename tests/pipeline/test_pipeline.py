@@ -92,6 +92,14 @@ def test_a_full_disk_is_exit_69_and_one_line(sh: Shell) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "code"), [("pliant validate nothing", 3), (f"pliant replay {FILES} --policy fifo -o x/", 0)]
+)
+def test_words_that_find_no_room_on_the_disk_change_no_exit_code(sh: Shell, line: str, code: int) -> None:
+    done = sh(f"{line} 2>/dev/full")
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 def test_quiet_says_nothing(sh: Shell) -> None:
     assert sh(f"pliant replay {FILES} --policy fifo --quiet -o out.parquet").stderr == ""
 
