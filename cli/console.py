@@ -82,14 +82,26 @@ def nothing_comes_in() -> bool:
 
 def out_text(text: str) -> None:
     """Write the product to stdout as text."""
-    _stdout().write(text)
-    sys.stdout.flush()
+    with _whole():
+        _stdout().write(text)
+        sys.stdout.flush()
 
 
 def out_bytes(data: bytes) -> None:
     """Write the product to stdout as bytes."""
-    _stdout().buffer.write(data)
-    sys.stdout.buffer.flush()
+    with _whole():
+        _stdout().buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """What stdout refuses, it refuses once: what is left of it in the buffer fails no later write or exit."""
+    try:
+        yield
+    except OSError:
+        abandon(sys.stdout)
+        raise
 
 
 def _stdout() -> TextIO:

@@ -11,6 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
+TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+OURS = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PLIANT_DATA")
+
+# Tests expect what commands do without such variables; some modules read the environment when imported.
+for name in [name for name in os.environ if name.startswith(FOREIGN) or name in TERMINAL]:
+    if name not in OURS:
+        del os.environ[name]
+
 settings.register_profile("pliant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("pliant"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "pliant")
