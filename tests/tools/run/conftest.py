@@ -10,6 +10,16 @@ import pytest
 
 from pliant.tools.run.plan import ENV_JOB_DIR
 
+DYING_S = 10.0
+"""For what was killed to be gone; what was forgotten lives on."""
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return repr(process)
+
 
 def left_running(folder: Path) -> list[psutil.Process]:
     """Processes of jobs whose state directory lies in the folder."""
@@ -27,8 +37,8 @@ def left_running(folder: Path) -> list[psutil.Process]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
-    left = left_running(tmp_path.resolve())
-    told = [" ".join(process.cmdline()) for process in left]
+    _, left = psutil.wait_procs(left_running(tmp_path.resolve()), timeout=DYING_S)
+    told = [_described(process) for process in left]
     for process in left:
         process.kill()
     assert told == []

@@ -91,9 +91,12 @@ def test_exit_codes_are_told_in_the_order_of_the_units(site: Site) -> None:
 def test_a_unit_runs_where_it_shall_with_its_environment_in_a_session_of_its_own(
     site: Site, tmp_path: Path
 ) -> None:
-    site.start("import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0))", cwd=str(tmp_path))
+    site.start(
+        "import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0), sep='\\n')",
+        cwd=str(tmp_path),
+    )
     ended(site)
-    folder, job, session = site.said().split()
+    folder, job, session = site.said().splitlines()
     assert (folder, job) == (str(tmp_path), str(site.job))
     assert int(session) != os.getsid(0)
 
