@@ -1,7 +1,8 @@
-"""A storm over one state directory: jobs come and are cancelled, workers and the live loop are killed.
+"""A storm over one state directory: jobs come and are cancelled, and whatever can break breaks.
 
 The order of the blows comes from the seed, whom they hit depends on the machine, too: two storms of a seed
-differ in their course and must not in their end: every job accounted for, every sample counted, nothing left.
+differ in their course and must not in their end. Every job that was acknowledged has ended, with all its
+samples or with a reason; nothing is left. The blows themselves are in ``blows.py``.
 """
 
 from __future__ import annotations
@@ -14,23 +15,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
-from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import holder_of, read_log
-from pliant.tools.run.submit import cancel, submit
-from tests.builders import cluster, job
+from pliant.tools.run.submit import cancel
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import script
+from tests.tools.run.full_disk import FullDisk
+from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
 
 ROOT = Path(__file__).parents[3]
 SLOTS = 4
@@ -66,93 +66,78 @@ class Storm:
     seed: int
     elastic_every: int = 6
     """Each so many-th job trains for real; the others are stand-ins that need no torch."""
-    wanted: dict[str, float] = field(default_factory=dict)
-    """Samples of every job that was acknowledged."""
+    torchrun: bool = True
+    """Whether those are started as users' jobs are; else by Python alone."""
+    wanted: dict[str, float | None] = field(default_factory=dict)
+    """Samples of every job that was acknowledged; None: it may also fail, for a reason."""
     cancelled: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
     """How often each thing was done."""
+    disk_was_full: bool = False
+    """While the loop lived that lives, or lived last."""
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
         self.dirs = StateDir(self.folder / "state")
-        self._blows, self._chance = random.Random(self.seed), random.Random(self.seed + 1)
-        self._script = script(self.folder)
-        self._elastic = script(self.folder, ELASTIC, "elastic.py")
+        self.disk = FullDisk(self.folder)
+        self.chance = random.Random(self.seed + 1)
+        self._blows = random.Random(self.seed)
+        self.script = script(self.folder)
+        self.elastic = script(self.folder, ELASTIC, ALWAYS_BY_TORCHRUN if self.torchrun else "elastic.py")
+        self._ids = 0
         self._loop: subprocess.Popen[bytes] | None = None
         write_cluster(cluster(SLOTS, slots="cpu"), self.folder / "cluster.json")
 
-    def rage(self, goes_on: Callable[[int], bool], pause_s: float) -> None:
-        """One blow after the other while ``goes_on(blows so far)``; then let everything come to its end."""
-        blows = 0
+    def rage(
+        self, blows: Mapping[Callable[[Storm], None], int], goes_on: Callable[[int], bool], pause_s: float
+    ) -> None:
+        """One blow after the other while ``goes_on(blows so far)``; then let everything come to its end.
+
+        :param blows: what happens, each once first, and how often compared with the others.
+        """
+        count = 0
         self.start_loop()
         self.until(self.dirs.cluster.exists)  # before the first run a cancelled job leaves no trace
-        while goes_on(blows):
-            name = self._blows.choices(
-                ("submit", "cancel", "kill_worker", "kill_loop", "end_loop"), (8, 3, 4, 2, 1)
-            )[0]
-            getattr(self, name)()
-            blows += 1
-            time.sleep(self._chance.uniform(0, 2 * pause_s))
+        once = self._blows.sample(tuple(blows), len(blows))
+        while goes_on(count):
+            blow = once.pop() if once else self._blows.choices(tuple(blows), tuple(blows.values()))[0]
+            blow(self)
+            count += 1
+            time.sleep(self.chance.uniform(0, 2 * pause_s))
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until every job has ended; those that need not finish are cancelled."""
         self.start_loop()
-        self.until(lambda: self.wanted.keys() == self.ended().keys())
+        without_end = [job_id for job_id, samples in self.wanted.items() if samples is None]
+        cancel(self.dirs.path, without_end)
+        self.until(lambda: self.wanted.keys() <= self.ended().keys())
         self.until(lambda: left_running(self.folder) == [] and Spool(self.dirs).requests() == [])
         self.end_loop()
 
-    def submit(self) -> None:
-        """A new job, unless enough of them are alive."""
-        if len(self.wanted.keys() - self.ended().keys() - self.cancelled) >= MOST_ALIVE:
-            return
-        job_id = f"j{len(self.wanted)}"
-        spec, samples = self._job(job_id)
-        submit(self.dirs.path, [spec], "storm", folder=self.folder, now_s=time.time())
-        self.wanted[job_id] = samples
-        self.done["submit"] += 1
+    def new_id(self) -> str:
+        """Of the next job."""
+        self._ids += 1
+        return f"j{self._ids}"
 
-    def _job(self, job_id: str) -> tuple[Job, float]:
-        high = self._chance.choice((1, 2, 3))
-        if len(self.wanted) % self.elastic_every == self.elastic_every - 1:
-            epochs = self._chance.randint(2, 6)
-            command, samples = (self._elastic, str(epochs)), 64.0 * epochs
-        else:
-            samples = float(self._chance.randrange(100, 3000, 10))
-            command = (self._script, "--samples", str(samples))
-        more = {"checkpoint_seconds": 0.5, "command": command, "work": {"samples": samples}}
-        return job(job_id, batch=8, high=high, **more), samples  # type: ignore[arg-type]
-
-    def cancel(self) -> None:
-        """End some job that may be waiting, running or over."""
-        if self.wanted:
-            victim = self._chance.choice(sorted(self.wanted))
-            cancel(self.dirs.path, [victim])
-            self.cancelled.add(victim)
-            self.done["cancel"] += 1
-
-    def kill_worker(self) -> None:
-        """``kill -9`` for some process of some job."""
-        living = sorted(left_running(self.folder), key=lambda process: process.pid)
-        if living:
-            try:
-                self._chance.choice(living).kill()
-                self.done["kill of a worker"] += 1
-            except psutil.NoSuchProcess:
-                pass
+    def alive(self) -> int:
+        """How many jobs have not ended, as far as is known."""
+        return len(self.wanted.keys() - self.ended().keys() - self.cancelled)
 
     def kill_loop(self) -> None:
-        """``kill -9`` for the live loop, wherever it is; another one starts, maybe to be killed at once."""
-        self.start_loop()
+        """No loop lives."""
         if self._loop is not None:
             self._loop.kill()
             self._loop.wait()
             self._loop = None
-            self.done["kill of the loop"] += 1
-        if self._chance.random() < 0.7:
-            self.start_loop()
 
     def end_loop(self) -> None:
-        """The live loop is told to leave."""
+        """The live loop leaves in an orderly way."""
         if self._loop is None:
             return
         self.until(lambda: holder_of(self.dirs.lock) == self._loop_pid() or self._loop_is_over())
+        if self._left_for_the_disk():
+            return
         self._loop.terminate()
         code = self._loop.wait(PATIENCE_S)
         assert code in (143, -signal.SIGTERM), (code, self.words())
@@ -161,35 +146,65 @@ class Storm:
 
     def start_loop(self) -> None:
         """Make sure that a live loop lives."""
-        if self._loop is not None and self._loop.poll() is None:
+        if not self._loop_is_over():
             return
+        self._left_for_the_disk()
         assert self._loop is None, f"the loop ended by itself: {self.words()}"
         begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
         begin = () if begun else ("--policy", "fair-share", "--cluster", str(self.folder / "cluster.json"))
         words = ("run", "--follow", "--state", str(self.dirs.path), "--wait", "60", "--retries", "100000")
+        self.disk_was_full = False
         with (self.folder / "loop.log").open("ab") as log:
             self._loop = subprocess.Popen(
-                [sys.executable, "-m", "tests.tools.run.runner_process", *words, *begin],
+                self._command(*words, *begin),
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )
 
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of ``pliant`` to its end."""
+        return subprocess.run(
+            self._command(*words),
+            check=False,
+            cwd=self.folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    def pids(self) -> list[int]:
+        """Of the loop and of all that it has started."""
+        return [self._loop_pid()] * (self._loop is not None) + [one.pid for one in left_running(self.folder)]
+
     def stop(self) -> None:
         """Leave nothing behind, however it went."""
-        if self._loop is not None:
-            self._loop.kill()
-            self._loop.wait()
+        self.disk.free(())
+        self.kill_loop()
         for process in left_running(self.folder):
             process.kill()
+
+    def _command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "tests.tools.run.runner_process", *words]
 
     def _loop_pid(self) -> int:
         return -1 if self._loop is None else self._loop.pid
 
     def _loop_is_over(self) -> bool:
         return self._loop is None or self._loop.poll() is not None
+
+    def _left_for_the_disk(self) -> bool:
+        """Whether the loop ended because the disk was full, as it says it does; it is gone then."""
+        full = self.disk_was_full and self._loop is not None
+        if not full or self._loop is None or self._loop.poll() != ServiceMissingError.exit_code:
+            return False
+        self._loop = None
+        self.done["leave for a full disk"] += 1
+        return True
 
     def words(self) -> str:
         """What the loops said, the end of it."""
@@ -215,13 +230,14 @@ class Storm:
         """Every job accounted for, every sample counted, no slot given twice, nothing left over."""
         events = read_events(self.dirs.events)
         log = fold(events)
-        assert log.jobs.keys() == self.wanted.keys()
+        assert self.wanted.keys() <= log.jobs.keys()
         for job_id, found in log.jobs.items():
-            assert found.phase in (
-                ("finished", "cancelled") if job_id in self.cancelled else ("finished",)
-            ), found
-            if found.phase == "finished":
-                assert found.samples_done == self.wanted[job_id], found
+            assert found.ended, found
+            wanted = self.wanted.get(job_id)
+            if wanted is not None:
+                phases = ("finished", "cancelled") if job_id in self.cancelled else ("finished",)
+                assert found.phase in phases, found
+                assert found.phase == "cancelled" or found.samples_done == wanted, found
         _check_story(events)
         assert left_running(self.folder) == []
         assert Spool(self.dirs).requests() == []
@@ -229,9 +245,19 @@ class Storm:
         assert [path.name for path in self.dirs.spool.glob(".pliant-*.tmp")] == []
 
 
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def _check_story(events: tuple[Event, ...]) -> None:
     """Each job is submitted once and ends once, and no more slots are held than there are."""
     told = Counter((event.event, event.job) for event in events)
+    without = [
+        event
+        for event in events
+        if event.event in ("fail", "reject") and not (event.detail or {}).get("reason")
+    ]
+    assert without == []
     ends = ("finish", "fail", "cancel", "reject")
     for job_id in {event.job for event in events if event.job}:
         assert told["submit", job_id] == 1, job_id

@@ -71,6 +71,8 @@ leave("done")
 '''
 
 EXIT = "import sys; sys.exit(int(sys.argv[1]))"
+ALWAYS_BY_TORCHRUN = "by_torchrun.py"
+"""A script of this name is started as a user's is."""
 SLEEP = "import time; time.sleep(600)"
 
 
@@ -83,6 +85,8 @@ class PlainBackend(LocalBackend):
 
 def plain(argv: Sequence[str]) -> tuple[str, ...]:
     """The job's own command in a command line of torchrun, started by Python."""
+    if any(word.endswith(ALWAYS_BY_TORCHRUN) for word in argv):
+        return tuple(argv)
     return (sys.executable, *argv[argv.index("--") + 1 :])
 
 

@@ -1,0 +1,200 @@
+"""What a storm does to a state directory and to whatever works on it. Each is one blow, with its weight."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import psutil
+
+from pliant.schemas.errors import PliantError
+from pliant.schemas.io import read_jobs
+from pliant.schemas.job import Job
+from pliant.tools.run.submit import cancel, submit
+from tests.builders import job
+from tests.tools.run.chaos import MOST_ALIVE, Storm
+from tests.tools.run.conftest import left_running
+from tests.tools.run.hostile import HOSTILE
+
+FULL_S: Final = 1.0
+"""For so long a disk is full."""
+_LAUNCHERS: Final = ("keep.py", "torch.distributed.run")
+
+
+def submit_one(storm: Storm) -> None:
+    """A new job, unless enough of them are alive."""
+    if storm.alive() >= MOST_ALIVE:
+        return
+    spec, samples = _job(storm, storm.new_id())
+    _give(storm, spec, samples)
+
+
+def _job(storm: Storm, job_id: str, **more: Any) -> tuple[Job, float]:
+    high = storm.chance.choice((1, 2, 3))
+    if len(storm.wanted) % storm.elastic_every == storm.elastic_every - 1:
+        epochs = storm.chance.randint(2, 6)
+        command, samples = (storm.elastic, str(epochs)), 64.0 * epochs
+    else:
+        samples = float(storm.chance.randrange(100, 3000, 10))
+        command = (storm.script, "--samples", str(samples))
+    fields = {"checkpoint_seconds": 0.5, "command": command, "work": {"samples": samples}, **more}
+    return job(job_id, batch=8, high=high, **fields), samples
+
+
+def _give(storm: Storm, spec: Job, samples: float | None) -> None:
+    """Submit a job; what is refused was not acknowledged and counts for nothing."""
+    try:
+        submit(storm.dirs.path, [spec], "storm", folder=storm.folder, now_s=time.time())
+    except PliantError:
+        storm.done["refused submission"] += 1
+    else:
+        storm.wanted[spec.id] = samples
+        storm.done["submission"] += 1
+
+
+def submit_hostile(storm: Storm) -> None:
+    """A job that is wrong in some way. It may be refused; if it is accepted, it may not harm the others."""
+    job_id = storm.new_id()
+    record = {
+        "id": job_id,
+        "submit_time": 0,
+        "model": "m",
+        "gpus": {"requested": 1},
+        "command": [storm.script, "--samples", "10"],
+        "work": {"samples": 10.0},
+        "batch": {"size": 8},
+        **storm.chance.choice(HOSTILE),
+    }
+    path = storm.folder / "hostile.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    try:
+        (spec,) = read_jobs(path)
+    except PliantError:
+        storm.done["refused submission"] += 1
+    else:
+        _give(storm, spec, None)
+
+
+def cancel_one(storm: Storm) -> None:
+    """End some job that may be waiting, running or over."""
+    if storm.wanted:
+        victim = storm.chance.choice(sorted(storm.wanted))
+        cancel(storm.dirs.path, [victim])
+        storm.cancelled.add(victim)
+        storm.done["cancellation"] += 1
+
+
+def remove_workdir(storm: Storm) -> None:
+    """A job whose folder is removed, before its start or while it trains: it finishes, or fails."""
+    job_id = storm.new_id()
+    folder = storm.folder / f"work-{job_id}"
+    folder.mkdir()
+    spec, _ = _job(storm, job_id, workdir=str(folder))
+    _give(storm, spec, None)
+    time.sleep(storm.chance.uniform(0, 1.0))
+    with suppress(OSError):  # something may lie in it
+        folder.rmdir()
+        storm.done["removed folder"] += 1
+
+
+def kill_worker(storm: Storm) -> None:
+    """``kill -9`` for some process of some job."""
+    _hit(storm, left_running(storm.folder), signal.SIGKILL, "kill of a worker")
+
+
+def stop_launcher(storm: Storm) -> None:
+    """What started a worker stands still and never learns how the worker ended."""
+    _hit(
+        storm,
+        [one for one in left_running(storm.folder) if _launches(one)],
+        signal.SIGSTOP,
+        "stop of a launcher",
+    )
+
+
+def _launches(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(word.endswith(_LAUNCHERS) for word in words)
+
+
+def _hit(storm: Storm, found: list[psutil.Process], number: signal.Signals, what: str) -> None:
+    if found:
+        with suppress(psutil.NoSuchProcess):
+            storm.chance.choice(sorted(found, key=lambda process: process.pid)).send_signal(number)
+            storm.done[what] += 1
+
+
+def kill_loop(storm: Storm) -> None:
+    """``kill -9`` for the live loop, wherever it is; another one starts, maybe to be killed at once."""
+    storm.start_loop()
+    storm.kill_loop()
+    storm.done["kill of the loop"] += 1
+    if storm.chance.random() < 0.7:
+        storm.start_loop()
+
+
+def end_loop(storm: Storm) -> None:
+    """The live loop is asked to leave."""
+    storm.end_loop()
+
+
+def fill_disk(storm: Storm) -> None:
+    """No room on the disk while a job arrives and starts."""
+    storm.start_loop()
+    storm.disk.fill(storm.pids())
+    try:
+        submit_one(storm)
+        time.sleep(storm.chance.uniform(0, FULL_S))
+    finally:
+        storm.disk.free(storm.pids())
+    storm.done["full disk"] += 1
+    storm.disk_was_full = True
+
+
+def damage_log(storm: Storm) -> None:
+    """One bit of the log flips. Everything that reads it says so, and it is repaired."""
+    storm.kill_loop()
+    lines = storm.dirs.events.read_bytes().splitlines(keepends=True)
+    hit = [number for number, line in enumerate(lines) if _can_be_lost(line)]
+    if not hit:
+        return
+    number = storm.chance.choice(hit)
+    place = storm.chance.randrange(len(lines[number]) - 1)
+    line = bytearray(lines[number])
+    line[place] ^= 1 << storm.chance.randrange(7)
+    storm.dirs.events.write_bytes(b"".join([*lines[:number], bytes(line), *lines[number + 1 :]]))
+    status = storm.call("status", "--state", str(storm.dirs.path))
+    assert (status.returncode, status.stderr.count("\n")) == (3, 1), status
+    repaired = storm.call("log", "--repair", "--state", str(storm.dirs.path))
+    assert repaired.returncode == 0, repaired
+    assert "dropped" in repaired.stdout, repaired
+    storm.done["damaged log"] += 1
+
+
+def _can_be_lost(line: bytes) -> bool:
+    """Whether an event can be found again: a submission or a cancellation is nowhere else."""
+    kept = (b'"submit"', b'"cancel"', b'"decision"', b'"schema"')
+    return line.endswith(b"\n") and not any(word in line for word in kept)
+
+
+Blow = Callable[[Storm], None]
+BLOWS: Final[dict[Blow, int]] = {
+    submit_one: 8,
+    cancel_one: 3,
+    kill_worker: 4,
+    kill_loop: 2,
+    end_loop: 1,
+    submit_hostile: 3,
+    remove_workdir: 1,
+    stop_launcher: 2,
+    fill_disk: 1,
+    damage_log: 1,
+}
+"""Everything that a storm does, and how often compared with the others."""
