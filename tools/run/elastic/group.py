@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,9 +94,12 @@ class Group:
 
     def _init(self, store: dist.Store, limit: timedelta, device: torch.device | None = None) -> None:
         rank, size = self._setting.rank, self._setting.world_size
+        hook = sys.excepthook
         dist.init_process_group(
             self._backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device
         )
+        # PyTorch puts one of its own around it each time, which names the rank that this worker has by then
+        sys.excepthook = hook
 
 
 def _exchange(device: torch.device, limit: timedelta) -> None:

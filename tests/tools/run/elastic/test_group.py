@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -57,6 +58,16 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
     with CONTEXT.Pool(count) as pool:
         tasks = [(rank, count, *arguments) for rank in range(count)]
         return pool.starmap_async(work, tasks, chunksize=1).get(120)
+
+
+def test_groups_one_after_the_other_leave_the_exception_hook_alone(tmp_path: Path) -> None:
+    hook = sys.excepthook
+    group = Group(cpu(0, 1), None)
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        group.form(tmp_path / str(number), never, LIMIT)
+        assert sys.excepthook is hook
+        group.leave()
 
 
 def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
