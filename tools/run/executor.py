@@ -225,7 +225,7 @@ class Executor:
         if progress is not None and progress.attempt == gang.handle.attempt:
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
-            gang.watch(self._dirs.job(job_id), self._clock())
+            gang.watch(gang.files, self._clock())
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()

@@ -53,8 +53,9 @@ class Gang:
         self.handle = handle
         self.plan = plan
         self.target = target
+        self.files = handle.job_files
         self.tail = Tail(handle.files.progress, skip=seen)
-        self.progress = ProgressFile(handle.job_files.progress)
+        self.progress = ProgressFile(self.files.progress)
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
@@ -99,7 +100,7 @@ class Gang:
         return (
             target is not None
             and not self.stopping
-            and set(target.slots) == set(self.target.slots)
+            and (target.slots == self.target.slots or set(target.slots) == set(self.target.slots))
             and target.cut == self.target.cut
         )
 
@@ -237,11 +238,13 @@ class Gang:
         trained = set(trains.workers)
         self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
         lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
+        if not lost:
+            return False
         left = [one for one in self.plan.members if one.worker not in lost]
         going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
         ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
-        if not lost or not going_on or ended or (on_gpus and lost & trained):
+        if not going_on or ended or (on_gpus and lost & trained):
             return False
         slots = {worker: self._roll.slot(worker) for worker in sorted(lost)}
         bad = self._losses.lose(slots, trained, self._message, now_s)

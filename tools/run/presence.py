@@ -43,7 +43,7 @@ class Presence:
                 os.utime(self._descriptor)
 
 
-def life(path: Path) -> Life:
+def life(path: str | Path) -> Life:
     """What another process's file says; never ask for one's own, that would free its lock."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -58,9 +58,9 @@ def life(path: Path) -> Life:
     return "gone"
 
 
-def last_beat(path: Path) -> float:
+def last_beat(path: str | Path) -> float:
     """When the worker last showed that it runs, on the file system's clock; 0: there is no file."""
     try:
-        return path.stat().st_mtime
+        return os.stat(path).st_mtime
     except OSError:
         return 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from pliant.tools.run.layout import AttemptDir
@@ -22,7 +21,7 @@ class Roll:
     def __init__(self, files: AttemptDir, plan: Plan) -> None:
         self._files = files
         self._slots: dict[int, Slot] = {}
-        self._presences: dict[int, Path] = {}
+        self._presences: dict[int, str] = {}
         self._beats: dict[int, tuple[float, float]] = {}
         self._looked_s = float("-inf")
         for path in files.path.glob("plan-*.json"):
@@ -35,7 +34,7 @@ class Roll:
         """Take up the workers of a plan."""
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
-            self._presences[worker] = self._files.presence(worker)
+            self._presences[worker] = str(self._files.presence(worker))
 
     def slot(self, worker: int) -> Slot:
         """Where a worker is."""

@@ -146,6 +146,18 @@ def test_a_later_backend_finds_what_runs_and_how_it_ended(site: Site, tmp_path: 
     ended(site)
 
 
+def test_where_the_system_takes_note_of_children_by_itself_ends_are_told_all_the_same(site: Site) -> None:
+    """Whoever starts the launcher may have it ignore SIGCHLD."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        site.start("raise SystemExit(3)", WAIT)
+        until(lambda: site.poll() == (UnitStatus("exited", 3), RUNNING))
+        site.backend.stop(site.handle, "kill")
+        ended(site)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_clock_that_is_set_loses_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system derives the time of a start from its clock; a step of the clock moves it."""
     site.start(WAIT)

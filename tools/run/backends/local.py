@@ -42,7 +42,8 @@ class LocalBackend:
     def __init__(self, cluster: Cluster, jobs: Path) -> None:
         self._cluster = cluster
         self._jobs = jobs
-        self._children: set[int] = set()
+        self._children: dict[int, str] = {}
+        """Keepers that this process has started and not taken note of the end of: births by pid."""
         self._watched = Watched()
         self._folders: dict[Handle, FolderCache] = {}
         """Of the attempts that have units which run."""
@@ -81,6 +82,8 @@ class LocalBackend:
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Start all units, or none; those of an attempt that has some already are added to them."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)
+        for pid in tuple(self._children):
+            self._reap(pid)
         before = read_record(handle)
         started = list(before.units) if before else []
         first = len(started)
@@ -110,10 +113,10 @@ class LocalBackend:
                 file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=(signal.SIGINT, signal.SIGTERM),
+                setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
             )
-        self._children.add(pid)
-        return record.model_copy(update={"pid": pid, "born": birth(pid)})
+        self._children[pid] = born = birth(pid)
+        return record.model_copy(update={"pid": pid, "born": born})
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
@@ -134,14 +137,13 @@ class LocalBackend:
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         """What became of the units: the process table first, then the code files."""
-        self._reap()
         return {handle: self._statuses(handle) for handle in handles}
 
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
         folder = self._folders.setdefault(handle, FolderCache(handle.folder))
         folder.look()
         record = folder.get("record", lambda: read_record(handle))
-        mark = _mark(handle)
+        mark = folder.get("mark", lambda: _mark(handle))
         running = [self._runs(unit, mark) for unit in (record.units if record else ())]
         if not any(running):
             del self._folders[handle]
@@ -151,15 +153,21 @@ class LocalBackend:
         )
 
     def _runs(self, unit: StartedUnit, mark: tuple[str, str]) -> bool:
-        return (
-            unit.pid is not None and unit.born is not None and self._watched.runs(unit.pid, unit.born, mark)
-        )
+        if unit.pid is None or unit.born is None:
+            return False
+        if self._children.get(unit.pid) == unit.born and not self._reap(unit.pid):
+            return True
+        return self._watched.runs(unit.pid, unit.born, mark)
 
-    def _reap(self) -> None:
-        """Let children that ended go; their exit codes are in files."""
-        for pid in tuple(self._children):
-            if os.waitpid(pid, os.WNOHANG) != (0, 0):
-                self._children.discard(pid)
+    def _reap(self, pid: int) -> bool:
+        """Let a child go if it has ended; its exit code is in a file. Whether it is a child no more."""
+        try:
+            runs = os.waitpid(pid, os.WNOHANG) == (0, 0)
+        except ChildProcessError:  # whoever started this process lets the system take note of its children
+            runs = False
+        if not runs:
+            del self._children[pid]
+        return not runs
 
     def _end_unknown(self, handle: Handle, record: LaunchRecord) -> None:
         """Kill what may have been started without anybody knowing its pid."""
