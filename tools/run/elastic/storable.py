@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ _SEQUENCES: Final = (list, tuple)
 
 def plain(state: Any) -> Any:
     """The same state with NumPy's numbers as Python's: they come as arguments of schedulers, say."""
-    return _mapped(state, lambda found: found.item() if isinstance(found, np.generic) else found)
+    return mapped(state, lambda found: found.item() if isinstance(found, np.generic) else found)
 
 
 def check_storable(name: str, state: Any) -> None:
@@ -34,7 +34,7 @@ def check_storable(name: str, state: Any) -> None:
     :raises UsageError: it holds objects of other classes, or what cannot be pickled at all.
     """
     for_all = torch.empty(0)
-    hollow = _mapped(plain(state), lambda found: for_all if isinstance(found, torch.Tensor) else found)
+    hollow = mapped(plain(state), lambda found: for_all if isinstance(found, torch.Tensor) else found)
     stored(hollow, name)
 
 
@@ -51,7 +51,7 @@ def stored(state: Any, name: str = "the job") -> bytes:
         raise UsageError(f"the state of {name} cannot be saved: {_first_line(error)}") from error
     if others := _others(buffer):
         raise UsageError(
-            f"the state of {name} holds {others}: keep it to tensors and plain values, "
+            f"the state of {name} holds {others}{_place(state)}: keep it to tensors and plain values, "
             "or allow these by torch.serialization.add_safe_globals"
         )
     return buffer.getvalue()
@@ -86,12 +86,38 @@ def _others(buffer: io.BytesIO) -> str:
     return ", ".join(sorted(get_unsafe_globals_in_checkpoint(buffer)))
 
 
-def _mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+def _place(state: Any) -> str:
+    """Where in a state the first of these is, by keys and indices."""
+    keys: list[str] = []
+    rest = mapped(state, lambda found: None if isinstance(found, torch.Tensor) else found)
+    while found := [(key, child) for key, child in _children(rest) if _holds_others(child)]:
+        key, rest = found[0]
+        keys.append(str(key))
+    return f" at {'.'.join(keys)}" if keys else ""
+
+
+def _children(state: Any) -> Iterable[tuple[Any, Any]]:
+    if type(state) in _MAPPINGS:
+        return list(state.items())
+    return enumerate(state) if type(state) in _SEQUENCES else ()
+
+
+def _holds_others(state: Any) -> bool:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return bool(_others(buffer))
+
+
+def mapped(state: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A copy of the same shape, with other leaves: what lies in plain dictionaries, lists and tuples."""
     kind = type(state)
     if kind in _MAPPINGS:
-        return kind((name, _mapped(value, leaf)) for name, value in state.items())
+        made = kind((name, mapped(value, leaf)) for name, value in state.items())
+        if kind is OrderedDict:
+            made.__dict__.update(state.__dict__)  # modules keep the versions of their states there
+        return made
     if kind in _SEQUENCES:
-        return kind(_mapped(value, leaf) for value in state)
+        return kind(mapped(value, leaf) for value in state)
     return leaf(state)
 
 

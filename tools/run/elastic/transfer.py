@@ -1,20 +1,25 @@
 """The state of the furthest workers, given to those that have none or an older one.
 
-Whoever has it passes it on, so that n workers have it after log2(n) rounds. Large tensors travel as they
-are, small ones together; everything goes through main memory and the group's own connections.
+Who has it passes it on, so that n workers have it after log2(n) rounds. Everything goes through main memory
+and the group's own connections, which are not authenticated. So nothing that arrives is executed: an outline
+travels as ``torch.save`` writes it and is loaded with ``weights_only``, by the same rule as checkpoints
+(storable.py). In it, tensors are on the meta device, which has a shape and no values. The values follow,
+large ones as they are, small ones together, and no more of them than were announced.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.run.elastic.storable import loaded, mapped, stored
+
 CHUNK_BYTES: Final = 1 << 20
+_LIFTED: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 def pass_on(state: Any, has: Sequence[bool], rank: int) -> Any:
@@ -22,6 +27,8 @@ def pass_on(state: Any, has: Sequence[bool], rank: int) -> Any:
 
     :param state: this rank's, where ``has[rank]``.
     :param has: which ranks have it; at least one.
+    :raises UsageError: it holds what other workers would not load; what and where is said.
+    :raises BadInputError: what arrives is not a state, or not the one that was announced.
     :raises RuntimeError: a worker was lost.
     """
     holders = [one for one, there in enumerate(has) if there]
@@ -40,23 +47,50 @@ def pass_on(state: Any, has: Sequence[bool], rank: int) -> Any:
 
 def _give(state: Any, to: int) -> None:
     tensors: list[torch.Tensor] = []
-    outline = io.BytesIO()
-    _Outline(outline, tensors).dump(state)
-    head = pickle.dumps((outline.getvalue(), [(one.dtype, one.shape) for one in tensors]))
-    dist.send(torch.tensor([len(head)]), to)
-    dist.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
+    body = stored(mapped(state, lambda found: _lift(found, tensors)))
+    dist.send(torch.tensor([len(body), _total_bytes(tensors)]), to)
+    dist.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), to)
     for chunk in _chunks(tensors):
         for part in [torch.cat(chunk)] if len(chunk) > 1 else chunk:
             dist.send(part, to)
 
 
 def _take(giver: int) -> Any:
-    size = torch.zeros(1, dtype=torch.int64)
-    dist.recv(size, giver)
-    head = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(head, giver)
-    outline, kinds = pickle.loads(head.numpy().tobytes())  # noqa: S301 from a worker that has the token
-    tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in kinds]
+    sizes = torch.zeros(2, dtype=torch.int64)
+    dist.recv(sizes, giver)
+    body = torch.empty(int(sizes[0]), dtype=torch.uint8)
+    dist.recv(body, giver)
+    source = f"the state from worker {giver}"
+    outline = loaded(body.numpy().tobytes(), source)
+    announced: list[torch.Tensor] = []
+    mapped(outline, lambda found: announced.append(found) if _is_announced(found) else None)
+    if _total_bytes(announced) != int(sizes[1]):
+        raise BadInputError.one(source, "its tensors are not of the size that was announced")
+    tensors = [torch.empty(one.shape, dtype=one.dtype) for one in announced]
+    _fill(tensors, giver)
+    found = iter(tensors)
+    return mapped(outline, lambda one: next(found) if _is_announced(one) else one)
+
+
+def _lift(found: Any, tensors: list[torch.Tensor]) -> Any:
+    """What stands for a tensor in the outline; other than plain ones stay in it as they are."""
+    if type(found) not in _LIFTED or found.layout != torch.strided or found.is_quantized:
+        return found
+    if found.is_meta:
+        raise UsageError("the state of the job holds a tensor on the meta device, which has no values")
+    tensors.append(found.detach().cpu().resolve_conj().resolve_neg().contiguous())
+    return torch.empty(found.shape, dtype=found.dtype, device="meta")
+
+
+def _is_announced(found: Any) -> bool:
+    return isinstance(found, torch.Tensor) and found.is_meta
+
+
+def _total_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(one.numel() * one.itemsize for one in tensors)
+
+
+def _fill(tensors: Sequence[torch.Tensor], giver: int) -> None:
     for chunk in _chunks(tensors):
         if len(chunk) == 1:
             dist.recv(chunk[0], giver)
@@ -66,7 +100,6 @@ def _take(giver: int) -> Any:
         dist.recv(together, giver)
         for part, found in zip(chunk, together.split(sizes), strict=True):
             part.copy_(found)
-    return _Whole(io.BytesIO(outline), tensors).load()
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -87,27 +120,3 @@ def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
-
-
-class _Outline(pickle.Pickler):
-    """Everything but the tensors, which it collects."""
-
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._tensors = tensors
-
-    def persistent_id(self, found: Any) -> int | None:
-        if type(found) not in (torch.Tensor, torch.nn.Parameter) or found.layout != torch.strided:
-            return None
-        self._tensors.append(found.detach().cpu().contiguous())
-        return len(self._tensors) - 1
-
-
-class _Whole(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, index: Any) -> torch.Tensor:
-        found: torch.Tensor = self._tensors[index]
-        return found

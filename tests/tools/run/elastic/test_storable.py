@@ -208,8 +208,8 @@ def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(
     end = Alone(tmp_path, monkeypatch).run(script)
     assert (end.outcome, passes) == ("crashed", [])
     assert end.message.startswith(
-        "UsageError: the state of registered object history holds builtins.list, collections.defaultdict: "
-        "keep it to tensors and plain values"
+        "UsageError: the state of registered object history holds builtins.list, collections.defaultdict "
+        "at seen: keep it to tensors and plain values"
     )
 
 

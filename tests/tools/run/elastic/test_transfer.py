@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+import io
+import math
+import pickle
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic import transfer
 from pliant.tools.run.elastic.replica import Averaging, Replica
 from pliant.tools.run.elastic.state import Mean
@@ -44,6 +50,14 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     monkeypatch.setattr(transfer.dist, "recv", made.recv)
     yield made
     assert not made.sent
+
+
+@dataclass
+class Best:
+    """A class of an author's own."""
+
+    weights: torch.Tensor
+    value: float
 
 
 def given_to_another(state: Any) -> Any:
@@ -102,13 +116,91 @@ def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
         "number": torch.tensor(7),
         "bits": torch.tensor([True, False]),
         "turned": torch.arange(6).reshape(2, 3).t(),
+        "part": torch.arange(12.0)[1::3],
+        "repeated": torch.ones(1, 3).expand(4, 3),
         "half": torch.ones(5, dtype=torch.bfloat16),
+        "eighth": torch.ones(5).to(torch.float8_e5m2).view(torch.uint8),
+        "complex": torch.tensor([1 + 2j, 3j]),
+        "conjugate": torch.tensor([1 + 2j, 3j]).conj(),
+        "sparse": torch.eye(3).to_sparse(),
+        "parameter": nn.Parameter(torch.ones(2)),
         "big": torch.randn(transfer.CHUNK_BYTES // 2),
         "words": ["a", (1, None)],
     }
     found = given_to_another(state)
     assert found.pop("words") == state.pop("words")
     torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+def test_values_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
+    state = {
+        "numbers": [1, -(2**70), 0.1, float("inf"), float("-inf"), 1j, True, None],
+        "text": ("ü", b"\0\xff", bytearray(b"a")),
+        3: {(1, "a"): {4, 5}, None: "none", 2.5: []},
+        "counted": Counter("aab"),
+        "torch": [torch.float16, torch.Size([2, 3]), torch.device("cpu")],
+        "none": (),
+    }
+    assert given_to_another(state) == state
+    assert math.isnan(given_to_another({"it": float("nan")})["it"])
+    ordered = given_to_another(OrderedDict(b=1, a=torch.ones(1)))
+    assert (type(ordered), list(ordered)) == (OrderedDict, ["b", "a"])
+
+
+def test_the_versions_of_a_module_s_state_travel_with_it(wire: Wire) -> None:
+    state = nn.BatchNorm1d(3).state_dict()
+    assert given_to_another(state)._metadata == state._metadata  # type: ignore[attr-defined]
+
+
+def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wire) -> None:
+    with torch.serialization.safe_globals([Best]):
+        found = given_to_another({"best": Best(torch.arange(3.0), 0.5)})
+    assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
+
+
+def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
+    state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
+    with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
+        pass_on(state, [True, False], 0)
+    with pytest.raises(UsageError, match="meta device"):
+        pass_on({"a": torch.ones(2, device="meta")}, [True, False], 0)
+
+
+class Calls:
+    """A pickle that calls a function when it is loaded."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._how = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._how
+
+
+def announced(wire: Wire, body: bytes, total: int) -> None:
+    """Someone who is no worker of ours sends this."""
+    wire.sent.append(torch.tensor([len(body), total]))
+    wire.sent.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "pickle", "noise"])
+def test_hostile_bytes_execute_nothing(wire: Wire, tmp_path: Path, kind: str) -> None:
+    trace, buffer = tmp_path / "trace", io.BytesIO()
+    state = {"model": Calls(trace.write_text, "executed")}
+    torch.save(state, buffer, _use_new_zipfile_serialization=kind == "torch")
+    bodies = {"pickle": pickle.dumps(state), "noise": bytes(range(256))}
+    announced(wire, bodies.get(kind, buffer.getvalue()), 0)
+    with pytest.raises((UsageError, BadInputError), match="the state from worker 0"):
+        pass_on(None, [True, False], 1)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (3,), (0, 1 << 62), ()])
+def test_no_tensor_is_made_that_was_not_announced(wire: Wire, shape: tuple[int, ...]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.empty(shape, device="meta"), "b": torch.empty(2, device="meta")}, buffer)
+    announced(wire, buffer.getvalue(), 16)
+    with pytest.raises(BadInputError, match="not of the size that was announced"):
+        pass_on(None, [True, False], 1)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
