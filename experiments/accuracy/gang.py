@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -41,7 +40,6 @@ class Gang:
             members=self._members((0,)),
             global_batch=task.scale.batch * task.arm.factor,
             seed=task.seed,
-            token=secrets.token_hex(16),
         )
 
     def run(self) -> JobDir:

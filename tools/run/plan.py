@@ -68,8 +68,6 @@ class Plan(Record):
     """Least seconds between two that are kept as events, those that a change brings aside."""
     timeout_s: PositiveFloat = 300.0
     """How long workers wait for each other at the start, and for a newer plan to appear."""
-    token: str = ""
-    """Random secret that prefixes every key in the meeting point; never on a command line."""
     patience_s: PositiveFloat = 30.0
     """How long workers wait for a plan without a worker that died, before they save and leave."""
     abort: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ CHECKPOINT_S: Final = 60.0
 def make_plan(
     target: Target, generation: int, attempt: int, nodes: Mapping[str, NodeInfo], reason: str = ""
 ) -> Plan:
-    """The plan of a new attempt; members are in order of rank, and its token is new.
+    """The plan of a new attempt; members are in order of rank.
 
     :param reason: why the attempt before had to be left.
     """
@@ -38,7 +37,6 @@ def make_plan(
         lr_scale=share.lr_scale,
         seed=job.seed,
         checkpoint_s=job.checkpoint_seconds or CHECKPOINT_S,
-        token=secrets.token_hex(16),
         reason=reason,
     )
 
@@ -66,7 +64,7 @@ def aborted(plan: Plan, reason: str = "") -> Plan:
 
 
 def write_plan(job: JobDir, plan: Plan) -> None:
-    """Replace the plan file, and keep a copy; only their owner can read them, for they hold the token."""
+    """Replace the plan file, and keep a copy; only their owner can read them."""
     data = plan.model_dump_json(indent=1).encode() + b"\n"
     for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
         try:

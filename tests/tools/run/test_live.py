@@ -18,7 +18,6 @@ from pliant.tools.run import runner
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
-from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
@@ -433,21 +432,13 @@ def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(s
     assert in_order(["fail b 0"], site.of("b"))
 
 
-def test_secrets_are_readable_by_their_owner_only(site: Site) -> None:
+def test_plans_are_readable_by_their_owner_only(site: Site) -> None:
     site.job("a", samples=100)
     run_once(site.options("fifo"))
     dirs = StateDir(site.state)
-    plan = read_plan(dirs.job("a"))
-    assert plan is not None
-    assert plan.token
     assert dirs.job("a").plan.stat().st_mode & 0o777 == 0o600
     assert dirs.jobs.stat().st_mode & 0o777 == 0o700
     assert dirs.path.stat().st_mode & 0o777 == 0o700
-    for process in left_running(site.folder):
-        try:
-            assert plan.token not in " ".join(process.cmdline())
-        except psutil.Error:
-            continue
     until(lambda: left_running(site.folder) == [])
 
 

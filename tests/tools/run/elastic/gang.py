@@ -50,7 +50,7 @@ class Gang:
         members = [{"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in numbers]
         record = {
             "job": "a", "generation": self.generation, "attempt": self.attempt, "members": members,
-            "global_batch": 10, "seed": 5, "token": "secret", "progress_s": 0.05, "history_s": 0.05,
+            "global_batch": 10, "seed": 5, "progress_s": 0.05, "history_s": 0.05,
             "timeout_s": 60,
             "patience_s": self.patience_s, **fields,
         }  # fmt: skip
