@@ -12,20 +12,29 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
+from pliant.tools.run.contract import DamagedError, UnreadableError
 from pliant.tools.run.fault import Faults, may_pass
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.gang import Gang
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.plan import Plan
-from pliant.tools.run.planning import make_member, make_plan, read_plan, target_of, write_plan
+from pliant.tools.run.planning import (
+    last_generation,
+    make_member,
+    make_plan,
+    read_plan,
+    target_of,
+    write_plan,
+)
 from pliant.tools.run.progress_file import Progress
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.runnable import check_startable
@@ -34,6 +43,7 @@ from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share, Step, StopJob, Target, plan_steps
 from pliant.tools.run.suspects import Suspects
 from pliant.tools.run.timeouts import Timeouts
+from pliant.tools.run.unclear import UnclearJobs
 
 _log = logging.getLogger("pliant")
 
@@ -114,6 +124,8 @@ class Executor:
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned: dict[str, str] = {}
         """Why gangs are killed, by job, until nothing is left of them."""
+        self._unclear = UnclearJobs(backend, self._timeouts)
+        self._log = RunLog()
 
     @property
     def node_gpus(self) -> dict[str, int]:
@@ -125,7 +137,7 @@ class Executor:
         """Whether exactly the targets run."""
         return (
             not self._condemned
-            and self.targets.keys() == self.gangs.keys()
+            and self.targets.keys() - self._unclear.unreadable == self.gangs.keys()
             and all(gang.serves(self.targets[job_id]) for job_id, gang in self.gangs.items())
         )
 
@@ -143,13 +155,38 @@ class Executor:
 
     def adopt(self, log: RunLog) -> None:
         """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
-        self.suspects = log.suspects
+        self.suspects, self._log = log.suspects, log
         for handle in self._backend.adopt():
-            with self._faults.of(handle.job, doing="cannot be taken up"):
-                self._adopt(handle, log)
+            self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         shares = {job_id: job.share for job_id, job in log.active.items()}
         self.apply(self.steps_to(shares))
+
+    def _take_up(self, handle: Handle) -> None:
+        """Take over an attempt; one whose files nobody can make sense of is left as it is for now."""
+        with self._faults.of(handle.job, doing="cannot be taken up"):
+            try:
+                self._adopt(handle, self._log)
+            except (BadInputError, UnreadableError, OSError) as error:
+                if isinstance(error, OSError) and not may_pass(error):
+                    raise
+                self._unclear.add(handle, error, self._clock())
+            else:
+                self._unclear.drop(handle.job)
+
+    def _look_at_unclear(self) -> None:
+        """Take over what has become clear, and end what never will."""
+        for handle in self._unclear.due(self._clock()):
+            self._take_up(handle)
+            target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
+            if (
+                target is not None
+                and gang is not None
+                and gang.target.share.placement == target.share.placement
+            ):
+                self.targets[handle.job] = replace(target, slots=gang.target.slots)
+            with self._faults.of(handle.job, tries_again=True):
+                self._unclear.end_damaged(handle, self._clock())
 
     def _adopt(self, handle: Handle, log: RunLog) -> None:
         job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
@@ -175,6 +212,7 @@ class Executor:
     def look(self) -> list[Report]:
         """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
         reports: list[Report] = []
+        self._look_at_unclear()
         for job_id, gang in sorted(self.gangs.items()):
             if job_id not in self._condemned:
                 with self._faults.of(job_id, tries_again=True):
@@ -260,8 +298,12 @@ class Executor:
             busy.update(gang.target.slots)
             with self._faults.of(job_id):
                 busy.update(gang.busy)
+        for job_id in self._unclear.jobs & self.targets.keys():
+            busy.update(self.targets[job_id].slots)
         for job_id, target in sorted(self.targets.items()):
-            if job_id not in (*self.gangs, *self._condemned) and busy.isdisjoint(target.slots):
+            if job_id not in (*self.gangs, *self._condemned, *self._unclear.jobs) and busy.isdisjoint(
+                target.slots
+            ):
                 busy.update(target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
                     self._launch(job_id, target)
@@ -305,10 +347,14 @@ class Executor:
     def _launch(self, job_id: str, target: Target) -> None:
         check_startable(target.job)
         job_dir = self._dirs.job(job_id)
-        before = read_plan(job_dir)
+        try:
+            before = read_plan(job_dir)
+        except DamagedError:  # nothing runs under it, and its number is known
+            before = None
         handle = next_handle(self._dirs, job_id)
         make_folder(handle.folder, exist_ok=False, mode=0o700)
-        generation, reason = (before.generation + 1, before.reason * before.abort) if before else (1, "")
+        generation = max(last_generation(job_dir), before.generation if before else 0) + 1
+        reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
         port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0

@@ -15,6 +15,7 @@ from typing import Final
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.files import is_out_of_order, probe_room
+from pliant.tools.run.contract import UnreadableError
 
 _PASSING: Final = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
@@ -41,7 +42,8 @@ class Faults:
         """Work for one job: an error in it ends that job.
 
         :param doing: what could not be done, put before the reason.
-        :param tries_again: the work is done again soon, so that an error that may pass is only warned of.
+        :param tries_again: the work is done again soon, so that an error that may pass is only warned of. A
+            file that cannot be read is, in any case: nobody knows what it says, so nothing is done.
         :raises ServiceMissingError: the disk is full for all.
         """
         try:
@@ -52,7 +54,7 @@ class Faults:
             if is_out_of_order(error):
                 probe_room(self._folder)
             reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)
-            if tries_again and may_pass(error):
+            if isinstance(error, UnreadableError) or (tries_again and may_pass(error)):
                 self._warn_once(job_id, reason)
                 return
             _log.debug("job %s: %s", job_id, reason, exc_info=error)

@@ -14,9 +14,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.tools.run.contract import read_record
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"
@@ -105,8 +107,11 @@ class WorkerOutcome(Record):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The outcome in a file; None: there is none that can be read."""
+        """The outcome in a file; None: there is none, or none that makes sense: the worker left no word.
+
+        :raises UnreadableError: it cannot be read at the moment.
+        """
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
+            return read_record(path, "outcome", cls)
+        except BadInputError:
             return None

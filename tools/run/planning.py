@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from pliant.schemas.files import atomic_write, write_error
+from pliant.schemas.errors import BadInputError
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.commands import ranked
+from pliant.tools.run.contract import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.layout import AttemptDir, JobDir
 from pliant.tools.run.plan import Member, Plan
 from pliant.tools.run.slots import Slot, counts
 from pliant.tools.run.steps import Share, Target
 
 CHECKPOINT_S: Final = 60.0
+_log = logging.getLogger("pliant")
 
 
 def make_plan(
@@ -65,35 +66,64 @@ def aborted(plan: Plan, reason: str = "") -> Plan:
 
 def write_plan(job: JobDir, plan: Plan) -> None:
     """Replace the plan file, and keep a copy; only their owner can read them."""
-    data = plan.model_dump_json(indent=1).encode() + b"\n"
     for path in (job.attempt(plan.attempt).plan(plan.generation), job.plan):
-        try:
-            path.touch(mode=0o600)
-        except OSError as error:
-            raise write_error(error, str(path)) from error
-        atomic_write(path, data)
+        write_record(path, "plan", plan)
 
 
 def read_plan(job: JobDir) -> Plan | None:
-    """The plan in force; None: none was written yet."""
-    return read_plan_of(job.plan)
+    """The plan in force; None: none was written yet.
+
+    One that is damaged is replaced by its copy in the attempt's folder.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged, and so is its copy.
+    :raises BadInputError: it is of an unknown version.
+    """
+    try:
+        return read_plan_of(job.plan)
+    except DamagedError as error:
+        copies = sorted(job.path.glob("attempts/*/plan-*.json"), key=generation_of)
+        plan = read_plan_of(copies[-1]) if copies else None
+        if plan is None:
+            raise
+        _log.warning("%s; its copy %s takes its place", error, copies[-1])
+        write_record(job.plan, "plan", plan)
+        return plan
+
+
+def last_generation(job: JobDir) -> int:
+    """The newest generation that was ever written; 0: none was."""
+    return max(map(generation_of, job.path.glob("attempts/*/plan-*.json")), default=0)
+
+
+def generation_of(path: Path) -> int:
+    """The generation that a copy of a plan is named after; 0: it is no copy of one."""
+    number = path.stem.removeprefix("plan-")
+    return int(number) if number.isdecimal() else 0
 
 
 def read_reached(attempt: AttemptDir) -> Plan | None:
-    """The plan that the workers of an attempt train under; None: they do not train yet."""
-    try:
-        generation = int(attempt.reached.read_text())
-    except (OSError, ValueError):
+    """The plan that the workers of an attempt train under; None: they do not train yet.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    """
+    text = read_file(attempt.reached)
+    if text is None or not text.strip().isdigit():
         return None
-    return read_plan_of(attempt.plan(generation))
+    try:
+        return read_plan_of(attempt.plan(int(text)))
+    except BadInputError:
+        return None
 
 
 def read_plan_of(path: Path) -> Plan | None:
-    """The plan in a file; None: there is none that can be read."""
-    try:
-        return Plan.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
+    """The plan in a file; None: there is none.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged.
+    :raises BadInputError: it is of an unknown version.
+    """
+    return read_record(path, "plan", Plan)
 
 
 def target_of(plan: Plan, share: Share) -> Target:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Final
 
+from pliant.schemas.errors import BadInputError
 from pliant.tools.run.layout import AttemptDir
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import read_plan_of
@@ -25,9 +27,9 @@ class Roll:
         self._beats: dict[int, tuple[float, float]] = {}
         self._looked_s = float("-inf")
         for path in files.path.glob("plan-*.json"):
-            found = read_plan_of(path)
-            if found is not None:
-                self.add(found)
+            with contextlib.suppress(BadInputError):
+                if (found := read_plan_of(path)) is not None:
+                    self.add(found)
         self.add(plan)
 
     def add(self, plan: Plan) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -18,6 +19,7 @@ from pliant.tools.run import runner
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
+from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
@@ -430,6 +432,70 @@ def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(s
     until(lambda: left_running(site.folder) == [])
     assert in_order(["finish a 0"], site.of("a"))
     assert in_order(["fail b 0"], site.of("b"))
+
+
+def damage(*paths: Path) -> None:
+    for path in paths:
+        path.write_text("{")
+
+
+@pytest.mark.parametrize("what", ["launch record", "plan"])
+def test_a_damaged_file_of_a_job_that_trains_costs_it_nothing(site: Site, what: str) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    damage(job.attempt(1).launch if what == "launch record" else job.plan)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+    run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+
+
+def test_a_job_whose_plans_are_all_damaged_is_ended_before_it_is_started_again(site: Site) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    damage(job.plan, job.attempt(1).plan(1))
+    run_once(site.options("fifo"))
+    until(job.attempt(2).progress.exists)
+    assert before.isdisjoint(process.pid for process in left_running(site.folder))
+    plan = read_plan(job)
+    assert plan is not None
+    assert (plan.attempt, plan.generation) == (2, 2)
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
+def test_a_job_whose_plan_cannot_be_read_is_left_as_it_is_until_it_can(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.job("a", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job, read = StateDir(site.state).job("a"), Path.read_bytes
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+
+    def read_bytes(path: Path) -> bytes:
+        if path == job.plan:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    assert "job a is left as it is" in caplog.text
+    assert not job.attempt(2).path.exists()
+    monkeypatch.setattr(Path, "read_bytes", read)
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+    run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
 
 
 def test_plans_are_readable_by_their_owner_only(site: Site) -> None:

@@ -6,6 +6,8 @@ leave, and whoever comes next still learns how the unit ended.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import sys
@@ -18,17 +20,20 @@ import psutil
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.wording import counted
 from pliant.tools.profile.processes import child_environment, kill, strays, tree
 from pliant.tools.run.backends.addresses import LOOPBACK, check_own
 from pliant.tools.run.backends.gpus import visible_gpus
 from pliant.tools.run.backends.processes import Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
+from pliant.tools.run.contract import DamagedError, UnreadableError, read_file
 from pliant.tools.run.folder_cache import FolderCache
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 _RUNNING: Final = UnitStatus("running")
+_log = logging.getLogger("pliant")
 
 
 class LocalBackend:
@@ -84,7 +89,7 @@ class LocalBackend:
         handle.files.logs.mkdir(parents=True, exist_ok=True)
         for pid in tuple(self._children):
             self._reap(pid)
-        before = read_record(handle)
+        before = _record(handle)
         started = list(before.units) if before else []
         first = len(started)
         started += [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
@@ -142,7 +147,7 @@ class LocalBackend:
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
         folder = self._folders.setdefault(handle, FolderCache(handle.folder))
         folder.look()
-        record = folder.get("record", lambda: read_record(handle))
+        record = folder.get("record", lambda: _record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._runs(unit, mark) for unit in (record.units if record else ())]
         if not any(running):
@@ -181,9 +186,10 @@ class LocalBackend:
             folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
             if folder is not None:
                 handle = Handle(job.name, int(folder.name), folder)
-                record = read_record(handle)
-                if record is not None and not record.complete:
-                    self._end_unknown(handle, record)
+                with contextlib.suppress(UnreadableError, BadInputError):  # poll tells
+                    record = _record(handle)
+                    if record is not None and not record.complete:
+                        self._end_unknown(handle, record)
                 handles.append(handle)
         return handles
 
@@ -208,15 +214,49 @@ def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool
 
 def _keepers(handle: Handle) -> list[psutil.Process | None]:
     """The living keeper of each unit; None for one that is gone or was never started."""
-    record = read_record(handle)
+    record = _record(handle)
     return [
         None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
         for unit in (record.units if record else ())
     ]
 
 
-def _ended(handle: Handle, index: int) -> UnitStatus:
+def _record(handle: Handle) -> LaunchRecord | None:
+    """The record of an attempt; one that is damaged is made again from the keepers that run."""
     try:
-        return UnitStatus("exited", int(handle.files.exit_code(index).read_text()))
-    except (OSError, ValueError):
+        return read_record(handle)
+    except DamagedError as error:
+        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend="local", units=_found(handle))
+        _log.warning("%s; it is made again from %s", error, counted(len(record.units), "unit"))
+        write_record(handle, record)
+        return record
+
+
+def _found(handle: Handle) -> tuple[StartedUnit, ...]:
+    """The units of an attempt whose keepers run, by what these were started with; ended ones are unknown."""
+    found: dict[int, StartedUnit] = {}
+    for process in strays(_mark(handle)):
+        with contextlib.suppress(psutil.Error):
+            argv = process.cmdline()
+            at = next((place for place, word in enumerate(argv) if Path(word).name == Path(KEEPER).name), -1)
+            code_file = Path(argv[at + 1]) if 0 <= at < len(argv) - 2 else Path()
+            number = code_file.name.removeprefix("exit-")
+            if code_file.parent == handle.folder and number.isdecimal():
+                found[int(number)] = StartedUnit(
+                    node="",
+                    argv=tuple(argv[at + 3 :]),
+                    cwd=argv[at + 2],
+                    env={},
+                    pid=process.pid,
+                    born=birth(process.pid),
+                )
+    unknown = StartedUnit(node="", argv=(), cwd="", env={})
+    return tuple(found.get(number, unknown) for number in range(max(found, default=-1) + 1))
+
+
+def _ended(handle: Handle, index: int) -> UnitStatus:
+    text = read_file(handle.files.exit_code(index))
+    try:
+        return UnitStatus("lost") if text is None else UnitStatus("exited", int(text))
+    except ValueError:
         return UnitStatus("lost")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
-from pliant.schemas.files import atomic_write
 from pliant.schemas.record import Identifier, PositiveInt, Record
+from pliant.tools.run import contract
 from pliant.tools.run.backends.protocol import Handle
 
 
@@ -37,12 +35,14 @@ class LaunchRecord(Record):
 
 def write_record(handle: Handle, record: LaunchRecord) -> None:
     """Write the record of an attempt, as a whole."""
-    atomic_write(handle.files.launch, record.model_dump_json(indent=1).encode() + b"\n")
+    contract.write_record(handle.files.launch, "launch", record)
 
 
 def read_record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt; None: there is none that can be read, so nothing of it was started."""
-    try:
-        return LaunchRecord.model_validate_json(handle.files.launch.read_bytes())
-    except (OSError, ValidationError):
-        return None
+    """The record of an attempt; None: there is none, so nothing of it was started.
+
+    :raises UnreadableError: it cannot be read at the moment.
+    :raises DamagedError: it is damaged.
+    :raises BadInputError: it is of an unknown version.
+    """
+    return contract.read_record(handle.files.launch, "launch", LaunchRecord)

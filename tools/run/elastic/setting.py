@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.io import atomic_write
+from pliant.tools.run.contract import UnreadableError, write_record
 from pliant.tools.run.elastic.watch import read_plan
 from pliant.tools.run.layout import AttemptDir, JobDir
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan, WorkerOutcome
@@ -38,14 +39,16 @@ class Orders:
 
     def is_done(self) -> bool:
         """Whether a member of the plan has trained to the end and left."""
-        ends = (WorkerOutcome.read(self.attempt.outcome(worker)) for worker in self.plan.workers)
-        return any(end is not None and end.outcome == "done" for end in ends)
+        with contextlib.suppress(UnreadableError):  # it is asked again
+            ends = (WorkerOutcome.read(self.attempt.outcome(worker)) for worker in self.plan.workers)
+            return any(end is not None and end.outcome == "done" for end in ends)
+        return False
 
     def report_end(self, outcome: WorkerOutcome) -> None:
         """Write how this worker ended, as its last act."""
         path = self.attempt.outcome(self.worker)
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, outcome.model_dump_json().encode() + b"\n")
+        write_record(path, "outcome", outcome)
 
 
 @dataclass(slots=True)

@@ -12,11 +12,9 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.files import read_bytes
-from pliant.schemas.problems import problems_of
+from pliant.tools.run.contract import UnreadableError, read_record
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.presence import life
@@ -28,18 +26,21 @@ BETWEEN_VOTES_S: Final = 0.1
 MOST_STEPS: Final = 16
 """From one vote to the next."""
 _POLL_S: Final = 0.01
+_TRIES: Final = 100
+"""A plan that a worker cannot do without is tried for two seconds."""
 _log = logging.getLogger("pliant")
 
 
 def read_plan(path: Path) -> Plan:
     """The plan in a file.
 
-    :raises BadInputError: there is none, or it is no plan.
+    :raises BadInputError: there is none, or it is no plan of a version that is known.
+    :raises UnreadableError: it cannot be read, though it was tried for seconds.
     """
-    try:
-        return Plan.model_validate_json(read_bytes(path))
-    except ValidationError as error:
-        raise BadInputError(problems_of(error, str(path))) from None
+    plan = read_record(path, "plan", Plan, tries=_TRIES)
+    if plan is None:
+        raise BadInputError.one(str(path), "no such file")
+    return plan
 
 
 class PlanWatch:
@@ -59,9 +60,8 @@ class PlanWatch:
         except OSError:
             return self._plan
         mark = (found.st_mtime_ns, found.st_ino, found.st_size)
-        if mark != self._mark:
+        if mark != self._mark and self._read():
             self._mark = mark
-            self._read()
         return self._plan
 
     def in_force(self, known: Container[int]) -> Plan:
@@ -102,21 +102,25 @@ class PlanWatch:
         for generation in range(plan.generation, self._in_force.generation, -1):
             try:
                 found = read_plan(attempt.plan(generation))
-            except BadInputError:
+            except (BadInputError, UnreadableError):
                 continue
             others = [worker for worker in found.workers if worker not in known]
             if found.abort or all(life(attempt.presence(worker)) == "alive" for worker in others):
                 return found
         return self._in_force
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Whether all was learnt from the file that there is to learn from it."""
         try:
-            plan = read_plan(self._path)
+            plan = read_record(self._path, "plan", Plan, tries=1)
+        except UnreadableError:
+            return False
         except BadInputError as error:
             _log.warning("training goes on under generation %d: %s", self._plan.generation, error)
-            return
-        if plan.generation > self._plan.generation:
+            return True
+        if plan is not None and plan.generation > self._plan.generation:
             self._plan = plan
+        return True
 
 
 class StopSignal:
