@@ -177,5 +177,5 @@ class TestEndOfEpoch:
             clock.now_s += 1.0
 
         author.in_pass = second
-        job.run(author, checkpoint_s=10.0)
+        job.run(author, checkpoint_s=10.0, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]

@@ -89,10 +89,10 @@ class TestAge:
 
         def change() -> None:
             clock.now_s += 1.0
-            job.publish(lr_scale=1.0 + clock.now_s % 2, checkpoint_s=4.0)
+            job.publish(lr_scale=1.0 + clock.now_s % 2, checkpoint_s=4.0, history_s=1e-9)
 
         author.in_pass = change
-        job.run(author, checkpoint_s=4.0)
+        job.run(author, checkpoint_s=4.0, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]
 
     def test_a_newcomer_on_another_host_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
