@@ -61,7 +61,7 @@ def loaded(body: bytes, source: str) -> dict[str, Any]:
     """The state, with its tensors in main memory.
 
     :param source: where it is from.
-    :raises UsageError: it holds objects of classes that nobody has allowed.
+    :raises UsageError: it holds objects of classes that are not allowed.
     :raises BadInputError: it cannot be understood.
     """
     buffer = io.BytesIO(body)

@@ -104,10 +104,10 @@ for epoch in job.epochs(options["epochs"]):
         seen.write(json.dumps(row | {"steps": len(steps)}) + "\n")
         seen.flush()
     if options["nan"]:
-        told = job.agree(float("nan") if job.rank == 0 else 1.0)
-        assert told != told
-        job.log(metric=told)
-        if stopping.reached(told):
+        heard = job.agree(float("nan") if job.rank == 0 else 1.0)
+        assert heard != heard
+        job.log(metric=heard)
+        if stopping.reached(heard):
             break
 if job.rank == 0:
     torch.save({"model": net.state_dict(), "lr": 0.05}, out / "final.pt")

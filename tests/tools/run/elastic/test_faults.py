@@ -202,7 +202,7 @@ def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
 
 
 class TestRecurrence:
-    """Twice at one place, and nobody died."""
+    """Twice at one place, and no worker died."""
 
     place, later = Position(0, 7, IN_EPOCH), Position(0, 8, IN_EPOCH)
     error = RuntimeError("gloo")

@@ -78,7 +78,7 @@ def at_step(step: int) -> Any:
 
 
 class TestAge:
-    """Time that goes by without a checkpoint counts, whoever is rank 0."""
+    """Time that goes by without a checkpoint counts, whichever worker is rank 0."""
 
     def test_a_job_that_changes_more_often_than_it_saves_is_saved_as_often_as_any(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
