@@ -210,7 +210,7 @@ def _sinks() -> tuple[Sink, ...]:
 
 
 def _running(log: RunLog) -> str:
-    count = sum(job.phase == "running" for job in log.jobs.values())
+    count = sum(job.phase == "running" for job in log.active.values())
     return "1 job" if count == 1 else f"{count} jobs"
 
 

@@ -43,6 +43,12 @@ def schedule(
             "--now", help="Decide at this time, s.", show_default="first arrival; the clock with --state"
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Wait for a state directory that a run writes to."
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when waiting jobs will start; a table on stderr.")
@@ -53,6 +59,9 @@ def schedule(
     output: Annotated[str, typer.Option("-o", "--output", help="The schedule (JSON); - is stdout.")] = "-",
 ) -> None:
     """Decide who gets which GPUs now, and with which batch size.
+
+    With --state it decides for a run that is not in progress: what a run that
+    lives decides, and why, pliant status shows.
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
@@ -66,7 +75,7 @@ def schedule(
     if state is not None:
         if profile is not None or jobs is not None or cluster is not None:
             raise UsageError("--state brings its own jobs, cluster and profile: leave yours out")
-        found = _from_state(state, question, now)
+        found = _from_state(state, question, now, wait)
     elif jobs is None or cluster is None:
         raise UsageError("name --jobs and --cluster, or a --state directory")
     else:
@@ -99,38 +108,31 @@ def _from_files(
     return found
 
 
-def _from_state(folder: str, question: Question, now: float | None) -> Schedule:
+def _from_state(folder: str, question: Question, now: float | None, wait_s: float) -> Schedule:
     import time
     from pathlib import Path
 
-    from pliant.schemas.io import read_cluster, read_events, read_profile, read_schedule
-    from pliant.tools.run.fold import RunLog
-    from pliant.tools.run.layout import StateDir
-    from pliant.tools.run.private import check_seen
+    from pliant.schemas.io import read_cluster, read_profile
+    from pliant.tools.run.glance import look_at
     from pliant.tools.run.refine import reported
-    from pliant.tools.run.spool import with_requests
-    from pliant.tools.run.state import read_log
-    from pliant.tools.schedule.decide import decide_from_events
+    from pliant.tools.run.spool import requested
+    from pliant.tools.schedule.decide import decide_from_history
 
-    at = StateDir(Path(folder).resolve())
-    if at.path.exists():
-        check_seen(at)
-    log = read_log(at.path) if at.events.exists() else RunLog()
-    events = read_events(at.events)
-    if not events:
+    found = look_at(Path(folder), wait_s=wait_s)
+    at, log = found.dirs, found.log
+    if log.info is None and not log.jobs:
         raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
-    now_s = max(time.time(), *(event.time for event in events)) if now is None else now
-    if now is None:
-        events = (*events, *reported(at, log, now_s))
-    found = with_requests(events, at, now_s)
-    return decide_from_events(
-        found,
+    now_s = max(time.time(), log.last_s) if now is None else now
+    asked = requested(found.requests, log, now_s)
+    newest = reported(at, log, now_s) if now is None else []
+    return decide_from_history(
+        found.history(now_s, [*newest, *asked]),
         question,
         now_s=now_s,
         cluster=read_cluster(at.cluster) if at.cluster.exists() else None,
         profile=read_profile(at.profile) if at.profile.exists() else None,
-        previous=read_schedule(at.schedule) if at.schedule.exists() else None,
-        new=[event.job for event in found[len(events) :] if event.event == "submit" and event.job],
+        previous=found.schedule,
+        new=[event.job for event in asked if event.event == "submit" and event.job],
         source=str(at.events),
     )
 

@@ -28,9 +28,11 @@ How ``run`` uses the log:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from pydantic import ConfigDict
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
@@ -42,6 +44,8 @@ from pliant.tools.run.tail import WORKER_EVENTS
 from pliant.tools.schedule.snapshot import NodeGpus
 
 CHANGES: Final = frozenset({"start", "resume", "grow", "shrink", "move"})
+AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
+"""How a snapshot of the log keeps these records: all of their fields, infinities included."""
 JobPhase = Literal["waiting", "running", "preempted", "finished", "failed", "cancelled", "rejected"]
 _ENDS: Final[dict[str, JobPhase]] = {
     "finish": "finished",
@@ -54,6 +58,8 @@ _ENDS: Final[dict[str, JobPhase]] = {
 @dataclass(slots=True)
 class JobLog:
     """One job, as far as the log tells."""
+
+    __pydantic_config__ = AS_JSON
 
     job: Job
     submitted_s: float
@@ -158,12 +164,15 @@ class JobLog:
 class RunLog:
     """The whole log, folded."""
 
+    __pydantic_config__ = AS_JSON
+
     info: RunInfo | None = None
     origin_s: float | None = None
     """UTC seconds at which the clock of the schedules shows 0; None until a decision took effect."""
     last_s: float = 0.0
-    jobs: dict[str, JobLog] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
+    active: dict[str, JobLog] = field(default_factory=dict)
+    """Jobs that were submitted and have not ended."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
@@ -171,18 +180,20 @@ class RunLog:
 
     def add(self, event: Event) -> None:
         """Take up one event."""
-        self.events.append(event)
         self.last_s = max(self.last_s, event.time)
         if event.event == "decision":
             self._decided(event)
         elif event.event == "submit" and event.job is not None:
             detail = SubmitDetail.model_validate_json(_json(event))
-            self.jobs[event.job] = JobLog(detail.job, event.time, total_samples=detail.samples)
+            job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            self.jobs[event.job] = self.active[event.job] = job
         elif event.event in ("slot_down", "slot_up"):
             self.suspects.add(event.job, event.event, event.detail or {})
-        elif event.job in self.jobs:
-            self.jobs[event.job].add(event)
-            if self.jobs[event.job].ended:
+        elif event.job is not None and event.job in self.jobs:
+            job = self.jobs[event.job]
+            job.add(event)
+            if job.ended:
+                self.active.pop(event.job, None)
                 self.suspects.forget(event.job)
 
     def _decided(self, event: Event) -> None:
@@ -190,11 +201,6 @@ class RunLog:
             self.info = RunInfo.model_validate_json(_json(event))
         else:
             self.origin_s = (event.detail or {}).get("origin_s", self.origin_s)
-
-    @property
-    def active(self) -> dict[str, JobLog]:
-        """Jobs that were submitted and have not ended."""
-        return {job_id: job for job_id, job in self.jobs.items() if not job.ended}
 
 
 def fold(events: Iterable[Event]) -> RunLog:

@@ -1,6 +1,7 @@
 """Where everything lies in a state directory. Paths only: nothing here reads or writes.
 
 events.jsonl  cluster.json  profile.parquet  schedule.json  lock
+snapshot.jsonl                       what the log folds to up to a place in it; can be made again
 run.log                              what a run in the background has to say
 spool/                               submissions and cancellations that the log does not hold yet
 jobs/ID/plan.json                    the newest plan of the job (atomic; the durable truth)
@@ -111,6 +112,11 @@ class StateDir:
     def events(self) -> Path:
         """The log that all state is folded from."""
         return self.path / "events.jsonl"
+
+    @property
+    def snapshot(self) -> Path:
+        """What the log folds to, up to a place in it."""
+        return self.path / "snapshot.jsonl"
 
     @property
     def cluster(self) -> Path:

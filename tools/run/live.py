@@ -322,7 +322,7 @@ class LiveRun:
     def _change(self, shares: dict[str, Share], now: float, before: Iterable[Event]) -> None:
         """Write down what was decided and what shall run, then make it so."""
         reasons = _reasons(self._schedule)
-        started = [job_id for job_id, job in self.state.log.jobs.items() if job.started_s is not None]
+        started = [job_id for job_id, job in self.state.log.active.items() if job.started_s is not None]
         steps = self.executor.steps_to(shares, started)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         self.state.record([*before, *changes])

@@ -160,7 +160,7 @@ class Once:
 
 def steps_between(log: RunLog, schedule: Schedule, executor: Executor) -> list[Step]:
     """What takes the executor's targets to the schedule's decision; jobs that have ended stay ended."""
-    ended = {job_id for job_id, job in log.jobs.items() if job.ended}
+    ended = log.jobs.keys() - log.active.keys()
     shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in ended}
-    started = [job_id for job_id, job in log.jobs.items() if job.started_s is not None]
+    started = [job_id for job_id, job in log.active.items() if job.started_s is not None]
     return executor.steps_to(shares, started)

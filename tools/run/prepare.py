@@ -29,20 +29,23 @@ from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.clock import Clock, origin
 from pliant.tools.run.executor import Executor
 from pliant.tools.run.fold import RunLog
-from pliant.tools.run.journal import on_clock, run_event
+from pliant.tools.run.journal import run_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.live import LiveRun, Parts
+from pliant.tools.run.log_snapshot import Rebuilding
+from pliant.tools.run.log_view import LogView
 from pliant.tools.run.once import Once
 from pliant.tools.run.options import Options
 from pliant.tools.run.private import PRIVATE, check_own
 from pliant.tools.run.runnable import runnable
 from pliant.tools.run.spool import Spool
-from pliant.tools.run.state import State, read_log
+from pliant.tools.run.state import State
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.intake import check_demand
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.session_facts import Basis
 from pliant.tools.schedule.state import session_from_events, session_from_schedule
 
 OpenBackend = Callable[[str, Cluster, StateDir], Backend]
@@ -60,6 +63,8 @@ class Prepared:
     trace_hash: str
     resumed: bool
     """Whether the state directory holds a run already."""
+    view: LogView
+    """Its log, before the lock was taken."""
 
     @classmethod
     def read(cls, options: Options, open_backend: OpenBackend, *, resume: bool) -> Prepared:
@@ -71,7 +76,8 @@ class Prepared:
         dirs, clock = StateDir(options.state.resolve()), Clock()
         if dirs.path.exists():
             check_own(dirs)
-        log = read_log(options.state) if dirs.events.is_file() else RunLog()
+        view = LogView(dirs, keeps_events=True)
+        log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
             _refuse_inputs(options)
@@ -85,11 +91,11 @@ class Prepared:
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
         executor = Executor(backend, dirs, clock, options.timeouts)
-        return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there)
+        return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self) -> State:
         """Lock the state directory; the sinks get to know its log."""
-        state = State(self.options.state, wait_s=self.options.wait_s)
+        state = State(self.options.state, wait_s=self.options.wait_s, view=self.view)
         if self.resumed != (state.log.info is not None):
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
@@ -108,12 +114,13 @@ class Prepared:
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
         if self.resumed:
-            session = self._session(log, policy, throughput)
+            session = self._session(state, policy, throughput)
             self.executor.adopt(log)
         else:
             session = session_from_schedule(found, policy, throughput)
             self._begin(state, policy.default_interval_s)
         origin_s = origin(found.time, self.clock(), log.origin_s)
+        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
         parts = Parts(
             state,
@@ -140,26 +147,35 @@ class Prepared:
             self._begin(state, None)
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         policy = make_policy(found.policy.name, found.policy.parameters)
+        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
         return Once(
             state,
             self.executor,
             found,
-            Session(policy, found.cluster, throughput),
+            state.rebuilding.session(),
             self.clock,
             origin_s=origin_s,
             retries=self.options.retries,
         )
 
-    def _session(self, log: RunLog, policy: Policy, throughput: Throughput) -> Session:
+    def _rebuilding(self, policy: Policy, throughput: Throughput, origin_s: float) -> Rebuilding:
+        """How a later process rebuilds the session of this run."""
+        found = self.schedule
+        basis = Basis.of(found.cluster, _profile(found), origin_s)
+        return Rebuilding(basis, lambda: Session(policy, found.cluster, throughput))
+
+    def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:
         found, source = self.schedule, str(self.dirs.events)
+        kept, events = state.history(Basis.of(found.cluster, _profile(found), state.log.origin_s or 0.0))
         session = session_from_events(
-            on_clock(log.events, log.origin_s or 0.0),
+            events,
             policy,
             found.cluster,
             throughput,
             found.policy_state,
             seed=found.policy.seed,
             source=source,
+            kept=kept,
         )
         check_demand([job.spec for job in session.jobs.values()], policy, source)
         return session

@@ -51,8 +51,8 @@ class Reports:
 
     def lay_over(self, log: RunLog) -> None:
         """Let the log know them."""
-        for job_id, job in log.jobs.items():
-            if not job.gpus or job.ended:
+        for job_id, job in log.active.items():
+            if not job.gpus:
                 continue
             if job_id not in self._files:
                 self._files[job_id] = ProgressFile(self._dirs.job(job_id).progress)

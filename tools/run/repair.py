@@ -30,7 +30,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import run_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import take_up
-from pliant.tools.run.private import check_own
+from pliant.tools.run.private import PRIVATE, check_own
 from pliant.tools.run.state import Lock
 
 _WORD: Final = re.compile(rb'"(event|job)":"([A-Za-z0-9._-]{1,128})"')
@@ -61,6 +61,7 @@ def repair(state: Path) -> list[str]:
     if not dirs.events.is_file():
         raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
     check_own(dirs)
+    check_own(dirs)
     lock = Lock(dirs.lock)
     lock.acquire()
     try:
@@ -79,7 +80,7 @@ def _repair(dirs: StateDir) -> list[str]:
     if not kept:
         raise BadInputError.one(str(dirs.events), "no event of it can be read: it is left as it is")
     copy = _free_name(dirs.events)
-    atomic_write(copy, data, mode=0o600)
+    atomic_write(copy, data, mode=PRIVATE)
     atomic_write(dirs.events, LOG_HEADER + sealed_lines(kept, FIRST)[0])
     return [*said, *more, f"{dirs.events} holds {len(kept)} events now; the damaged log is kept as {copy}"]
 

@@ -83,14 +83,16 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
     """
     prepared = Prepared.read(options, open_backend, resume=False)
     with prepared.open() as state:
-        before = len(state.log.events)
+        ended = state.log.jobs.keys() - state.log.active.keys()
         once = prepared.once(state)
         once.begin()
         while not once.settled:
             once.step()
             time.sleep(POLL_S)
-        recorded = state.log.events[before:]
-        return state.log, [event.job for event in recorded if event.event == "fail" and event.job]
+        log = state.log
+        left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
+        failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
+        return log, [job_id for _, job_id in failed]
 
 
 def dry_run_text(options: Options, *, resume: bool) -> str:

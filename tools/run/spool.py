@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from pliant.schemas.files import remove_temporaries, sync_folder
 from pliant.schemas.io import atomic_write, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.jobs_io import parse_jobs
-from pliant.tools.run.fold import RunLog, fold
+from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.private import PRIVATE, make_own, read_own
@@ -168,11 +168,9 @@ def unheard(
                 yield job_id
 
 
-def with_requests(events: Sequence[Event], dirs: StateDir, now_s: float) -> tuple[Event, ...]:
-    """A log as it will be once the next run has taken up what was asked for until ``now_s``."""
-    found = unheard(Spool(dirs).requests(), fold(events), now_s)
-    asked = (
+def requested(requests: Iterable[Request], log: RunLog, now_s: float) -> list[Event]:
+    """What the next run will write into the log of what was asked for until ``now_s``."""
+    return [
         cancel_event(it, now_s) if isinstance(it, str) else submit_event(it, min(now_s, it.submit_time))
-        for it in found
-    )
-    return (*events, *asked)
+        for it in unheard(requests, log, now_s)
+    ]

@@ -6,25 +6,31 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from pliant.schemas.errors import LockedError, UsageError
+from pliant.schemas.errors import LockedError, PliantError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.event_log import LogReader
 from pliant.schemas.files import remove_temporaries
 from pliant.schemas.io import EventWriter
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_snapshot import Rebuilding, renew_snapshot
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.private import PRIVATE, make_own
 from pliant.tools.run.refine import with_progress
+from pliant.tools.schedule.session_facts import Basis, KeptSession
 
 Sink = Callable[[Sequence[Event]], None]
 _GLANCE_S: Final = 0.25
 """For so long a lock that is held is tried again: somebody may only be looking whether it is."""
 _RETRY_S: Final = 0.05
+TAIL_BYTES: Final = 1 << 16
+"""So many bytes of the log are read without a thought; more, and a snapshot is due."""
 _log = logging.getLogger("pliant")
 
 
@@ -50,15 +56,32 @@ class Lock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
+    @contextmanager
+    def shared(self, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Nobody writes meanwhile; others may look, too. Where there was no writer yet, there is no lock.
+
+        :raises LockedError: a writer still holds the lock after ``wait_s``.
+        """
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield
+            return
+        try:
+            self._take(max(wait_s, _GLANCE_S), fcntl.LOCK_SH)
+            yield
+        finally:
+            self.release()
+
     def release(self) -> None:
         """Let go of the lock. Twice is harmless."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _take(self, within_s: float) -> None:
+    def _take(self, within_s: float, kind: int = fcntl.LOCK_EX) -> None:
         deadline_s = time.monotonic() + within_s
-        while not _try(self._descriptor, fcntl.LOCK_EX):
+        while not _try(self._descriptor, kind):
             if time.monotonic() >= deadline_s:
                 who = f" by process {holder}" if (holder := _written(self._descriptor)) else ""
                 where = self._path.parent
@@ -96,9 +119,10 @@ def _written(descriptor: int) -> int:
 class State:
     """A state directory that this process writes to. Events go to the file first, then to everybody else."""
 
-    def __init__(self, path: str | Path, *, wait_s: float = 0.0) -> None:
+    def __init__(self, path: str | Path, *, wait_s: float = 0.0, view: LogView | None = None) -> None:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
+        :param view: of its log, from before the lock was taken.
         :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used, or is not this user's alone.
         :raises BadInputError: its log is damaged.
@@ -112,12 +136,16 @@ class State:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:
             self._sweep()
-            self.log = LogView(self.dirs).refresh(to_the_end=True)
+            self._view = view or LogView(self.dirs, keeps_events=True)
+            self.log = self._view.refresh(to_the_end=True)
             self._writer = EventWriter(self.dirs.events)
         except BaseException:
             self._lock.release()
             raise
         self._sinks: list[Sink] = []
+        self.rebuilding: Rebuilding | None = None
+        """What a snapshot of the log needs besides the log; without it none is written."""
+        self._in_snapshot, self._snapshot_bytes = self._view.in_snapshot
 
     def _sweep(self) -> None:
         """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
@@ -133,15 +161,34 @@ class State:
         if not batch:
             return
         self._writer.append(batch)
+        self._view.forget()
         for event in batch:
             self.log.add(event)
+        self._keep_snapshot()
         for sink in tuple(self._sinks):
             self._tell(sink, batch)
 
     def add_sink(self, sink: Sink) -> None:
         """Tell somebody of all events, those that are there already first. Whoever fails is told no more."""
         self._sinks.append(sink)
-        self._tell(sink, self.log.events)
+        for events in LogReader(self.dirs.events).read_all():
+            if sink in self._sinks:
+                self._tell(sink, events)
+
+    def history(self, basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+        """What the session of this log is rebuilt from."""
+        return self._view.history(basis)
+
+    def _keep_snapshot(self) -> None:
+        """Write a snapshot if reading what came after the last one takes a while; none stops nothing."""
+        size = self._writer.size
+        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._snapshot_bytes // 8):
+            return
+        self._in_snapshot = size
+        try:
+            self._snapshot_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
+        except (OSError, PliantError) as error:
+            _log.warning("%s is not written: %s", self.dirs.snapshot, error)
 
     def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
         try:

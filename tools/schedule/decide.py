@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from pliant.tools.schedule.intake import Intake, check_demand
 from pliant.tools.schedule.protocol import Explanation, Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Applied, Session
+from pliant.tools.schedule.session_facts import Basis, KeptSession
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.state import arrivals_until, session_from_events
 
@@ -76,6 +77,18 @@ def decide(
     return _ask(session, now_s, question, future, profile)
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What happened before a decision, as an event log tells it."""
+
+    info: RunInfo | None
+    """Which run it is."""
+    origin_s: float
+    """What the schedules of that run have their clock behind that of the log, by its last decision."""
+    since: Callable[[Basis], tuple[KeptSession | None, Iterable[Event]]]
+    """A session that was kept, if there is one under this basis, and the events after it; else all."""
+
+
 def decide_from_events(
     events: tuple[Event, ...],
     question: Question,
@@ -89,6 +102,37 @@ def decide_from_events(
 ) -> Schedule:
     """The next decision where the log ends: jobs, who holds what, and progress are folded from ``events``.
 
+    Everything else is as for :func:`decide_from_history`; the run is read where cluster or profile are.
+    """
+    info = _run_info(events, source) if cluster is None or profile is None else None
+    decisions = (event.detail or {} for event in reversed(events) if event.event == "decision")
+    origin_s = next((detail["origin_s"] for detail in decisions if "origin_s" in detail), 0.0)
+    history = History(info, origin_s, lambda _: (None, events))
+    return decide_from_history(
+        history,
+        question,
+        now_s=now_s,
+        cluster=cluster,
+        profile=profile,
+        previous=previous,
+        new=new,
+        source=source,
+    )
+
+
+def decide_from_history(
+    history: History,
+    question: Question,
+    *,
+    now_s: float,
+    cluster: Cluster | None = None,
+    profile: Profile | None = None,
+    previous: Schedule | None = None,
+    new: Iterable[str] = (),
+    source: str = "events",
+) -> Schedule:
+    """The next decision where a log ends.
+
     Cluster and profile default to those that the log names. The policy carries on from the state in
     ``previous`` if that is its own, with the same parameters; otherwise it is told the whole history.
 
@@ -96,22 +140,24 @@ def decide_from_events(
     :raises BadInputError: the log contradicts itself or the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
-    info = _run_info(events, source) if cluster is None or profile is None else None
+    info = history.info
     if info is not None and profile is None and info.profile is not None:
         profile = Profile(profile_from_columns(info.profile, source))
     cluster = cluster or (info.cluster if info is not None else None)
     if cluster is None:
         raise BadInputError.one(source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)
+    kept, events = history.since(Basis.of(cluster, profile))
     session = session_from_events(
         events,
         policy,
         cluster,
         throughput_for(profile, cluster),
-        _carried(previous, policy, events),
+        _carried(previous, policy, history.origin_s),
         now_s=now_s,
         seed=question.seed,
         source=source,
+        kept=kept,
     )
     turn_away_unfit(session, new, now_s)
     check_demand([job.spec for job in session.jobs.values()], policy, source)
@@ -235,7 +281,7 @@ def _allocation(session: Session, job: JobState, effect: Applied | None, why: Ex
     )
 
 
-def _carried(previous: Schedule | None, policy: Policy, events: tuple[Event, ...]) -> PolicyState | None:
+def _carried(previous: Schedule | None, policy: Policy, origin_s: float) -> PolicyState | None:
     """The state in a schedule, if its parameters are those in force; the session checks the rest.
 
     A run that counted time from its own start (``origin_s`` in its decisions) left a state on that clock,
@@ -243,9 +289,7 @@ def _carried(previous: Schedule | None, policy: Policy, events: tuple[Event, ...
     """
     if previous is None or previous.policy.parameters != dict(policy.parameters):
         return None
-    decisions = (event.detail or {} for event in reversed(events) if event.event == "decision")
-    own_clock = next((detail["origin_s"] for detail in decisions if "origin_s" in detail), 0.0)
-    return None if own_clock else previous.policy_state
+    return None if origin_s else previous.policy_state
 
 
 def _run_info(events: tuple[Event, ...], source: str) -> RunInfo:

@@ -7,7 +7,8 @@ one by simulated events. None of them asks which policy it holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.cluster import Cluster
@@ -68,10 +69,12 @@ class Session:
         self.speeds = Speeds(throughput, self.nodes)
         self.free = FreeGpus(self.nodes)
         self.jobs: dict[str, JobState] = {}
-        self.ended: dict[str, JobState] = {}
+        self.ended: MutableMapping[str, JobState] = {}
         self.turned_away: dict[str, str] = {}
         """Reasons of jobs that are out though no policy decided so, until the log has them."""
         self.changes: list[Change] = []
+        self.past: Sequence[Change] = ()
+        """Changes before those, of a session that was taken up; :meth:`carry` says which still count."""
         self.changes_seen = 0
         self.ask_again_s: float | None = None
         self.quiet_until_s = -math.inf
@@ -86,7 +89,7 @@ class Session:
         self._rng = lots(seed) if rng is None else rng
         self._rules = RuleBook(policy, self.nodes)
         self._index = {node.name: node.index for node in self.nodes}
-        self._noted_until_s = 0.0
+        self.noted_until_s = 0.0
 
     @property
     def rng(self) -> np.random.Generator:
@@ -279,14 +282,19 @@ class Session:
         of another version, or knows more than this session.
         """
         known = (self.policy.name, self.policy.state_version)
-        if carried is None or carried.state is None or (carried.policy, carried.version) != known:
-            return False
-        if carried.changes_seen > len(self.changes):
-            return False
-        self.policy.load_state(carried.state, {**self.ended, **self.jobs})
-        del self.changes[: carried.changes_seen]
-        self.changes_seen = carried.changes_seen
-        return True
+        fits = (
+            carried is not None
+            and carried.state is not None
+            and (carried.policy, carried.version) == known
+            and carried.changes_seen <= len(self.past) + len(self.changes)
+        )
+        seen = carried.changes_seen if fits and carried is not None else 0
+        self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
+        self.past = ()
+        if fits and carried is not None:
+            self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
+            self.changes_seen = seen
+        return fits
 
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)
@@ -303,8 +311,8 @@ class Session:
         node: NodeState | None = None,
         gpus: int = 0,
     ) -> None:
-        self._noted_until_s = max(self._noted_until_s, time_s)
-        self.changes.append(Change(self._noted_until_s, kind, job, node, gpus))
+        self.noted_until_s = max(self.noted_until_s, time_s)
+        self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
     def _leave(self, job_id: str, time_s: float, kind: Literal[Outcome, "rejected"]) -> JobState:
         state = self.jobs.pop(job_id)

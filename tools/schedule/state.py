@@ -12,7 +12,6 @@ decision. Any event of a job may correct its progress.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Final
 
 from pydantic import ValidationError
@@ -27,6 +26,14 @@ from pliant.schemas.schedule import PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.session import Holding, Outcome, Session
+from pliant.tools.schedule.session_facts import (
+    Basis,
+    KeptSession,
+    SessionFacts,
+    facts_of,
+    states_of,
+    take_up,
+)
 from pliant.tools.schedule.snapshot import JobState, Observation
 
 _HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
@@ -43,27 +50,76 @@ def session_from_events(
     now_s: float | None = None,
     seed: int = 0,
     source: str = "events",
+    kept: KeptSession | None = None,
 ) -> Session:
     """The session that the events tell of, up to ``now_s``, ready for its next decision.
 
     With ``policy_state`` the policy carries on from there and is told only what came after; without, or where
     that state does not fit, it is told the whole history.
 
+    :param kept: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
-    session = Session(policy, cluster, throughput, seed=seed)
-    known = (
-        (number, event) for number, event in enumerate(events, 1) if now_s is None or event.time <= now_s
-    )
-    for _, group in groupby(known, key=_decided_together):
-        numbered = list(group)
-        try:
-            _tell(session, [event for _, event in numbered])
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            number, event = numbered[0]
-            raise BadInputError.one(source, f"event {number} ({event.event}): {_text(error)}") from error
+    fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, kept)
+    for event in events:
+        if now_s is None or event.time <= now_s:
+            fold.add(event)
+    session = fold.finish()
     session.carry(policy_state)
     return session
+
+
+class SessionFold:
+    """Tells a session the events of a log, one after the other.
+
+    :param session: one without jobs.
+    :param kept: where it begins, instead of the log's beginning.
+    """
+
+    def __init__(self, session: Session, source: str, kept: KeptSession | None = None) -> None:
+        self._session = session
+        self._source = source
+        self._together: list[Event] = []
+        self._events = 0
+        if kept is not None:
+            self._together = take_up(session, kept)
+            self._events = kept.facts.events
+
+    def add(self, event: Event) -> None:
+        """The next event. Changes of GPUs at one time are one decision: they are told together.
+
+        :raises BadInputError: it contradicts those before it or the cluster.
+        """
+        first = next(iter(self._together), None)
+        if first is None or (event.time, event.event in _HOLDS) != (first.time, True):
+            self._tell()
+        self._together.append(event)
+        self._events += 1
+        if event.event not in _HOLDS:
+            self._tell()
+
+    def finish(self) -> Session:
+        """The session, told all events.
+
+        :raises BadInputError: as for :meth:`add`.
+        """
+        self._tell()
+        return self._session
+
+    def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
+        """What is to be kept of it, and the states of its jobs; more events may follow."""
+        return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
+
+    def _tell(self) -> None:
+        events, self._together = self._together, []
+        if not events:
+            return
+        try:
+            _tell(self._session, events)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            number = self._events - len(events) + 1
+            text = f"event {number} ({events[0].event}): {_text(error)}"
+            raise BadInputError.one(self._source, text) from error
 
 
 def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throughput) -> Session:
@@ -99,12 +155,6 @@ def arrivals_until(jobs: Iterable[Job], time_s: float) -> list[Job]:
     return sorted(
         (job for job in jobs if job.submit_time <= time_s), key=lambda job: (job.submit_time, job.id)
     )
-
-
-def _decided_together(numbered: tuple[int, Event]) -> tuple[float, int]:
-    """Changes of GPUs at one time are one decision; every other event stands alone."""
-    number, event = numbered
-    return (event.time, 0) if event.event in _HOLDS else (event.time, number)
 
 
 def _tell(session: Session, events: Sequence[Event]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -44,50 +46,81 @@ HAPPENINGS = (
 )
 
 
+REPORTS = ("progress", "progress", "epoch", "checkpoint")
+
+
 class Story:
     """A run under a policy, and its log so far.
 
     :param seed: equal seeds give equal stories.
+    :param most_jobs: so many come at most.
+    :param most_active: so many are there at a time.
+    :param happenings: what happens, each as likely as another.
+    :param reports: what workers report, likewise.
     """
 
-    def __init__(self, seed: int, policy: str = "fifo", began_s: float = BEGAN_S) -> None:
+    def __init__(
+        self,
+        seed: int,
+        policy: str = "fifo",
+        *,
+        nodes: Cluster = NODES,
+        most_jobs: int = 200,
+        most_active: int = 200,
+        happenings: Sequence[str] = HAPPENINGS,
+        reports: Sequence[str] = REPORTS,
+    ) -> None:
         self._random = random.Random(seed)
-        self.now_s = began_s
-        self.session = Session(make_policy(policy), NODES, CurveThroughput())
-        self._jobs = some_jobs(200)
+        self.now_s = BEGAN_S
+        self.session = Session(make_policy(policy), nodes, CurveThroughput())
+        needs_work = "demand" in self.session.policy.needs
+        self._jobs = [job for job in some_jobs(most_jobs) if job.work is not None or not needs_work]
+        self._most_active = most_active
+        self._happenings = happenings
+        self._reports = reports
         self._down: str | None = None
-        self.schedule = Schedule(time=began_s, policy=PolicyUse(name=policy), cluster=NODES)
-        self.events = [run_event(self.schedule, "hash", began_s)]
+        self.schedule = Schedule(time=BEGAN_S, policy=PolicyUse(name=policy), cluster=nodes)
+        self.events = [run_event(self.schedule, "hash", BEGAN_S)]
 
-    def go_on(self, steps: int) -> list[Event]:
-        """Let things happen, and the policy decide now and then; returns the whole log."""
+    def go_on(self, steps: int, *, last: bool = True) -> list[Event]:
+        """Let things happen, and the policy decide now and then; returns the whole log.
+
+        :param last: see :meth:`decide`.
+        """
         for _ in range(steps):
             if self._random.random() < 0.8:  # else at the time of the last one
                 self.now_s += self._random.choice([0.25, 1.0, 7.0, 40.0])
-            self._happen(self._random.choice(HAPPENINGS))
+            self._happen(self._random.choice(self._happenings))
             if self._random.random() < 0.6:
-                self.decide()
+                self.decide(last=last)
         return self.events
 
-    def decide(self) -> None:
-        """The policy is asked; what it decides is in the log."""
+    def decide(self, *, last: bool = True) -> None:
+        """The policy is asked; what it decides is in the log.
+
+        :param last: keep the schedule, which takes longer than the decision.
+        """
         effects = self.session.decide(self.now_s)
         self.events.append(decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
         for effect in effects:
             self.events.append(_effect_event(effect, self.now_s))
-        self.schedule = schedule_of(self.session, effects, self.now_s)
+        if last:
+            self.schedule = schedule_of(self.session, effects, self.now_s)
 
     def write(self, state: Path) -> StateDir:
         """A state directory that this run has left."""
         with State(state) as held:
             held.record(self.events)
-        dirs = StateDir(state)
-        write_cluster(NODES, dirs.cluster)
+        return self.write_inputs(StateDir(state))
+
+    def write_inputs(self, dirs: StateDir) -> StateDir:
+        """What lies beside the log: the cluster, and the last schedule."""
+        write_cluster(self.session.cluster, dirs.cluster)
         write_schedule(self.schedule, dirs.schedule)
         return dirs
 
     def _happen(self, what: str) -> None:
-        if what == "submit" and self._jobs:
+        if what == "submit" and self._jobs and len(self.session.jobs) < self._most_active:
             self._submit()
         elif what == "node":
             self._node()
@@ -127,7 +160,7 @@ class Story:
 
     def _trained(self, job: JobState) -> Event:
         """What a worker reports."""
-        name = self._random.choice(["progress", "progress", "epoch", "checkpoint"])
+        name = self._random.choice(self._reports)
         detail: dict[str, object] = {"attempt": self._random.choice([1, 1, 2])}
         if name == "progress" and self._random.random() < 0.5:
             seen = [count for _, count in job.placement]

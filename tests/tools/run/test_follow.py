@@ -222,11 +222,11 @@ def test_rounds_go_on_while_there_are_jobs_and_rest_while_there_are_none(
     decisions, looks = [], []
 
     def count(log: RunLog) -> bool:
-        looks.append(sum(event.event == "decision" for event in log.events))
+        looks.append(sum(event.event == "decision" for event in site.events()))
         return len(looks) >= 30
 
     def decided(log: RunLog) -> bool:
-        decisions.append(sum(event.event == "decision" for event in log.events))
+        decisions.append(sum(event.event == "decision" for event in site.events()))
         return decisions[-1] >= 8
 
     run_and_follow(

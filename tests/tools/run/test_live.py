@@ -62,15 +62,15 @@ def trains(job_id: str, samples: float = 20.0) -> Callable[[RunLog], bool]:
     return lambda log: job_id in log.jobs and log.jobs[job_id].samples_done >= samples
 
 
-def told(after: str) -> Callable[[RunLog], bool]:
+def told(site: Site, after: str) -> Callable[[RunLog], bool]:
     """Whether a job has reported under a change."""
-    return lambda log: any((event.detail or {}).get("after") == after for event in log.events)
+    return lambda _: any((event.detail or {}).get("after") == after for event in site.events())
 
 
 def test_a_job_shrinks_when_another_arrives_and_grows_when_it_has_ended(site: Site) -> None:
     site.job("a", "--gate", site.gate, samples=700, high=2)
     site.job("b", samples=100, high=1, at=0.2)
-    log, stopped_by = run_until_done(site.options(), when(told("grow"), site.gate.touch))
+    log, stopped_by = run_until_done(site.options(), when(told(site, "grow"), site.gate.touch))
     assert site.story() == [
         *("submit a", "start a 2", "submit b", "shrink a 1", "start b 1"),
         *("finish b 0", "grow a 2", "finish a 0"),
@@ -94,7 +94,7 @@ def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> No
     first = site.folder / "shrunk"
     site.job("a", "--gate", site.gate, samples=1200, high=2)
     site.job("b", "--gate", first, samples=100, high=1, at=0.8)
-    shrunk, grown = when(told("shrink"), first.touch), when(told("grow"), site.gate.touch)
+    shrunk, grown = when(told(site, "shrink"), first.touch), when(told(site, "grow"), site.gate.touch)
 
     def view(log: RunLog, now_s: float) -> None:
         shrunk(log, now_s)
@@ -354,7 +354,7 @@ def test_a_policy_with_a_round_is_asked_every_round(site: Site, monkeypatch: pyt
     from pliant.tools.schedule.policies.fifo import Fifo
 
     def often(log: RunLog) -> bool:
-        return sum(event.event == "decision" for event in log.events) >= 6
+        return sum(event.event == "decision" for event in site.events()) >= 6
 
     site.job("a", "--gate", site.gate, samples=400)
     monkeypatch.setattr(Fifo, "default_interval_s", 0.1)

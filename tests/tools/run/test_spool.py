@@ -12,7 +12,7 @@ from pliant.schemas.job import Job
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
-from pliant.tools.run.spool import Spool, unheard, with_requests
+from pliant.tools.run.spool import Spool, requested, unheard
 from pliant.tools.run.submit import cancel, submit
 from tests.builders import cluster, job
 
@@ -143,15 +143,14 @@ def test_before_the_first_run_a_cancelled_job_is_withdrawn(dirs: StateDir) -> No
     assert heard(dirs, RunLog()) == ["submit b"]
 
 
-def test_the_log_is_read_as_if_the_requests_were_taken_up(dirs: StateDir) -> None:
+def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:
     before = [submit_event(runs("old"), 1.0)]
     ask(dirs, runs("a"), runs("later", at=100.0))
     cancel_later = Spool(dirs)
     with cancel_later.locked():
         cancel_later.ask_to_cancel(["old"])
-    found = with_requests(before, dirs, NOW_S)
+    found = requested(Spool(dirs).requests(), fold(before), NOW_S)
     assert [(event.event, event.job) for event in found] == [
-        ("submit", "old"),
         ("submit", "a"),
         ("cancel", "old"),
     ]

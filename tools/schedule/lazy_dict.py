@@ -1,0 +1,52 @@
+"""A dictionary whose values may lie there as bytes, and are made of them when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class LazyDict(MutableMapping[str, T], Generic[T]):
+    """Values by name, in order of their insertion; each is made once.
+
+    :param raw: values as bytes.
+    :param make: the value of that name, of its bytes; never bytes itself.
+    """
+
+    def __init__(self, raw: Mapping[str, bytes], make: Callable[[str, bytes], T]) -> None:
+        self._values: dict[str, bytes | T] = dict(raw)
+        self._make = make
+
+    def __getitem__(self, name: str) -> T:
+        value = self._values[name]
+        if isinstance(value, bytes):
+            value = self._values[name] = self._make(name, value)
+        return value
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def raw(self, name: str) -> bytes | None:
+        """The bytes of a value that nobody has asked for yet."""
+        value = self._values[name]
+        return value if isinstance(value, bytes) else None
+
+
+def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:
+    """The bytes of one value: as they lie there, else encoded."""
+    kept = values.raw(name) if isinstance(values, LazyDict) else None
+    return encode(values[name]) if kept is None else kept
