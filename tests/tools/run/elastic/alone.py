@@ -60,7 +60,9 @@ class Alone:
             sys.excepthook(type(error), error, error.__traceback__)
         while self._leaving:
             self._leaving.pop()()
-        return WorkerOutcome.model_validate_json(self.dir.attempt(self.attempt).outcome(0).read_bytes())
+        found = WorkerOutcome.read(self.dir.attempt(self.attempt).outcome(0))
+        assert found is not None
+        return found
 
     def events(self, name: str) -> list[Event]:
         """The events of all attempts."""

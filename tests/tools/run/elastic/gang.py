@@ -102,7 +102,9 @@ class Gang:
 
     def outcome(self, rank: int) -> WorkerOutcome:
         """How a worker ended."""
-        return WorkerOutcome.model_validate_json(self.here.outcome(rank).read_bytes())
+        found = WorkerOutcome.read(self.here.outcome(rank))
+        assert found is not None, self.errors()
+        return found
 
     def outcomes(self) -> list[str]:
         """How all workers ended."""
