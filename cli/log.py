@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import out_bytes, out_text, reader_left
+from pliant.cli.console import is_terminal, out_bytes, out_text, reader_left
+from pliant.cli.shown import Shown
 from pliant.schemas.errors import UsageError
 
 
@@ -27,7 +28,8 @@ def log(
     """Print the output of the newest attempt of a job, file by file.
 
     With -f it goes on over all workers and further attempts; a job that was
-    submitted and waits is waited for.
+    submitted and waits is waited for. On a terminal control characters are
+    shown, not obeyed; a pipe gets every byte as it was printed.
 
     With --repair, and without a job, it mends the event log that all state
     is read from: damaged lines are dropped, it says which, and the log as
@@ -46,9 +48,10 @@ def log(
         raise UsageError("name the job whose output to print, or give --repair")
     from pliant.tools.run.logs import job_output
 
+    shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     for chunk in job_output(state, job, follow=follow):
         if chunk:
-            out_bytes(chunk)
+            out_bytes(chunk if shown is None else shown.of(chunk))
         elif sys.stdout is not None and reader_left(sys.stdout):
             raise BrokenPipeError
 

@@ -84,6 +84,15 @@ def run(
         float,
         typer.Option("--stop-timeout", min=0.1, help="Seconds for a checkpoint before SIGTERM is sent."),
     ] = 60.0,
+    log_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--log-bytes",
+            min=1 << 17,
+            help="Most bytes on disk of what a worker prints, by stream; the oldest go.",
+            show_default="64 MiB",
+        ),
+    ] = None,
 ) -> None:
     """Execute a schedule on real processes: start, stop, resize and resume jobs with torchrun.
 
@@ -120,6 +129,7 @@ def run(
         wait_s=wait,
         retries=retries,
         timeouts=Timeouts(abort_s=stop_timeout),
+        log_bytes=log_bytes,
     )
     if dry_run:
         out_text(dry_run_text(options, resume=until_done or follow))

@@ -14,7 +14,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.layout import AttemptDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_NOISE, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_NOISE, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK
 from pliant.tools.run.slots import Slot, by_node
 from pliant.tools.run.steps import Target
 
@@ -27,11 +27,13 @@ def units(
     port: int = 0,
     *,
     first: int = 0,
+    log_bytes: int | None = None,
 ) -> list[Unit]:
     """What to start for one attempt, in order of rank.
 
     :param job_dir: the job's folder, absolute.
     :param first: number of the first unit, where the attempt has some already.
+    :param log_bytes: most bytes of each output file that stay on disk; None: what keepers think best.
     :param port: free on the first node; used only by a job that is not elastic and spans several nodes.
     """
     job = target.job
@@ -45,6 +47,8 @@ def units(
             own = {ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
+        if log_bytes is not None:
+            own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), **NO_STORE, ENV_JOB_DIR: str(job_dir), **own}
         argv = torchrun(job.command or (), len(slots), rendezvous, attempt.logs / str(number))
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))

@@ -13,6 +13,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 from pliant.schemas.errors import BadInputError
@@ -107,10 +108,17 @@ class Executor:
     then it has failed with that reason. The others go on.
 
     :param clock: seconds that never run backwards.
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
     """
 
     def __init__(
-        self, backend: Backend, dirs: StateDir, clock: Callable[[], float], timeouts: Timeouts | None = None
+        self,
+        backend: Backend,
+        dirs: StateDir,
+        clock: Callable[[], float],
+        timeouts: Timeouts | None = None,
+        *,
+        log_bytes: int | None = None,
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
         self.targets: dict[str, Target] = {}
@@ -121,6 +129,7 @@ class Executor:
         self._dirs = dirs
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
+        self._units = partial(units, nodes=self.nodes, log_bytes=log_bytes)
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned: dict[str, str] = {}
         """Why gangs are killed, by job, until nothing is left of them."""
@@ -337,7 +346,7 @@ class Executor:
         if joining:
             added = Target(target.share, way.joining)
             try:
-                commands = units(added, job.path, gang.handle.files, self.nodes, first=first)
+                commands = self._units(added, job.path, gang.handle.files, first=first)
                 self._backend.start(gang.handle, commands)
             except OSError as error:
                 reason = f"new workers cannot be started: {error.strerror or error}"
@@ -358,7 +367,7 @@ class Executor:
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
         port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
-        commands = units(target, job_dir.path, handle.files, self.nodes, port)
+        commands = self._units(target, job_dir.path, handle.files, port=port)
         self._backend.start(handle, commands)
         self._gang(handle, plan, target)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.wording import counted
 from pliant.tools.run.executor import next_handle
 from pliant.tools.run.layout import AttemptDir, StateDir
+from pliant.tools.run.output_file import Gone, OutputFile
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.tail import Tail
 
@@ -18,7 +20,7 @@ _POLL_S: Final = 0.5
 
 
 def job_output(state: Path, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
-    """Output of the newest attempt, each file under a headline; with ``follow`` until the job ends.
+    """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
     While it follows it gives nothing at all now and then, so that whoever takes it can look up.
 
@@ -49,7 +51,7 @@ class _Output:
         self._dirs = dirs
         self._job_id = job_id
         self._attempt = self._newest()
-        self._seen: dict[Path, int] = {}
+        self._files: dict[Path, OutputFile] = {}
         self._shown: Path | None = None
 
     def fresh(self) -> Iterator[bytes]:
@@ -61,14 +63,11 @@ class _Output:
         self._attempt = newest
 
     def _rest(self, path: Path) -> Iterator[bytes]:
-        data = _read(path, self._seen.get(path, 0))
-        if not data:
-            return
-        self._seen[path] = self._seen.get(path, 0) + len(data)
-        if self._shown != path:
-            self._shown = path
-            yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
-        yield data
+        for piece in self._files.setdefault(path, OutputFile(path)).rest():
+            if self._shown != path:
+                self._shown = path
+                yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
+            yield _note(piece) if isinstance(piece, Gone) else piece
 
     def _newest(self) -> int:
         return max(1, next_handle(self._dirs, self._job_id).attempt - 1)
@@ -79,7 +78,5 @@ def output_files(attempt: AttemptDir) -> list[Path]:
     return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
 
 
-def _read(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read()
+def _note(gone: Gone) -> bytes:
+    return f"==> {counted(gone.count, 'byte')} printed before this are not kept (--log-bytes)\n".encode()

@@ -34,6 +34,8 @@ class Options:
     """How long to wait for a state directory that another process writes to."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
+    log_bytes: int | None = None
+    """Most bytes of each output file of a worker that stay on disk; None: the keeper's default."""
     sinks: tuple[Sink, ...] = ()
     """Told of every event of the log, those of earlier processes first."""
 

@@ -26,6 +26,8 @@ ENV_WORKER: Final = "PLIANT_WORKER"
 """The worker's number in its attempt, where one unit starts one worker."""
 ENV_NOISE: Final = "PLIANT_NOISE"
 """Set where the batch may move: the worker then measures the noise of its gradients."""
+ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
+"""Most bytes of each of a unit's output files that its keeper leaves on disk."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
 

@@ -90,7 +90,7 @@ class Prepared:
             found = read_schedule(name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
-        executor = Executor(backend, dirs, clock, options.timeouts)
+        executor = Executor(backend, dirs, clock, options.timeouts, log_bytes=options.log_bytes)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self) -> State:

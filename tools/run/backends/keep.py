@@ -3,6 +3,10 @@
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. Imports next
 to nothing, so it starts in milliseconds.
 SIGTERM is passed on to the command; whatever ends it, the code file says so (negative: the signal).
+
+It also keeps the output of the command from filling the disk. Files that the command writes to stay open, so
+they can be neither renamed nor cut off: what is old in them is taken out as a hole. The writer notices
+nothing and never waits, whatever happens to this process.
 """
 
 from __future__ import annotations
@@ -11,6 +15,14 @@ import os
 import signal
 import sys
 from types import FrameType
+
+LOG_BYTES = 64 << 20
+"""Most bytes of each output file that stay on disk, unless the environment says otherwise."""
+ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
+LOOK_S = 5.0
+_BLOCK = 1 << 16
+_looking: list[bool] = []
+_PUNCH_HOLE_AND_KEEP_SIZE = 3
 
 
 def main(arguments: list[str]) -> int:
@@ -25,6 +37,8 @@ def main(arguments: list[str]) -> int:
             os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGALRM, lambda _number, _frame: look_after_logs(code_file))
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     try:
         os.chdir(folder)
         child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM]))
@@ -33,10 +47,66 @@ def main(arguments: list[str]) -> int:
         return write_code(code_file, 127)
     if terminated:
         os.kill(child[0], signal.SIGTERM)
+    # interrupted by the timer, it goes on waiting
     os.waitid(os.P_PID, child[0], os.WEXITED | os.WNOWAIT)
     pid = child.pop()  # while it is not yet reaped, so that no signal goes to another process of its number
     _, status = os.waitpid(pid, 0)
     return write_code(code_file, os.waitstatus_to_exitcode(status))
+
+
+def look_after_logs(code_file: str) -> None:
+    """What the timer does, one at a time. Whatever goes wrong, the command is worth more than its output."""
+    if _looking:
+        return
+    _looking.append(True)
+    try:
+        trim_logs(code_file)
+    except Exception as error:  # noqa: BLE001
+        print(f"pliant: output is not looked after: {error!r}", file=sys.stderr)
+    finally:
+        _looking.clear()
+
+
+def trim_logs(code_file: str) -> None:
+    """Trim each output file of the unit that the code file belongs to."""
+    attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
+    most = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES))
+    paths = [os.path.join(attempt, "logs", f"launcher-{unit}.log")]
+    for folder, _, names in os.walk(os.path.join(attempt, "logs", unit)):
+        paths += [os.path.join(folder, name) for name in names if name.endswith(".log")]
+    for path in paths:
+        try:
+            trim(path, most)
+        except OSError:  # it is looked at again
+            continue
+
+
+def trim(path: str, most: int) -> None:
+    """Where more than ``most`` bytes of a file are on disk, keep the newest half of that.
+
+    Where the file system knows no holes, all of it goes: the writer goes on where it was, behind nothing.
+    """
+    found = os.stat(path)
+    end = (found.st_size - most // 2) // _BLOCK * _BLOCK
+    if 512 * found.st_blocks <= most or end <= 0:
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not punch(descriptor, end):
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def punch(descriptor: int, end: int) -> bool:
+    """Take the first ``end`` bytes of a file from the disk; whether that can be done here."""
+    import ctypes
+
+    allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if allocate is None:
+        return False
+    hole = (ctypes.c_int(_PUNCH_HOLE_AND_KEEP_SIZE), ctypes.c_int64(0), ctypes.c_int64(end))
+    return bool(allocate(ctypes.c_int(descriptor), *hole) == 0)
 
 
 def write_code(path: str, code: int) -> int:

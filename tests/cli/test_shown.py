@@ -1,0 +1,60 @@
+"""What a job prints cannot command the terminal that it is shown on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.cli.shown import Shown
+from pliant.schemas.event import Event
+from pliant.tools.run.journal import submit_event
+from pliant.tools.run.state import State
+from tests.builders import job
+
+LOG = (sys.executable, "-m", "pliant.cli", "log", "a")
+HOSTILE = b"\x1b]0;owned\x07 \xff na\xc3\xafve\tok\r\n"
+HARMLESS = "\\x1b]0;owned\\x07 \\xff naïve\tok\n"
+
+
+def test_control_characters_are_shown_and_line_ends_and_tabs_obeyed() -> None:
+    assert Shown().of(HOSTILE) == HARMLESS.encode()
+    assert Shown().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
+
+
+def test_a_character_that_is_cut_in_two_comes_whole() -> None:
+    shown = Shown()
+    assert b"".join(shown.of(bytes([byte])) for byte in "naïve 日本".encode()).decode() == "naïve 日本"
+
+
+def test_a_terminal_without_a_character_gets_its_number() -> None:
+    assert Shown("ascii").of("naïve\n".encode()) == b"na\\xefve\n"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    with State(tmp_path / "state") as opened:
+        opened.record([submit_event(job("a"), 1.0), Event(2.0, "cancel", "a", gpus=0, placement=())])
+        path = opened.dirs.job("a").attempt(1).launcher_log(0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(HOSTILE)
+    return tmp_path / "state"
+
+
+def test_a_pipe_gets_every_byte_as_it_was_printed(state: Path) -> None:
+    told = subprocess.run([*LOG, "--state", str(state)], capture_output=True, check=True)
+    assert told.stdout == b"==> jobs/a/attempts/1/logs/launcher-0.log\n" + HOSTILE
+
+
+def test_a_terminal_gets_it_escaped(state: Path) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        env = {**os.environ, "PYTHONUTF8": "1"}
+        process = subprocess.Popen([*LOG, "--state", str(state)], stdout=theirs, env=env)
+        assert process.wait() == 0
+        os.close(theirs)
+        shown = terminal.read(1 << 16).replace(b"\r\n", b"\n").decode()
+    assert shown == "==> jobs/a/attempts/1/logs/launcher-0.log\n" + HARMLESS

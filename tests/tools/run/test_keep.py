@@ -1,0 +1,131 @@
+"""A keeper keeps the newest output on the disk and lets the oldest go; who prints never notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.backends import keep
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.record import read_record
+from pliant.tools.run.plan import ENV_JOB_DIR, ENV_LOG_BYTES
+from tests.builders import cluster
+from tests.tools.run.site import until
+
+MOST = 1 << 20
+LINES = 100_000
+"""Of 50 bytes each: nearly five times what is kept."""
+
+
+def on_disk(path: Path) -> int:
+    return 512 * path.stat().st_blocks
+
+
+def line(number: int) -> bytes:
+    return f"line {number:044d}\n".encode()
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Iterator[tuple[Path, FileIO]]:
+    """A file that its writer holds open at its own place, as torchrun's redirection does."""
+    path = tmp_path / "stdout.log"
+    with path.open("wb", buffering=0) as file:
+        for first in range(0, LINES, 1000):
+            file.write(b"".join(map(line, range(first, first + 1000))))
+        yield path, file
+
+
+def test_the_newest_output_stays_and_the_writer_goes_on_where_it_was(printed: tuple[Path, FileIO]) -> None:
+    path, file = printed
+    whole = path.read_bytes()
+    keep.trim(str(path), MOST)
+    assert MOST / 2 <= on_disk(path) <= MOST
+    file.write(b"the end\n")
+    assert path.stat().st_size == len(whole) + len(b"the end\n")
+    assert path.read_bytes()[-MOST // 2 :] == (whole + b"the end\n")[-MOST // 2 :]
+
+
+def test_what_is_small_enough_is_left_alone(printed: tuple[Path, FileIO]) -> None:
+    path, _ = printed
+    whole = path.read_bytes()
+    keep.trim(str(path), on_disk(path))
+    assert path.read_bytes() == whole
+
+
+def test_where_there_are_no_holes_all_of_it_goes_and_the_writer_goes_on(
+    printed: tuple[Path, FileIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file = printed
+    monkeypatch.setattr(keep, "punch", lambda descriptor, end: False)
+    keep.trim(str(path), MOST)
+    file.write(b"the end\n")
+    assert on_disk(path) <= MOST
+    assert path.read_bytes().endswith(b"\0the end\n")
+
+
+class Site:
+    """One unit that prints without end, into a file as torchrun's workers do and to its own output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.backend = LocalBackend(cluster(1, slots="cpu"), folder / "jobs")
+        job = folder / "jobs" / "a"
+        self.handle = Handle("a", 1, job / "attempts" / "1")
+        self.own = self.handle.files.launcher_log(0)
+        self.worker = self.handle.files.logs / "0" / "none_x" / "attempt_0" / "0" / "stdout.log"
+        self.worker.parent.mkdir(parents=True)
+        self.end = folder / "end"
+        script = f"""
+import pathlib, sys
+with open({str(self.worker)!r}, "w") as worker:
+    while not pathlib.Path({str(self.end)!r}).exists():
+        print("x" * 10_000, flush=True)
+        print("y" * 10_000, file=worker, flush=True)
+    print("the end", flush=True)
+"""
+        env = {ENV_JOB_DIR: str(job), ENV_LOG_BYTES: str(MOST)}
+        self.backend.start(self.handle, [Unit("n0", (sys.executable, "-c", script), "/", env)])
+
+    @property
+    def keeper(self) -> int:
+        record = read_record(self.handle)
+        assert record is not None
+        assert record.units[0].pid is not None
+        return record.units[0].pid
+
+    def printed(self) -> bool:
+        return min(self.own.stat().st_size, self.worker.stat().st_size) > 2 * MOST
+
+    def ended(self) -> tuple[UnitStatus, ...]:
+        self.end.touch()
+        until(lambda: self.backend.poll([self.handle])[self.handle] != (UnitStatus("running"),))
+        return self.backend.poll([self.handle])[self.handle]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path.resolve())
+
+
+def test_a_keeper_looks_after_what_torchrun_and_its_workers_print(site: Site) -> None:
+    until(lambda: site.own.exists() and site.worker.exists() and site.printed())
+    before = max(on_disk(site.own), on_disk(site.worker))
+    until(lambda: os.kill(site.keeper, signal.SIGALRM) or on_disk(site.own) < before)  # as its timer does
+    until(lambda: os.kill(site.keeper, signal.SIGALRM) or on_disk(site.worker) < before)
+    assert site.ended() == (UnitStatus("exited", 0),)
+    assert site.own.read_bytes().endswith(b"the end\n")
+
+
+def test_a_keeper_that_stands_still_stops_no_output(site: Site) -> None:
+    until(lambda: site.own.exists() and site.worker.exists())
+    os.kill(site.keeper, signal.SIGSTOP)
+    before = site.own.stat().st_size
+    until(lambda: site.own.stat().st_size > before + (4 << 20))  # far more than a pipe holds
+    os.kill(site.keeper, signal.SIGCONT)
+    assert site.ended() == (UnitStatus("exited", 0),)
