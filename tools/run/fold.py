@@ -22,15 +22,17 @@ How ``run`` uses the log:
   for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
   the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
   slot after the other, it gets no further GPU for ``wait_seconds``.
+- A ``requeue`` after a failure also says the ``failures`` in a row, how many ``retries`` there are, and for
+  how many ``wait_seconds`` the job is not started.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
@@ -38,6 +40,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.progress_file import Progress
+from pliant.tools.run.retries import CHECKPOINT_S, WINDOW_S, Record, is_worth_its_while
 from pliant.tools.run.steps import Share
 from pliant.tools.run.suspects import Suspects
 from pliant.tools.run.tail import WORKER_EVENTS
@@ -84,7 +87,15 @@ class JobLog:
     failures: int = 0
     """Failures in a row, without progress in between."""
     failed_at: float = -1.0
-    """The most samples it had done at the last failure."""
+    """The most samples it had done at the first failure of the row."""
+    failed_s: tuple[float, ...] = ()
+    """When attempts failed, as far back as it matters."""
+    retry_s: float | None = None
+    """Not to be started before this time, after a failure."""
+    retries: int = 0
+    """Failures in a row that are retried, as of the last one."""
+    launched_s: float = 0.0
+    """When the last attempt was decided on."""
     failed_attempt: int = 0
     """The last attempt that failed."""
     reason: str = ""
@@ -111,9 +122,13 @@ class JobLog:
         """What it shall hold."""
         return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale)
 
-    def next_failures(self) -> int:
-        """Failures in a row, were it to fail now."""
-        return 1 if self.furthest > self.failed_at >= 0 else self.failures + 1
+    def next_failure(self, time_s: float) -> Record:
+        """Failures in a row and lately, were it to fail now."""
+        gained = self.furthest - self.failed_at if self.failed_at >= 0 else 0.0
+        checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
+        anew = is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
+        recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
+        return Record(1 if anew else self.failures + 1, recent)
 
     def add(self, event: Event) -> None:
         """Take up one event of this job."""
@@ -140,19 +155,28 @@ class JobLog:
             self.phase, self.change = "running", (event.event, event.time)
             self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
             self.started_s = event.time if self.started_s is None else self.started_s
+            if event.event in ("start", "resume"):
+                self.launched_s, self.retry_s = event.time, None
         elif event.event in WORKER_EVENTS:
             self._count(int(detail.get("attempt", 0)), measured="after" in detail)
             self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s
         elif event.event in ("preempt", "requeue"):
             self.phase, self.change = "preempted", None
-            self._fail(detail.get("attempt"))
+            self._fail(event.time, detail)
         elif event.event in _ENDS:
             self.phase, self.ended_s = _ENDS[event.event], event.time
 
-    def _fail(self, attempt: int | None) -> None:
-        if attempt is not None:
-            self.failures, self.failed_at = self.next_failures(), self.furthest
-            self.failed_attempt = max(self.failed_attempt, attempt)
+    def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
+        attempt = detail.get("attempt")
+        if attempt is None:
+            return
+        self.failures = int(detail.get("failures", self.next_failure(time_s).failures))
+        self.failed_at = self.furthest if self.failures == 1 else self.failed_at
+        self.failed_s = (*(at for at in self.failed_s if at > time_s - WINDOW_S), time_s)
+        self.failed_attempt = max(self.failed_attempt, attempt)
+        self.retries = int(detail.get("retries", 0))
+        wait_s = detail.get("wait_seconds")
+        self.retry_s = None if wait_s is None else time_s + float(wait_s)
 
     def _count(self, attempt: int, *, measured: bool) -> None:
         self.seen[attempt] = self.seen.get(attempt, 0) + 1

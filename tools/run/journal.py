@@ -17,6 +17,7 @@ from pliant.tools.run.executor import Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.refine import refined
+from pliant.tools.run.retries import given_up, wait_s
 from pliant.tools.run.steps import Step, StopJob
 from pliant.tools.run.suspects import Suspects
 
@@ -93,16 +94,14 @@ def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float |
 
 def failure_event(job: JobLog, time_s: float, attempt: int, verdict: Verdict, *, retries: int) -> Event:
     """An attempt failed: the job waits again, or is given up after too many failures without progress."""
-    failures = job.next_failures()
-    detail = {"attempt": attempt, "reason": verdict.message, "failures": failures}
-    return Event(
-        time_s,
-        "fail" if failures > retries else "requeue",
-        job.job.id,
-        gpus=0,
-        placement=(),
-        detail=detail,
-    )
+    record = job.next_failure(time_s)
+    detail: dict[str, Any] = {"attempt": attempt, "reason": verdict.message, "failures": record.failures}
+    why = given_up(record, retries)
+    if why is not None:
+        detail["reason"] = f"{why}: {verdict.message}" if why else verdict.message
+        return Event(time_s, "fail", job.job.id, gpus=0, placement=(), detail=detail)
+    detail |= {"retries": retries, "wait_seconds": wait_s(record.failures)}
+    return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
 
 
 def interruption_event(job_id: str, time_s: float, reason: str) -> Event:

@@ -152,15 +152,19 @@ class Once:
 
     def _change(self, now: float) -> None:
         reasons = {found.job: found.reason for found in self._schedule.allocations}
-        steps = steps_between(self._state.log, self._schedule, self._executor)
+        steps = steps_between(self._state.log, self._schedule, self._executor, now)
         self._state.record(change_event(step, now, reasons.get(step.job_id, "")) for step in steps)
         write_schedule(self._schedule, self._state.dirs.schedule, mode=PRIVATE)
         self._executor.apply(steps)
 
 
-def steps_between(log: RunLog, schedule: Schedule, executor: Executor) -> list[Step]:
-    """What takes the executor's targets to the schedule's decision; jobs that have ended stay ended."""
-    ended = log.jobs.keys() - log.active.keys()
-    shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in ended}
+def steps_between(log: RunLog, schedule: Schedule, executor: Executor, now_s: float) -> list[Step]:
+    """What takes the executor's targets to the schedule's decision.
+
+    Jobs that have ended stay ended, and those that failed lately are left out until their time has come.
+    """
+    waiting = {job_id for job_id, job in log.active.items() if (job.retry_s or 0.0) > now_s}
+    out = (log.jobs.keys() - log.active.keys()) | waiting
+    shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
     started = [job_id for job_id, job in log.active.items() if job.started_s is not None]
     return executor.steps_to(shares, started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.backends.protocol import NodeInfo
@@ -13,10 +13,10 @@ from pliant.tools.run.commands import ranked
 from pliant.tools.run.contract import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.layout import AttemptDir, JobDir
 from pliant.tools.run.plan import Member, Plan
+from pliant.tools.run.retries import CHECKPOINT_S
 from pliant.tools.run.slots import Slot, counts
 from pliant.tools.run.steps import Share, Target
 
-CHECKPOINT_S: Final = 60.0
 _log = logging.getLogger("pliant")
 
 

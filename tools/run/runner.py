@@ -107,7 +107,9 @@ def dry_run_text(options: Options, *, resume: bool) -> str:
     log = read_log(options.state) if prepared.dirs.events.is_file() else RunLog()
     executor = prepared.executor
     executor.targets = _held(log, prepared.dirs)
-    return describe(steps_between(log, prepared.schedule, executor), prepared.dirs, executor.nodes)
+    return describe(
+        steps_between(log, prepared.schedule, executor, prepared.clock()), prepared.dirs, executor.nodes
+    )
 
 
 def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:

@@ -62,7 +62,7 @@ def row(job: JobLog, now_s: float, sight: Sight) -> tuple[str, ...]:
         "-" if job.stall_s is None else f"{job.stall_s:.2g} s",
         "-" if job.loss is None else f"{job.loss:.4g}",
         left(job),
-        job.reason or (sight.reasons.get(job.job.id, "") if waits else ""),
+        retry(job, now_s) or job.reason or (sight.reasons.get(job.job.id, "") if waits else ""),
     )
 
 
@@ -72,6 +72,15 @@ def phase(job: JobLog, now_s: float) -> str:
         return job.phase
     name, since_s = job.change
     return f"{name} ({max(0.0, now_s - since_s):.0f} s)"
+
+
+def retry(job: JobLog, now_s: float) -> str:
+    """When a job that failed is started once more; empty where there is nothing to say of that."""
+    if job.retry_s is None or job.gpus or job.ended:
+        return ""
+    left_s = max(0.0, job.retry_s - now_s)
+    when = f" in {left_s:.0f} s" if left_s else ""
+    return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
 
 
 def progress(job: JobLog) -> str:

@@ -90,6 +90,8 @@ class Session:
         self._rules = RuleBook(policy, self.nodes)
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
+        self._refused: list[Change] = []
+        """Jobs that wait on although the policy gave them GPUs, for it to be told when it is asked next."""
 
     @property
     def rng(self) -> np.random.Generator:
@@ -252,7 +254,11 @@ class Session:
         :raises PolicyError: the answer breaks a rule.
         """
         time_s = self._at(time_s)
-        decision = self.policy.decide(self.snapshot(time_s), self.rng)
+        refused, self._refused = self._refused, []
+        seen = self.snapshot(time_s)
+        if refused:  # not of the log, so they do not count as changes that were seen
+            seen = seen._replace(changes=(*refused, *seen.changes))
+        decision = self.policy.decide(seen, self.rng)
         self.changes_seen += len(self.changes)
         self.changes.clear()
         self.ask_again_s = decision.ask_again_s
@@ -337,6 +343,8 @@ class Session:
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
             if place is None and needs_seat(job, target):
+                if not job.gpus and self.withheld.next_s < math.inf:
+                    self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has so many GPUs that it may have: it keeps what it has
             batch = target.global_batch or job.global_batch
             effect = self._take_effect(job, job.placement if place is None else place, batch, time_s)

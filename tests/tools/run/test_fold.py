@@ -9,6 +9,7 @@ from pliant.tools.run.executor import Ended, Hindered, Said
 from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import decision_event, on_clock, report_events, run_event, submit_event
 from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.retries import Record
 from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share
@@ -77,17 +78,61 @@ def failed(time: float, attempt: int) -> Event:
 
 def test_failures_without_progress_add_up() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
-    assert (found.failures, found.failed_attempt, found.next_failures()) == (2, 2, 3)
+    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, Record(3, 3))
 
 
 def test_a_failure_after_progress_is_the_first_one_again() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
-    assert found.next_failures() == 1
+    assert found.next_failure(15.0) == Record(1, 2), "a hundredth of the work"
+
+
+def test_a_job_that_crashes_a_little_further_each_time_makes_no_progress() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 52.0, 2), failed(15.0, 2))
+    assert found.failures == 2
+    found.add(progress(16.0, 55.0, 3))
+    assert found.next_failure(17.0).failures == 3
+    found.add(progress(16.0, 61.0, 3))
+    assert found.next_failure(17.0).failures == 1, "together a hundredth of the work"
+
+
+def test_a_job_that_trained_further_for_as_long_as_between_two_checkpoints_made_progress() -> None:
+    resume = event(100.0, "resume", gpus=2, placement=(("n0", 2),))
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), resume, progress(159.0, 51.0, 2))
+    assert [found.next_failure(time_s).failures for time_s in (159.0, 160.0)] == [2, 1]
+
+
+def test_retries_wait_longer_each_time_and_the_log_says_until_when() -> None:
+    known, waits = log(START), []
+    for attempt in (1, 2, 3):
+        (told,) = report_events(Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, 3)
+        known.add(told)
+        waits.append((told.detail or {})["wait_seconds"])
+        job = known.jobs["a"]
+        assert job.retry_s == 20.0 * attempt + waits[-1]
+    assert waits == [1.0, 2.0, 4.0]
+    assert (job.failures, job.retries) == (3, 3)
+    (last,) = report_events(Ended("a", 4, Verdict("failed", "it fell")), known, 80.0, 3)
+    assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
+
+
+def test_a_job_that_fails_too_often_within_an_hour_is_given_up_however_far_it_gets() -> None:
+    known, times = log(START), iter(range(1, 100))
+    ends = []
+    while "fail" not in ends:
+        attempt = next(times)
+        known.add(progress(20.0 * attempt, 50.0 * attempt, attempt))
+        (told,) = report_events(
+            Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, retries=1
+        )
+        known.add(told)
+        ends.append(told.event)
+    assert ends == ["requeue"] * 10 + ["fail"]
+    assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
 
 
 def test_a_job_that_went_back_to_its_checkpoint_is_where_it_is_and_has_made_no_progress() -> None:
     found = of(START, progress(12.0, 90.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
-    assert (found.samples_done, found.next_failures()) == (60.0, 2)
+    assert (found.samples_done, found.next_failure(15.0).failures) == (60.0, 2)
 
 
 def test_an_interruption_is_no_failure() -> None:

@@ -15,7 +15,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
-from pliant.tools.run import runner
+from pliant.tools.run import journal, runner
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
@@ -23,7 +23,7 @@ from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
-from pliant.tools.schedule.decide import decide_from_events
+from pliant.tools.schedule.decide import Question, decide_from_events
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend
 from tests.tools.run.site import Site, in_order, until
@@ -134,8 +134,6 @@ def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
 def test_another_tool_can_decide_from_the_log(site: Site) -> None:
     site.job("a", samples=50)
     run_until_done(site.options("fifo"), silent)
-    from pliant.tools.schedule.decide import Question
-
     found = decide_from_events(site.events(), Question("fifo"), now_s=site.events()[-1].time)
     assert found.allocations == ()
 
@@ -432,6 +430,23 @@ def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(s
     until(lambda: left_running(site.folder) == [])
     assert in_order(["finish a 0"], site.of("a"))
     assert in_order(["fail b 0"], site.of("b"))
+
+
+def test_a_job_that_failed_lately_is_not_started_before_its_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the one-shot form nor by another decision; when the time has come it is."""
+    monkeypatch.setattr(journal, "wait_s", lambda failures: 3600.0)
+    site.job("a", 9, text=EXIT)
+    run_once(site.options("fifo"))
+    until(lambda: left_running(site.folder) == [])
+    log, _ = run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "requeue a 0"]
+    assert log.jobs["a"].retry_s is not None
+    found = decide_from_events(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s - 1)
+    assert found.allocations == ()
+    found = decide_from_events(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s + 1)
+    assert [given.job for given in found.allocations] == ["a"]
 
 
 def damage(*paths: Path) -> None:

@@ -116,3 +116,10 @@ def test_who_does_not_look_any_more_stops_nothing(terminal: bool) -> None:
 def test_a_quiet_console_says_nothing() -> None:
     text = io.StringIO()
     assert shown(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
+
+
+def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
+    detail = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
+    seen = Sight(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
+    assert status_text(seen, 22.0).splitlines()[1].endswith("retry 2 of 3 in 8 s: exit code 7")
+    assert status_text(seen, 40.0).splitlines()[1].endswith("retry 2 of 3: exit code 7")

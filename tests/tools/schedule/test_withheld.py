@@ -7,9 +7,10 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.protocol import Target
+from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.state import session_from_events
-from tests.builders import cluster, job, sizes
+from tests.builders import cluster, job, session, sizes
 from tests.tools.schedule.test_session import Says, opened, steps
 
 GROWS = job("a", low=1, high=4)
@@ -117,3 +118,15 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
     assert (held.up_gpus, held.withheld.hidden_from("a")) == (4, {})
     held = at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"}))
     assert (held.up_gpus, held.withheld.held_until_s("a")) == (4, None)
+
+
+def test_a_policy_that_started_a_job_which_shall_wait_starts_it_once_it_may() -> None:
+    held = session(make_policy("fifo"), cluster(1))
+    held.submit(job("a"), 0)
+    held.submit(job("b"), 0)
+    held.withheld.hold("a", 60)
+    held.decide(0)
+    assert sizes(held) == {}
+    held.decide(1)
+    held.decide(60)
+    assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
