@@ -28,10 +28,15 @@ class Ending:
 
     :param reached: what counts as trained, by how the worker ends.
     :param asked_to_stop: whether a signal asked this worker to stop.
+    :param leave: called at the end of a script that may hold on to an epoch that it has left.
     """
 
     def __init__(
-        self, setting: Setting, reached: Callable[[How], Counters], asked_to_stop: Callable[[], bool]
+        self,
+        setting: Setting,
+        reached: Callable[[How], Counters],
+        asked_to_stop: Callable[[], bool],
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
         self.complete = False
         """Every epoch is complete, or the script left them."""
@@ -40,6 +45,7 @@ class Ending:
         self.unsaved = ""
         """Why the final state is not on disk."""
         self._setting, self._reached, self._asked = setting, reached, asked_to_stop
+        self._leave = leave
         self._before: list[Callable[[], None]] = []
         self._ended = False
         self._previous_hook = sys.excepthook
@@ -80,6 +86,7 @@ class Ending:
     def _on_exit(self) -> None:
         if self._ended:
             return
+        self._leave()
         if not self.complete:
             self.end("crashed", "the script ended before its training did")
         elif self.unsaved:

@@ -51,6 +51,12 @@ class Engine:
         self._phase = IN_EPOCH
         self._micro: MicroBatch | None = None
         self._mid_step = False
+        self._stepped = False
+        """The optimizer has made the step that is under way."""
+        self._in_epoch = False
+        """The author's code is in an epoch."""
+        self._passed = False
+        """The loader has served all of it."""
         self._catching_up = False
         self._losses = Mean()
         self._metric: float | None = None
@@ -72,11 +78,12 @@ class Engine:
                 self._agree_to_begin()
                 self._asked = 0
                 if self._phase == IN_EPOCH:
+                    self._in_epoch, self._passed = True, False
                     yield self.training.counters.epoch
+                    self._in_epoch = False
                 self._end_epoch()
         except GeneratorExit:
-            if self._supervision is not None:
-                self._supervision.left_early(self._left_metric())
+            self.leave()
             raise
         if self._supervision is not None:
             self._supervision.training_ends()
@@ -84,11 +91,56 @@ class Engine:
     def quiet(self) -> bool:
         """Whether the loop body must have no effect: it ends no step, or none that counts."""
         between = self._micro is not None and not self._micro.last
-        return between or self._catching_up or self._averaging.failed
+        return between or self._catching_up or self.failed
+
+    def leave(self) -> None:
+        """The author has left ``epochs``, or ends the script without letting go of it."""
+        if not self._in_epoch:
+            return
+        self._in_epoch = False
+        metric = self._left_metric()
+        micro, self._micro = self._micro, None
+        if micro is not None and micro.last and self._stepped and not self.failed:
+            self.training.step_done(micro.step_samples, self._losses)
+        if self._supervision is not None:
+            self._supervision.left_early(metric)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether steps have several micro-steps."""
+        return self.cut.accum > 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker was lost in the step under way, which is void."""
+        return self._averaging.failed
+
+    def stepped(self) -> None:
+        """The optimizer makes its step."""
+        self._stepped = True
+
+    def begin_pass(self) -> None:
+        """A loop over the loader begins.
+
+        :raises UsageError: ``epochs`` is not running, or the epoch has had its pass.
+        """
+        if not self.started:
+            raise UsageError("iterate the loader inside `for epoch in job.epochs(n):`")
+        if self._passed:
+            raise UsageError(
+                "the loader has no second pass in an epoch: ask job.epochs for more epochs, "
+                "or evaluate with a DataLoader"
+            )
+        self._settle()
+
+    def end_pass(self) -> None:
+        """The loader has served all of the epoch."""
+        self._passed = True
 
     def begin(self, micro: MicroBatch) -> None:
         """The loop body gets a micro-batch."""
         if not self._mid_step:
+            self._stepped = False
             self._gradients.forget()
             division = self.division
             if self._supervision is not None:
@@ -135,14 +187,6 @@ class Engine:
             else:
                 training.agree(told, self.setting.world_size)
         return training.agreed[number]
-
-    def check_started(self) -> None:
-        """Refuse to train outside of ``epochs``.
-
-        :raises UsageError: ``epochs`` is not running.
-        """
-        if not self.started:
-            raise UsageError("iterate the loader inside `for epoch in job.epochs(n):`")
 
     # What supervision asks for when the workers change
 
@@ -268,8 +312,10 @@ class Engine:
         return self.training.common_loss.value() if self.training.counters.epoch == epoch else None
 
     def _settle(self) -> None:
-        """Complete, or drop, the step that a ``break`` has left open."""
-        self._complete()
+        """Complete the step that a ``break`` has left open, if the optimizer has made it; else drop it."""
+        if self._stepped:
+            self._complete()
+        self._micro = None
         if self._mid_step:
             self._mid_step = False
             self._losses = Mean()

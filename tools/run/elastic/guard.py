@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
+from pliant.tools.run.elastic.closure import Closure, StepVoidError
+
 _PER_STEP: Final[tuple[tuple[type, tuple[str, ...]], ...]] = (
     (LRScheduler, ("step",)),
     (ReduceLROnPlateau, ("step",)),
@@ -26,25 +28,36 @@ def guard_optimizer(
     names: Iterable[str],
     quiet: Callable[[], bool],
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    checked: Callable[[Closure], Closure] = lambda closure: closure,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
-    The instance is changed, not its class: it stays what schedulers and scalers expect. (A scheduler that
+    A closure that they are given is ``checked``. The instance is changed, not its class: it stays what schedulers and scalers expect. (A scheduler that
     was made before has put its own ``step`` into the instance; it is kept inside.)
     """
     for name in names:
-        setattr(optimizer, name, MethodType(_guarded(getattr(optimizer, name), quiet, around), optimizer))
+        guarded = _guarded(getattr(optimizer, name), quiet, around, checked)
+        setattr(optimizer, name, MethodType(guarded, optimizer))
 
 
 def _guarded(
-    inner: Callable[..., Any], quiet: Callable[[], bool], around: Callable[[], AbstractContextManager[None]]
+    inner: Callable[..., Any],
+    quiet: Callable[[], bool],
+    around: Callable[[], AbstractContextManager[None]],
+    checked: Callable[[Closure], Closure],
 ) -> Callable[..., Any]:
     @wraps(inner)
     def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            args = tuple(checked(value) if callable(value) else value for value in args)
+            kwargs = {name: checked(value) if callable(value) else value for name, value in kwargs.items()}
         if quiet():
             return None
-        with around():
-            return inner(*args, **kwargs)
+        try:
+            with around():
+                return inner(*args, **kwargs)
+        except StepVoidError:
+            return None
 
     return guarded
 

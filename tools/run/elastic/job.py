@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measure import order_from_env
+from pliant.tools.run.elastic.closure import Closure, checked
 from pliant.tools.run.elastic.cut import Cut
 from pliant.tools.run.elastic.engine import Engine
 from pliant.tools.run.elastic.gradients import Gradients
@@ -122,7 +123,7 @@ class ElasticJob:
         if (order := order_from_env()) is not None:
             training = Training(model, optimizer, self._helpers)
             self._engine = measurement = Measurement(order, model, reading, training, self._backend)
-            guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet)
+            guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return model, optimizer, measurement
         engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))
         loader = ElasticLoader(reading, engine, shuffle=shuffle)
@@ -213,10 +214,11 @@ class ElasticJob:
 
         def whole_step() -> AbstractContextManager[None]:
             gradients.join_rest()
+            engine.stepped()
             return training.scaled_lr()
 
-        guard_optimizer(optimizer, ("step",), self._quiet, whole_step)
-        return Engine(
+        guard_optimizer(optimizer, ("step",), self._quiet, whole_step, self._checked)
+        engine = Engine(
             self._setting,
             training,
             gradients,
@@ -225,6 +227,7 @@ class ElasticJob:
             seed=self._seed or 0,
             supervision=self._supervision,
         )
+        return engine
 
     def _check_new(self) -> None:
         if self._engine is not None:
@@ -232,6 +235,15 @@ class ElasticJob:
 
     def _quiet(self) -> bool:
         return not self.sync_gradients
+
+    def _checked(self, closure: Closure) -> Closure:
+        engine = self._trained()
+        return checked(
+            closure,
+            accumulates=engine.accumulates,
+            workers=self.world_size,
+            failed=lambda: engine.failed,
+        )
 
     def _trained(self) -> Engine | Measurement:
         if self._engine is None:

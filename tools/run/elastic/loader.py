@@ -35,11 +35,12 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         engine = self._engine
-        engine.check_started()
+        engine.begin_pass()
         division = -1
         while division != engine.division:
             division = engine.division
             yield from self._until_divided_anew(division)
+        engine.end_pass()
 
     def _until_divided_anew(self, division: int) -> Iterator[Any]:
         """Batches to the end of the epoch, or until other workers share it or share it otherwise."""

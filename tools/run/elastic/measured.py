@@ -21,6 +21,7 @@ class Measurement:
     """Engine and loader of a script that is measured; nothing is counted, saved or reported."""
 
     started = False
+    failed = False
 
     def __init__(
         self, order: Order, model: nn.Module, reading: Reading, training: Training, backend: str | None
@@ -39,6 +40,11 @@ class Measurement:
     def quiet(self) -> bool:
         """Whether the loop body is in a micro-step that does not end its step."""
         return not self._sweep.boundary
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the step has several micro-steps; known in all but its last one."""
+        return self.quiet()
 
     def agree(self, value: float | Callable[[], float]) -> float:
         """The value itself: no measurement gets to the end of an epoch."""

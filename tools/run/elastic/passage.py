@@ -47,6 +47,10 @@ class Trainer(Protocol):
         """Train with the workers of the process group, by the plan of now; returns the global batch."""
         ...
 
+    def leave(self) -> None:
+        """The author's code is in no epoch any more; without effect where the training has ended."""
+        ...
+
     def parcel(self) -> dict[str, object]:
         """What workers with an older state, or none, get."""
         ...

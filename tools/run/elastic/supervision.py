@@ -45,7 +45,7 @@ class Supervision:
         self._vote = Vote(alone=True)
         self._reporter = Reporter(setting)
         self._saving = Saving(setting, self._reporter, Checkpoints(orders.folder.checkpoints))
-        self._ending = Ending(setting, self._reached, lambda: self._signal.received)
+        self._ending = Ending(setting, self._reached, lambda: self._signal.received, self._let_go)
         self._ending.before(self._reporter.close)
         self._circle = Circle(setting, backend, self._watch, self._check)
         self._presence = Presence(orders.attempt.presence(orders.worker))
@@ -206,6 +206,11 @@ class Supervision:
         self._ending.complete = self._ending.early = True
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
+
+    def _let_go(self) -> None:
+        """The script ends, and a variable of it may hold the iterator over epochs that it has left."""
+        if self._passage.trainer is not None:
+            self._passage.trainer.leave()
 
     def _stop(self) -> None:
         """Save and leave together."""

@@ -123,7 +123,16 @@ def agree_inside(job: ElasticJob) -> None:
             job.agree(1.0)
 
 
+def pass_twice(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing())
+    for _ in job.epochs(1):
+        list(loader)
+        list(loader)
+
+
 MISTAKES: dict[str, Author] = {
+    "the loader has no second pass in an epoch: ask job.epochs for more epochs, "
+    "or evaluate with a DataLoader": pass_twice,
     "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),
     "job.prepare was called twice: a job trains one model": prepare_twice,
     "iterate the loader inside `for epoch in job.epochs(n):`": iterate_outside,

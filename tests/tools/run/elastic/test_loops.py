@@ -1,0 +1,227 @@
+"""Loops that authors write: left in the middle, begun twice, held in a variable, with closures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run import elastic
+from pliant.tools.run.elastic import ElasticJob
+from pliant.tools.run.elastic.closure import checked
+from pliant.tools.run.elastic.guard import guard_optimizer
+from pliant.tools.run.plan import ENV_JOB_DIR
+from tests.tools.run.elastic.alone import Alone
+
+pytestmark = pytest.mark.torch
+Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], object]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
+    return Alone(tmp_path, monkeypatch)
+
+
+def samples(count: int = 40) -> torch.utils.data.TensorDataset:
+    return torch.utils.data.TensorDataset(torch.linspace(0, 1, count).unsqueeze(1))
+
+
+def prepared(job: ElasticJob, make: Any = torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    net = nn.Linear(1, 1)
+    return job.prepare(net, make(net.parameters(), lr=0.1), samples())
+
+
+def usual(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+
+
+class TestLeavingTheLoader:
+    """A step that the optimizer has made counts, wherever the loop is left after it."""
+
+    @pytest.mark.parametrize("steps", [1, 3, 4])
+    def test_the_step_before_a_break_out_of_both_loops_counts(self, job: Alone, steps: int) -> None:
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            done = 0
+            for _ in it.epochs(2):
+                for (x,) in loader:
+                    usual(model, optimizer, x)
+                    done += 1
+                    if done == steps:
+                        break
+                if done == steps:
+                    break
+
+        end = job.run(script)
+        assert (end.outcome, end.samples_done) == ("done", 10 * steps)
+
+    def test_the_step_before_a_return_counts(self, job: Alone) -> None:
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            for _ in it.epochs(2):
+                for (x,) in loader:
+                    usual(model, optimizer, x)
+                    return
+
+        assert job.run(script).samples_done == 10
+
+    def test_a_batch_that_the_optimizer_has_not_seen_does_not_count(self, job: Alone) -> None:
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            for _ in it.epochs(2):
+                for number, (x,) in enumerate(loader):
+                    if number == 2:
+                        break
+                    usual(model, optimizer, x)
+
+        assert job.run(script).samples_done == 2 * 20
+
+    def test_a_loop_after_a_break_goes_on_with_the_next_samples(self, job: Alone) -> None:
+        seen: list[int] = []
+
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    usual(model, optimizer, x)
+                    seen.extend((x.flatten() * 39).round().int().tolist())
+                    break
+                next(iter(loader))  # looked at, not trained
+                for (x,) in loader:
+                    usual(model, optimizer, x)
+                    seen.extend((x.flatten() * 39).round().int().tolist())
+
+        assert job.run(script).samples_done == 40
+        assert sorted(seen) == list(range(40)), "each sample once"
+
+    def test_a_second_pass_in_an_epoch_is_refused(self, job: Alone) -> None:
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            for _ in it.epochs(2):
+                for _ in range(2):
+                    for (x,) in loader:
+                        usual(model, optimizer, x)
+
+        end = job.run(script)
+        assert end.outcome == "crashed"
+        assert end.message.startswith("UsageError: the loader has no second pass in an epoch: ")
+
+    def test_epochs_left_while_a_variable_holds_them_are_the_end_of_training(self, job: Alone) -> None:
+        held: list[Iterator[int]] = []
+
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            held.append(it.epochs(5))
+            for epoch in held[0]:
+                for (x,) in loader:
+                    usual(model, optimizer, x)
+                it.log(metric=epoch / 10)
+                if epoch == 1:
+                    break
+
+        end = job.run(script)
+        assert (end.outcome, end.samples_done, end.message) == ("done", 80, "")
+        assert [event.metric for event in job.events("epoch")] == [0.0, 0.1]
+
+    def test_giving_up_while_a_variable_holds_the_epochs_leaves_the_word_to_the_exit_code(
+        self, job: Alone
+    ) -> None:
+        held: list[Iterator[int]] = []
+
+        def script(it: ElasticJob) -> None:
+            prepared(it)
+            held.append(it.epochs(5))
+            next(held[0])
+            sys.exit("diverged")
+
+        end = job.run(script)
+        assert (end.outcome, end.exit_counts) == ("done", True)
+
+
+class TestClosures:
+    """``optimizer.step(closure)`` trains what the step says, or says that it cannot."""
+
+    @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
+    def test_one_worker_that_takes_a_batch_at_once_trains_as_without_the_library(
+        self, job: Alone, make: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found: list[list[float]] = []
+
+        def train(step: Step) -> Callable[[ElasticJob], None]:
+            def script(it: ElasticJob) -> None:
+                model, optimizer, loader = prepared(it, make)
+                for _ in it.epochs(1):
+                    for (x,) in loader:
+                        step(model, optimizer, x)
+                found.append([value.item() for value in model.parameters()])
+
+            return script
+
+        assert job.run(train(with_closure), seed=5).samples_done == 40
+        monkeypatch.delenv(ENV_JOB_DIR)
+        train(with_closure)(elastic.init(batch_size=10, seed=5))
+        assert found[0] == found[1]
+        if make is torch.optim.SGD:
+            train(usual)(elastic.init(batch_size=10, seed=5))
+            assert found[0] == found[2]
+
+    def test_micro_steps_are_refused_before_anything_is_trained(self, job: Alone) -> None:
+        nets: list[nn.Module] = []
+
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it)
+            nets.append(model)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    before = [value.clone() for value in model.parameters()]
+                    try:
+                        with_closure(model, optimizer, x)
+                    finally:
+                        assert all(map(torch.equal, before, model.parameters()))
+
+        end = job.run(script, accum=3)
+        assert end.outcome == "crashed"
+        assert end.message.endswith("call backward in the loop body, and optimizer.step() without a closure")
+
+    def test_several_workers_run_a_closure_once_a_step(self) -> None:
+        closure = checked(lambda: 1.0, accumulates=False, workers=2, failed=lambda: False)
+        assert closure() == 1.0
+        with pytest.raises(UsageError, match="several times a step"):
+            closure()
+
+    def test_an_optimizer_makes_no_step_with_the_gradients_of_a_lost_worker(self) -> None:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def void(closure: Callable[[], Any]) -> Callable[[], Any]:
+            return checked(closure, accumulates=False, workers=2, failed=lambda: True)
+
+        guard_optimizer(optimizer, ("step",), lambda: False, checked=void)
+        before = net.weight.item()
+
+        def closure() -> torch.Tensor:
+            loss = net(torch.ones(1, 1)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+        assert net.weight.item() == before
