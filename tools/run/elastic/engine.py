@@ -11,6 +11,7 @@ import torch
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.cut import Cut, MicroBatch
 from pliant.tools.run.elastic.gradients import Gradients
+from pliant.tools.run.elastic.outside import refuse_training
 from pliant.tools.run.elastic.position import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Position
 from pliant.tools.run.elastic.replica import Averaging, check_same, outline
 from pliant.tools.run.elastic.setting import Setting
@@ -63,6 +64,9 @@ class Engine:
         self._asked = 0
         """Values of rank 0 that this worker has asked for since the last step of the epoch."""
         self._first_step: int | None = None
+        averaging.before_forward = self._follow_trained
+        if averaging.ddp is not None:
+            gradients.bind(averaging.ddp, accumulates=self.accumulates)
 
     @property
     def resumed(self) -> bool:
@@ -150,6 +154,7 @@ class Engine:
             self._step_start.note()
         self._mid_step = True
         self._micro = micro
+        self._follow_trained()
         self._gradients.begin(micro)
 
     def end(self) -> None:
@@ -247,6 +252,8 @@ class Engine:
 
     def _start(self) -> None:
         if not self.started:
+            training = self.training
+            refuse_training(training.helpers, training.model, training.optimizer)
             if self._supervision is not None:
                 self._supervision.start(self)
             else:
@@ -310,6 +317,12 @@ class Engine:
             while self.training.counters.epoch == epoch and not self._supervision.gather_loss():
                 pass
         return self.training.common_loss.value() if self.training.counters.epoch == epoch else None
+
+    def _follow_trained(self) -> None:
+        """Take up that the author has frozen or unfrozen parameters: all workers do it at the same place."""
+        if self._gradients.trained_differ():
+            self._averaging.renew(self.setting.device)
+            self._gradients.follow(self._averaging.ddp)
 
     def _settle(self) -> None:
         """Complete the step that a ``break`` has left open, if the optimizer has made it; else drop it."""

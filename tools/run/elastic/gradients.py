@@ -24,7 +24,10 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module, *, accumulates: bool) -> None:
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._all = list(model.parameters())
+        self._trained: list[bool] = []
+        """Of each, whether it is trained."""
+        self._accumulates = False
         self._ddp: DistributedDataParallel | None = None
         self._weight = 1.0
         self._last = True
@@ -32,20 +35,32 @@ class Gradients:
         self._aside: dict[torch.Tensor, torch.Tensor] = {}
         self._weighing: list[RemovableHandle] = []
         self._collecting: list[RemovableHandle] = []
-        self.bind(model if isinstance(model, DistributedDataParallel) else None, accumulates=accumulates)
+        self.bind(None, accumulates=accumulates)
 
     def bind(self, ddp: DistributedDataParallel | None, *, accumulates: bool) -> None:
         """From now on the workers' gradients are averaged by ``ddp``; None: there is one worker."""
         self.forget()
+        self._accumulates = accumulates
+        self.follow(ddp)
+
+    def trained_differ(self) -> bool:
+        """Whether the author has frozen or unfrozen parameters since they were looked at."""
+        return self._trained != [parameter.requires_grad for parameter in self._all]
+
+    def follow(self, ddp: DistributedDataParallel | None) -> None:
+        """Weigh and collect the gradients of what is trained now, by ``ddp``; a step may be under way."""
         self._ddp = ddp
-        if accumulates and not self._collecting:
-            self._collecting = [
-                parameter.register_post_accumulate_grad_hook(self._collect) for parameter in self._parameters
-            ]
-        elif not accumulates:
-            for handle in self._collecting:
-                handle.remove()
-            self._collecting = []
+        self._trained = [parameter.requires_grad for parameter in self._all]
+        if ddp is not None:
+            ddp.require_backward_grad_sync = self._last
+        for handle in self._collecting:
+            handle.remove()
+        self._collecting = [
+            parameter.register_post_accumulate_grad_hook(self._collect)
+            for parameter in self._parameters()
+            if self._accumulates
+        ]
+        self._hook(self._weigh if self._weighing else None)
 
     def begin(self, micro: MicroBatch) -> None:
         """Prepare for the backward pass of a micro-batch."""
@@ -82,8 +97,11 @@ class Gradients:
         for handle in self._weighing:
             handle.remove()
         self._weighing = (
-            [] if hook is None else [parameter.register_hook(hook) for parameter in self._parameters]
+            [] if hook is None else [parameter.register_hook(hook) for parameter in self._parameters()]
         )
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._all if parameter.requires_grad]
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
         # zero times infinity is not zero

@@ -32,8 +32,9 @@ def guard_optimizer(
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
-    A closure that they are given is ``checked``. The instance is changed, not its class: it stays what schedulers and scalers expect. (A scheduler that
-    was made before has put its own ``step`` into the instance; it is kept inside.)
+    A closure that they are given is ``checked``. The instance is changed, not its class: it stays what
+    schedulers and scalers expect. (A scheduler that was made before has put its own ``step`` into the
+    instance; it is kept inside.)
     """
     for name in names:
         guarded = _guarded(getattr(optimizer, name), quiet, around, checked)

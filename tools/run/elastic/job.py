@@ -118,13 +118,15 @@ class ElasticJob:
         """
         self._check_new()
         averaging = Averaging(find_unused_parameters=find_unused_parameters)
-        model = self._placed(model, averaging, find_unused_parameters=find_unused_parameters)
+        model = model.to(self.device)
         reading = Reading(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
+            model = self._measured(model, find_unused_parameters=find_unused_parameters)
             training = Training(model, optimizer, self._helpers)
             self._engine = measurement = Measurement(order, model, reading, training, self._backend)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return model, optimizer, measurement
+        model = self._replica(model, averaging)
         engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))
         loader = ElasticLoader(reading, engine, shuffle=shuffle)
         self._engine = engine
@@ -196,10 +198,14 @@ class ElasticJob:
             raise UsageError(f"a global batch of {batch} is too small for {self.world_size} workers")
         return Cut(batch, self.world_size, 1 if plan is None else plan.accum, drop_last)
 
-    def _placed(self, model: nn.Module, averaging: Averaging, *, find_unused_parameters: bool) -> nn.Module:
-        model = model.to(self.device)
-        if self._supervision is not None:
-            return Replica(model, averaging)
+    def _replica(self, model: nn.Module, averaging: Averaging) -> nn.Module:
+        if self._supervision is None and self.world_size == 1:
+            return model
+        if self._supervision is None:
+            averaging.begin_plainly(model, self.device)
+        return Replica(model, averaging)
+
+    def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
         if self.world_size == 1:
             return model
         devices = [self.device] if self.device.type == "cuda" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import zip_longest
 from typing import Any
@@ -29,6 +29,8 @@ class Averaging:
         self.ddp: DistributedDataParallel | None = None
         self._group: TolerantGroup | None = None
         self._find_unused = find_unused_parameters
+        self.before_forward: Callable[[], None] = lambda: None
+        """Called before each forward pass that records gradients."""
 
     @property
     def error(self) -> RuntimeError | None:
@@ -42,26 +44,42 @@ class Averaging:
 
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
-        on_gpu = device.type == "cuda"
-        self._group = None if on_gpu else TolerantGroup(world())
-        self.ddp = _Tolerant(
-            module,
-            [device] if on_gpu else None,
-            process_group=self._group,
-            find_unused_parameters=self._find_unused,
-            init_sync=False,
-        )
-        self.ddp.averaging = self
+        self._group = None if device.type == "cuda" else TolerantGroup(world())
+        self._wrap(module, device, init_sync=False)
+
+    def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
+        """Average over the process group of torchrun's workers, which get rank 0's weights."""
+        self._wrap(module, device, init_sync=True)
+
+    def renew(self, device: torch.device) -> None:
+        """Average what is trained now: the author has frozen or unfrozen parameters."""
+        if self.ddp is not None:
+            module = self.ddp.module
+            self._unwrap()
+            self._wrap(module, device, init_sync=False)
 
     def end(self) -> None:
         """Average no more. All that holds on to the process group is let go of."""
+        self._unwrap()
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
+
+    def _wrap(self, module: nn.Module, device: torch.device, *, init_sync: bool) -> None:
+        self.ddp = _Tolerant(
+            module,
+            [device] if device.type == "cuda" else None,
+            process_group=self._group,
+            find_unused_parameters=self._find_unused,
+            init_sync=init_sync,
+        )
+        self.ddp.averaging = self
+
+    def _unwrap(self) -> None:
         if self.ddp is not None:
             # at once, without waiting for the garbage collector: sockets hang on it
             del self.ddp.reducer, self.ddp.logger
             self.ddp = None
-        if self._group is not None:
-            self._group.leave()
-            self._group = None
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
         """What a copy of the model gets: it is nobody's replica."""
@@ -86,8 +104,11 @@ class Replica(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's own."""
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **named)
+        self.averaging.before_forward()
         ddp = self.averaging.ddp
-        if ddp is None or self.averaging.failed or not torch.is_grad_enabled():
+        if ddp is None or self.averaging.failed:
             return self.module(*inputs, **named)
         return ddp(*inputs, **named)
 
@@ -106,9 +127,7 @@ class Replica(nn.Module):
 def outline(model: nn.Module) -> list[list[Any]]:
     """What workers that average gradients must have in common: name, type and shape of each parameter."""
     inner = getattr(model, "module", model)
-    return [
-        [name, str(one.dtype), list(one.shape)] for name, one in inner.named_parameters() if one.requires_grad
-    ]
+    return [[name, str(one.dtype), list(one.shape)] for name, one in inner.named_parameters()]
 
 
 def check_same(model: nn.Module, other: list[list[Any]]) -> None:
@@ -120,7 +139,7 @@ def check_same(model: nn.Module, other: list[list[Any]]) -> None:
     for number, (here, there) in enumerate(zip_longest(outline(model), other)):
         if here != there:
             raise UsageError(
-                "the model differs from that of the other workers: trained parameter "
+                "the model differs from that of the other workers: parameter "
                 f"{number} is {_in_words(here)} here, {_in_words(there)} there"
             )
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from pliant.tools.run.elastic.groups import Groups, restore_trained, trained
 from pliant.tools.run.elastic.replica import Replica
 from pliant.tools.run.elastic.state import (
     Counters,
@@ -39,6 +40,7 @@ class Training:
     ) -> None:
         self.model = model.module if isinstance(model, DistributedDataParallel | Replica) else model
         self.optimizer = optimizer
+        self._groups = Groups(self.model, optimizer)
         self.helpers = helpers
         self.counters = Counters()
         self.own_loss = Mean()
@@ -57,6 +59,8 @@ class Training:
         """What is the same on all workers."""
         return {
             "model": self.model.state_dict(),
+            "trained": trained(self.model),
+            "groups": self._groups.names(),
             "optimizer": plain(self.optimizer.state_dict()),
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
@@ -87,6 +91,8 @@ class Training:
         started may be of a plan that the others never followed.
         """
         self.model.load_state_dict(saved["model"])
+        restore_trained(self.model, saved.get("trained", {}))
+        self._groups.restore(saved.get("groups"), saved["optimizer"]["param_groups"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self._restore_helpers(saved["helpers"])
         # making a scheduler and loading it change learning rates: the saved ones count

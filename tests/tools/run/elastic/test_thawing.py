@@ -1,0 +1,177 @@
+"""Layers that are frozen and unfrozen while training goes on, and groups that an optimizer is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.tools.run.elastic import ElasticJob
+from pliant.tools.run.elastic.training import Training
+from tests.tools.run.elastic.alone import Alone
+from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
+
+pytestmark = pytest.mark.torch
+THAWING = Path(__file__).with_name("thawing.py")
+STEPS = 5
+"""Of an epoch."""
+Make = Callable[..., Gang]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["new groups", "one group"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
+    """What one process trains, without a plan; whether each thaw gives the optimizer another group."""
+    folder = tmp_path_factory.mktemp("alone")
+    plain(folder, script=THAWING, grow=request.param)
+    return folder, request.param
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Make]:
+    made: list[Gang] = []
+
+    def make(**options: Any) -> Gang:
+        made.append(Gang(tmp_path, script=THAWING, **options))
+        made[-1].patience_s = 60
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+@pytest.mark.parametrize(("workers", "accum"), [(1, 3), (2, 1), (3, 2)])
+def test_what_is_unfrozen_is_trained_as_by_one_process(
+    gang: Make, tmp_path: Path, alone: tuple[Path, bool], workers: int, accum: int
+) -> None:
+    expected, grow = alone
+    job = gang(grow=grow)
+    assert job.run(workers, accum=accum) == ["done"] * workers
+    assert_same_weights(tmp_path, expected)
+    assert len({path.read_text() for path in tmp_path.glob("weights-*")}) == 1, "the workers differ"
+
+
+def test_the_same_under_plain_torchrun(tmp_path: Path, alone: tuple[Path, bool]) -> None:
+    expected, grow = alone
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    plain(tmp_path, *torchrun, script=THAWING, grow=grow)
+    assert_same_weights(tmp_path, expected)
+
+
+@pytest.mark.parametrize("hold_at", [STEPS + 2, 2 * STEPS + 3])
+def test_a_job_that_is_launched_again_goes_on_with_what_was_unfrozen(
+    gang: Make, tmp_path: Path, alone: tuple[Path, bool], hold_at: int
+) -> None:
+    expected, grow = alone
+    job = gang(grow=grow, hold_at=hold_at)
+    job.start(1)
+    job.until(lambda: len(job.events("epoch")) == (hold_at - 1) // STEPS, "epoch")
+    job.publish(1, abort=True)
+    job.go()
+    job.end()
+    assert job.outcomes() == ["stopped"]
+    job.options |= {"hold_at": None}
+    assert job.run(2) == ["done"] * 2
+    assert_same_weights(tmp_path, expected)
+
+
+def test_workers_that_join_train_what_was_unfrozen_before(
+    gang: Make, tmp_path: Path, alone: tuple[Path, bool]
+) -> None:
+    expected, grow = alone
+    job = gang(grow=grow, hold_at=2 * STEPS + 3, step_s=0.05)
+    job.start(1)
+    job.until(lambda: len(job.events("epoch")) == 2, "two epochs")
+    job.publish(2)
+    job.add(1)
+    job.until(lambda: job.here.presence(1).exists(), "second worker")
+    job.go()
+    job.reaches()
+    assert job.end() == [0, 0]
+    assert job.outcomes() == ["done"] * 2
+    assert_same_weights(tmp_path, expected)
+
+
+class TestGroups:
+    """An optimizer whose groups the state of another one has."""
+
+    def net(self, *learning_rates: float, named: bool = False) -> Training:
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+        listed = [list(part.named_parameters() if named else part.parameters()) for part in model]
+        groups = [{"params": part, "lr": lr} for part, lr in zip(listed, learning_rates, strict=False)]
+        return Training(model, torch.optim.SGD(groups, momentum=0.9), {})
+
+    def test_groups_that_are_missing_come_with_their_settings_and_momentum(self) -> None:
+        before, after = self.net(0.1, 0.2, 0.3), self.net(0.1)
+        for parameter in before.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before.optimizer.step()
+        after.restore(before.capture())
+        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2, 0.3]
+        last = after.model[2].weight  # type: ignore[index]
+        assert torch.equal(after.optimizer.state[last]["momentum_buffer"], torch.ones(2, 2))
+
+    def test_a_script_adds_groups_again_that_have_come_back(self) -> None:
+        before, after = self.net(0.1, 0.2), self.net(0.1)
+        after.restore(before.capture())
+        after.optimizer.add_param_group({"params": after.model[1].parameters(), "lr": 0.9})  # type: ignore[index]
+        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2]
+        after.optimizer.add_param_group({"params": after.model[2].weight})  # type: ignore[index]
+        assert len(after.optimizer.param_groups) == 3
+
+    def test_an_optimizer_that_was_made_otherwise_is_refused_as_by_pytorch(self) -> None:
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            self.net(0.1).restore(self.net(0.1, 0.2).capture() | {"groups": [["0.bias"], ["1.bias"]]})
+
+
+class TestOutside:
+    """What is trained without being averaged is refused."""
+
+    def script(self, **registered: Any) -> Callable[[ElasticJob], None]:
+        def run(it: ElasticJob) -> None:
+            net = nn.Linear(1, 1)
+            data = torch.utils.data.TensorDataset(torch.ones(20, 1))
+            found = {name: make(net) for name, make in registered.items()}
+            model, optimizer, loader = it.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+            it.register(**found)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    optimizer.zero_grad()
+                    loss = model(x).square().mean()
+                    if "critic" in found:
+                        loss = loss + found["critic"](model(x)).mean()
+                    loss.backward()
+                    optimizer.step()
+                    if "average" in found:
+                        found["average"].update_parameters(net)
+
+        return run
+
+    def test_a_registered_module_that_gets_gradients_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        end = Alone(tmp_path, monkeypatch).run(self.script(critic=lambda _: nn.Linear(1, 1)))
+        assert end.outcome == "crashed"
+        assert end.message.startswith(
+            "UsageError: registered object critic gets gradients, which would train"
+        )
+
+    def test_a_second_optimizer_is_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        second = self.script(other=lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+        end = Alone(tmp_path, monkeypatch).run(second)
+        assert (end.outcome, end.samples_done) == ("crashed", 0)
+        assert end.message.startswith("UsageError: registered object other is a second optimizer, which")
+
+    def test_averages_and_parts_of_the_model_are_registered_as_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        end = Alone(tmp_path, monkeypatch).run(self.script(average=AveragedModel, part=lambda net: net))
+        assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")
