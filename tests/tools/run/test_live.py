@@ -5,6 +5,8 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,13 +18,17 @@ from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissi
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run import journal, runner
+from pliant.tools.run.executor import Progressed
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.live import LiveRun
 from pliant.tools.run.options import Options
 from pliant.tools.run.planning import read_plan
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
+from pliant.tools.run.sight import Bystander
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
+from pliant.tools.run.view import in_order as jobs_in_order
 from pliant.tools.schedule.decide import Question, decide_from_events
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend
@@ -572,3 +578,77 @@ def test_a_dry_run_on_a_live_state_directory_tells_the_difference(site: Site) ->
     assert read_log(site.state).jobs.keys() == {"a"}
     site.jobs.clear()
     run_once(site.options())
+
+
+REPORTS = '''
+"""Trains until the gate is there, and reports as rank 0 does: newest progress in a file, little history."""
+import json, os, pathlib, sys, time
+
+folder = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
+gate = pathlib.Path(sys.argv[1])
+plan = json.loads((folder / "plan.json").read_text())
+attempt = folder / "attempts" / str(plan["attempt"])
+with (attempt / "progress.jsonl").open("a") as file:
+    for line in (
+        {"schema": "pliant.event/1"},
+        dict(time=time.time(), job="a", event="progress", samples_done=8.0, detail={"generation": 1}),
+    ):
+        file.write(json.dumps(line) + "\\n")
+step = 1
+while not gate.exists():
+    step += 1
+    known = {name: plan[name] for name in ("job", "attempt", "generation", "global_batch")}
+    report = {"schema": "pliant.progress/1", **known, "gpus": len(plan["members"]), "step": step, "epoch": 0,
+              "samples_done": 8.0 * step, "loss": 0.5, "step_seconds": 0.25, "noise_scale": 12.0}
+    (folder / "progress.json.new").write_text(json.dumps(report))
+    (folder / "progress.json.new").replace(folder / "progress.json")
+    time.sleep(0.01)
+if len(sys.argv) > 2:
+    os.kill(os.getpid(), 9)
+(attempt / "worker-0.new").write_text(json.dumps({"outcome": "done", "samples_done": 8.0 * step}))
+(attempt / "worker-0.new").replace(attempt / "worker-0.json")
+'''
+
+
+def reported(samples: float) -> Callable[[RunLog], bool]:
+    return lambda log: "a" in log.newest and log.newest["a"].samples_done >= samples
+
+
+def test_the_policy_hears_how_far_a_job_is_and_the_log_does_not_grow(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[float, int, float | None]] = []
+    tell = LiveRun._refine
+
+    def listening(live: LiveRun, report: Progressed) -> None:
+        tell(live, report)
+        job = live.session.jobs["a"]
+        heard.append((job.samples_done(live.clock()), len(job.observations), job.noise_scale))
+
+    monkeypatch.setattr(LiveRun, "_refine", listening)
+    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
+    run_until_done(site.options(), when(reported(400.0), site.gate.touch))
+    assert heard[-1][0] >= 400.0
+    assert heard[-1][1:] == (1, 12.0)
+    assert [event.event for event in site.events()].count("progress") == 1
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+
+
+def test_the_log_says_how_far_a_job_was_when_it_failed(site: Site) -> None:
+    site.job("a", site.gate, "fails", text=REPORTS, samples=1e6, high=1)
+    with suppress(JobsFailedError):
+        run_until_done(replace(site.options(), retries=0), when(reported(400.0), site.gate.touch))
+    (failed,) = [event for event in site.events() if event.event == "fail"]
+    assert (failed.samples_done or 0.0) >= 400.0
+
+
+def test_who_only_looks_sees_how_far_a_job_is(site: Site) -> None:
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(jobs_in_order(Bystander(site.state).look().log)[0].samples_done)
+        site.gate.touch()
+
+    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
+    run_until_done(site.options(), when(reported(400.0), look))
+    assert seen[0] >= 400.0
