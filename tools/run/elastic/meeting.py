@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from pliant.tools.run.elastic.folder_store import FolderStore
@@ -89,7 +90,14 @@ class Meeting:
 
 
 def remove_earlier(attempt: AttemptDir, now: tuple[int, int]) -> None:
-    """Remove what meetings before that of a generation and round have left: all who came have gone on."""
+    """Remove what meetings before that of a generation and round have left: all who came have gone on.
+
+    In the background, for removing files takes longer than a meeting on some file systems.
+    """
+    Thread(target=_remove, args=(attempt, now), name="pliant-meetings", daemon=True).start()
+
+
+def _remove(attempt: AttemptDir, now: tuple[int, int]) -> None:
     for folder in attempt.meetings.glob("*.*"):
         if _numbers(folder) < now:
             shutil.rmtree(folder, ignore_errors=True)

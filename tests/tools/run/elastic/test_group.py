@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from pliant.tools.run.planning import write_plan
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone
+from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 LIMIT = timedelta(seconds=60)
@@ -122,6 +124,7 @@ def test_a_script_s_own_group_goes_through_one_two_three_two_one_workers(tmp_pat
             job.publish(members)
             job.add(*(number for number in members if number >= len(job.workers)))
             job.reaches()
+        until(lambda: list(job.here.meetings.iterdir()) == [])  # what the generations met over goes with them
         job.publish([2], abort=True)
         job.end()
     finally:
@@ -130,7 +133,6 @@ def test_a_script_s_own_group_goes_through_one_two_three_two_one_workers(tmp_pat
     assert trained_as_alone(job, tmp_path) > 4
     made = {path.name.split("-")[1]: int(path.read_text()) for path in tmp_path.glob("made-*")}
     assert sorted(made.values()) == [2, 2, 3]
-    assert [path.name for path in job.here.meetings.iterdir()] == [], "what the generations met over is gone"
 
 
 def test_a_communicator_that_fails_fails_its_round_and_no_training(tmp_path: Path) -> None:
@@ -223,6 +225,25 @@ def test_a_backend_that_the_script_names_is_bound_to_a_device_only_where_it_is_n
     Group(Setting(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
     backend, how = recorded.calls[0]
     assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
+
+
+def hangs(folder: str) -> None:
+    """A worker whose library does not come back from making a communicator."""
+    patch = pytest.MonkeyPatch()
+    Recorded(patch)
+    patch.setattr(group_module, "HANGS", timedelta(milliseconds=100))
+    patch.setattr(group_module, "_exchange", lambda *_: signal.pause())
+    Group(Setting(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
+
+
+def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path) -> None:
+    worker = CONTEXT.Process(target=hangs, args=(str(tmp_path),))
+    worker.start()
+    worker.join(60)
+    try:
+        assert worker.exitcode == 1
+    finally:
+        worker.kill()
 
 
 class TestRounds:

@@ -16,6 +16,7 @@ from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import Plan
+from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 HERE = Position(1, 7, 1)
@@ -127,4 +128,4 @@ def test_what_earlier_meetings_have_left_goes_when_a_later_one_has_come_together
         (attempt.meetings / name).mkdir(parents=True)
         (attempt.meetings / name / "store").touch()
     remove_earlier(attempt, (3, 1))
-    assert sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"]
+    until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])
