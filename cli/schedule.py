@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -10,9 +12,11 @@ from pliant.cli.console import note, stderr
 from pliant.schemas.errors import BadInputError, UsageError
 
 if TYPE_CHECKING:
-    from pliant.schemas.profile import Profile
+    from pliant.schemas.profile import Profile, ProfileRow
     from pliant.schemas.schedule import Schedule
     from pliant.tools.schedule.decide import Question
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 2.0
 """How long a pipe may be silent before we say that we wait for it."""
@@ -31,7 +35,11 @@ def schedule(
     jobs: Annotated[str | None, typer.Option("--jobs", help="Jobs to schedule (JSON Lines).")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
     state: Annotated[
-        str | None, typer.Option("--state", help="Take all inputs from this state directory instead.")
+        str | None,
+        typer.Option(
+            "--state",
+            help="Take the inputs from this state directory; before its first run name a --cluster.",
+        ),
     ] = None,
     param: Annotated[
         list[str] | None,
@@ -73,9 +81,9 @@ def schedule(
         raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
     question = Question(policy, parse_pairs(param or []), seed, explain, timing)
     if state is not None:
-        if profile is not None or jobs is not None or cluster is not None:
-            raise UsageError("--state brings its own jobs, cluster and profile: leave yours out")
-        found = _from_state(state, question, now, wait)
+        if jobs is not None:
+            raise UsageError("--state brings its own jobs: leave --jobs out")
+        found = _from_state(state, question, now, wait, cluster, profile)
     elif jobs is None or cluster is None:
         raise UsageError("name --jobs and --cluster, or a --state directory")
     else:
@@ -108,33 +116,60 @@ def _from_files(
     return found
 
 
-def _from_state(folder: str, question: Question, now: float | None, wait_s: float) -> Schedule:
-    import time
-    from pathlib import Path
-
+def _from_state(
+    folder: str,
+    question: Question,
+    now: float | None,
+    wait_s: float,
+    cluster: str | None,
+    profile: str | None,
+) -> Schedule:
     from pliant.schemas.io import read_cluster, read_profile
+    from pliant.schemas.profile import Profile
+    from pliant.tools.run.clock import Clock
     from pliant.tools.run.glance import look_at
     from pliant.tools.run.refine import reported
     from pliant.tools.run.spool import requested
     from pliant.tools.schedule.decide import decide_from_history
 
-    found = look_at(Path(folder), wait_s=wait_s)
-    at, log = found.dirs, found.log
-    if log.info is None and not log.jobs:
-        raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
-    now_s = max(time.time(), log.last_s) if now is None else now
+    clock, found = Clock(), look_at(Path(folder), wait_s=wait_s)
+    at, log, begun = found.dirs, found.log, found.log.info is not None
+    if not begun and not log.jobs and cluster is None:
+        if at.events.exists():
+            raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
+        raise UsageError(f"{folder} holds no run: name its --cluster to begin one")
+    clock.not_before(log.last_s, found.written_s)
+    now_s = clock() if now is None else now
     asked = requested(found.requests, log, now_s)
     newest = reported(at, log, now_s) if now is None else []
+
+    def read_rows(path: str | Path) -> tuple[ProfileRow, ...]:
+        return read_profile(path).rows
+
+    rows = _own(at.profile, profile, read_rows, begun=begun)
     return decide_from_history(
         found.history(now_s, [*newest, *asked]),
         question,
         now_s=now_s,
-        cluster=read_cluster(at.cluster) if at.cluster.exists() else None,
-        profile=read_profile(at.profile) if at.profile.exists() else None,
+        cluster=_own(at.cluster, cluster, read_cluster, begun=begun),
+        profile=None if rows is None else Profile(rows),
         previous=found.schedule,
         new=[event.job for event in asked if event.event == "submit" and event.job],
         source=str(at.events),
     )
+
+
+def _own(kept: Path, named: str | None, read: Callable[[str | Path], T], *, begun: bool) -> T | None:
+    """What the run of a state directory goes on with; what is named, for one that is to begin.
+
+    :raises UsageError: something else is named than what is there.
+    """
+    own = read(kept) if begun and kept.exists() else None
+    asked = None if named is None else read(named)
+    if begun and asked is not None and own != asked:
+        there = f"differs from {kept}" if own is not None else f"is not used, for there is no {kept}"
+        raise UsageError(f"{named} {there}: the run there goes on with what it began with; leave it out")
+    return asked if own is None else own
 
 
 def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:

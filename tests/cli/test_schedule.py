@@ -79,7 +79,7 @@ def test_explaining_prints_a_table_for_people(here: Path):
         (["-", "--jobs", "-", "--cluster", "cluster.json", "--policy", "fifo"], 2, "only one input"),
         (["--jobs", "none", "--cluster", "cluster.json", "--policy", "fifo"], 3, "none: no such file"),
         (["none", *FILES, "--policy", "fifo"], 3, "none: no such file"),
-        (["--state", "none", "--policy", "fifo"], 3, "none/events.jsonl: no such file"),
+        (["--state", "none", "--policy", "fifo"], 2, "none holds no run: name its --cluster to begin one"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(here: Path, args: list[str], code: int, complaint: str):

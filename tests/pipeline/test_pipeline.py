@@ -153,3 +153,17 @@ def test_a_reader_that_never_read(sh: Shell, command: str, code: int) -> None:
     assert done.stderr.splitlines()[-1] == str(code)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+def test_the_line_for_cron_works_from_its_first_minute(sh: Shell, inputs: Path) -> None:
+    """On no directory at all, on one that has only submissions, and while and after their job runs."""
+    (inputs / "cluster.json").write_text('{"slots": "cpu", "nodes": [{"name": "here", "gpus": 1}]}')
+    (inputs / "train.py").write_text("print('trained')")
+    job = {"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, "command": ["train.py"]}
+    (inputs / "job.jsonl").write_text(json.dumps(job) + "\n")
+    turn = "pliant schedule --state live --cluster cluster.json --policy fair-share | pliant run --state live"
+    first = sh(f"{turn} && pliant submit job.jsonl --state live && {turn}")
+    assert first.returncode == 0, first.stderr
+    ended = sh(f"until pliant status --state live | grep finished; do {turn} || exit 1; done")
+    assert ended.returncode == 0, ended.stderr
+    assert sh("pliant log a --state live").stdout.splitlines()[-1] == "trained"

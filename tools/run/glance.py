@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.schemas.schedule import Schedule
@@ -15,7 +14,7 @@ from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.private import check_seen
 from pliant.tools.run.spool import Request, Spool
-from pliant.tools.run.state import Lock
+from pliant.tools.run.state import Lock, size_and_time
 from pliant.tools.schedule.decide import History
 from pliant.tools.schedule.session_facts import Basis, KeptSession
 
@@ -30,6 +29,8 @@ class Glance:
     """The last one."""
     requests: tuple[Request, ...]
     view: LogView
+    written_s: float
+    """When the log was written last, by the system's clock of then; 0: there is none."""
 
     def history(self, now_s: float, asked: Sequence[Event]) -> History:
         """What happened until now.
@@ -59,8 +60,7 @@ def look_at(state: Path, *, wait_s: float = 0.0) -> Glance:
     with Lock(dirs.lock).shared(wait_s=wait_s):
         requests = tuple(Spool(dirs).requests())
         schedule = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
-        if not dirs.events.exists():
-            raise BadInputError.one(str(dirs.events), "no such file")
-        until = dirs.events.stat().st_size
+        size, written_s = size_and_time(dirs)
     view = LogView(dirs, keeps_events=True)
-    return Glance(dirs, view.refresh(to_the_end=True, until=until), schedule, requests, view)
+    log = view.refresh(to_the_end=True, until=size) if size else view.log
+    return Glance(dirs, log, schedule, requests, view, written_s)

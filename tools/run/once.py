@@ -56,6 +56,7 @@ class Once:
         self._clock = clock
         self._origin_s = origin_s
         self._retries = retries
+        self._looked_s = 0.0
 
     @property
     def settled(self) -> bool:
@@ -72,6 +73,7 @@ class Once:
         self._heed(spool)
         self._executor.adopt(self._state.log)
         self._record(self._executor.look())
+        self._looked_s = self._clock()
         now, found = self._clock(), self._schedule
         self._state.record(
             [
@@ -90,15 +92,16 @@ class Once:
 
     def step(self) -> None:
         """One turn towards the schedule. Never waits."""
-        self._record(self._executor.tick())
+        since_s, self._looked_s = self._looked_s, self._clock()
+        self._record(self._executor.tick(), since_s)
 
-    def _record(self, reports: list[Report]) -> None:
+    def _record(self, reports: list[Report], since_s: float = 0.0) -> None:
         for report in reports:
             if isinstance(report, Progressed):
                 self._state.log.newest[report.job_id] = report.progress
             events: list[Event] = []
             with self._faults.of(report.job_id):
-                events = report_events(report, self._state.log, self._clock(), self._retries)
+                events = report_events(report, self._state.log, self._clock(), self._retries, since_s)
             self._state.record(events)
         given_up, self._given_up = self._given_up, {}
         for job_id, reason in given_up.items():
@@ -115,7 +118,10 @@ class Once:
         """Write down what was submitted and cancelled by the time of the decision."""
         now, until_s = self._clock(), self._origin_s + self._schedule.time
         events: list[Event] = []
-        for each in unheard(spool.requests(), self._state.log, until_s):
+        requests = spool.requests()
+        known = {job.id for request in requests for job in request.jobs} | self._state.log.jobs.keys()
+        planned = {job.id: self._in_utc(job) for job in self._schedule.jobs if job.id not in known}
+        for each in unheard(requests, self._state.log, until_s, planned):
             events += [cancel_event(each, now)] if isinstance(each, str) else self._submit(each, now)
         self._state.record(events)
         spool.settle(self._state.log)

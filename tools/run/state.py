@@ -211,6 +211,15 @@ class State:
         self.close()
 
 
+def size_and_time(dirs: StateDir) -> tuple[int, float]:
+    """Bytes of the log, and when it was written last by the system's clock of then; 0 where there is none."""
+    try:
+        found = dirs.events.stat()
+    except FileNotFoundError:
+        return 0, 0.0
+    return found.st_size, found.st_mtime
+
+
 def read_log(path: str | Path) -> RunLog:
     """The log of a state directory, read without the lock: what a bystander may know.
 

@@ -17,6 +17,7 @@ from pliant.schemas.job import Job
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.spool import Spool
 from pliant.tools.run.state import holder_of, read_log
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
 
@@ -251,6 +252,59 @@ def test_cron_sees_submissions_and_cancellations(site: Site) -> None:
     until(lambda: left_running(site.folder) == [])
     turn()
     assert phases(site) == {"a": "cancelled", "b": "cancelled", "c": "finished"}
+
+
+def cron(site: Site) -> None:
+    """One turn of the documented line."""
+    words = ("--state", site.state, "--cluster", "cluster.json", "--policy", "fair-share", "-o", "next.json")
+    decided = pliant(site, "schedule", *words)
+    assert decided.returncode == 0, decided.stderr
+    done = pliant(site, "run", "next.json", "--state", site.state)
+    assert done.returncode == 0, done.stderr
+
+
+def test_cron_begins_with_submissions_alone(site: Site) -> None:
+    path = jobs_file(site, site.job("a", samples=20, high=1), site.job("large", gpus=7))
+    assert pliant(site, "submit", path, "--state", site.state).returncode == 0
+    cron(site)
+    until(lambda: left_running(site.folder) == [])
+    cron(site)
+    assert phases(site) == {"a": "finished", "large": "rejected"}
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert Spool(StateDir(site.state)).requests() == []
+
+
+def test_cron_begins_with_nothing_at_all(site: Site) -> None:
+    cron(site)
+    assert phases(site) == {}
+    path = jobs_file(site, site.job("a", samples=20, high=1))
+    assert pliant(site, "submit", path, "--state", site.state).returncode == 0
+    cron(site)
+    until(lambda: left_running(site.folder) == [])
+    cron(site)
+    assert phases(site) == {"a": "finished"}
+
+
+def test_a_job_that_is_cancelled_between_the_decision_and_the_first_run_does_not_start(site: Site) -> None:
+    path = jobs_file(site, site.job("a", samples=1e6, high=1))
+    assert pliant(site, "submit", path, "--state", site.state).returncode == 0
+    words = ("--state", site.state, "--cluster", "cluster.json", "--policy", "fair-share", "-o", "next.json")
+    assert pliant(site, "schedule", *words).returncode == 0
+    assert pliant(site, "cancel", "a", "--state", site.state).returncode == 0
+    assert pliant(site, "run", "next.json", "--state", site.state).returncode == 0
+    assert site.of("a") == ["submit a", "cancel a 0"]
+    assert left_running(site.folder) == []
+
+
+def test_before_the_first_run_the_cluster_has_to_be_named_and_after_it_no_other_one(site: Site) -> None:
+    nothing = pliant(site, "schedule", "--state", site.state, "--policy", "fifo")
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (2, 1)
+    assert "holds no run: name its --cluster to begin one" in nothing.stderr
+    cron(site)
+    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
+    other = pliant(site, "schedule", "--state", site.state, "--policy", "fifo", "--cluster", "other.json")
+    assert other.returncode == 2
+    assert "other.json differs from" in other.stderr
 
 
 def test_an_unknown_job_or_a_broken_file_is_one_line(site: Site) -> None:
