@@ -83,7 +83,7 @@ def schedule(
     if state is not None:
         if jobs is not None:
             raise UsageError("--state brings its own jobs: leave --jobs out")
-        found = _from_state(state, question, now, wait, cluster, profile)
+        found = _from_state(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
     elif jobs is None or cluster is None:
         raise UsageError("name --jobs and --cluster, or a --state directory")
     else:
@@ -120,6 +120,7 @@ def _from_state(
     folder: str,
     question: Question,
     now: float | None,
+    *,
     wait_s: float,
     cluster: str | None,
     profile: str | None,
@@ -136,7 +137,9 @@ def _from_state(
     at, log, begun = found.dirs, found.log, found.log.info is not None
     if not begun and not log.jobs and cluster is None:
         if at.events.exists():
-            raise BadInputError.one(str(at.events), "has no events, expected a run: nothing was started here yet")
+            raise BadInputError.one(
+                str(at.events), "has no events, expected a run: nothing was started here yet"
+            )
         raise UsageError(f"{folder} holds no run: name its --cluster to begin one")
     clock.not_before(log.last_s, found.written_s)
     now_s = clock() if now is None else now

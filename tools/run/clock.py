@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Final
+
+SLEW: Final = 0.5
+"""Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""
 
 
 class Clock:
-    """Seconds since the epoch."""
+    """Seconds since the epoch, as the log has them.
 
-    def __init__(self) -> None:
-        self._base_s = time.time() - time.monotonic()
+    It shows what the system's clock shows, also after a suspend or a step forward. Where the system's clock
+    was set back, this one goes on at half its speed until the other has caught up.
+
+    :param wall: the system's clock.
+    :param steady: one that nobody sets.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._shown_s = wall()
+        self._looked_s = steady()
 
     def __call__(self) -> float:
         """Now."""
-        return self._base_s + time.monotonic()
+        passed_s = self._steady() - self._looked_s
+        self._looked_s += passed_s
+        self._shown_s = max(self._wall(), self._shown_s + passed_s * SLEW)
+        return self._shown_s
 
-    def not_before(self, time_s: float) -> None:
-        """Something was written down at this time, by whatever clock: show at least that."""
-        self._base_s += max(0.0, time_s - self())
+    def not_before(self, time_s: float, written_s: float) -> None:
+        """Go on from a log.
+
+        :param time_s: its last time.
+        :param written_s: when that was written by the system's clock of then, as the file's own time says.
+        """
+        passed_s = max(0.0, self._wall() - written_s)
+        self._shown_s = max(self(), time_s + passed_s * SLEW)
 
 
 EPOCH_LIKE_S = 1e9

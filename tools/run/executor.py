@@ -107,7 +107,7 @@ class Executor:
     An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
     then it has failed with that reason. The others go on.
 
-    :param clock: seconds that never run backwards.
+    :param clock: seconds that nobody sets: deadlines are measured with it.
     :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
     """
 

@@ -153,6 +153,18 @@ def proof_events(report: Proven, time_s: float) -> list[Event]:
     return [Event(time_s, "slot_up", report.job_id, detail={"slot": str(slot)}) for slot in report.slots]
 
 
+def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
+    """A worker's event at a time that can be: after the last look, and not after now.
+
+    Its machine may have another clock. Where nobody has looked at the job so far, it is not before what
+    the log knows of it.
+    """
+    told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.points)]
+    if job.change is not None:
+        told_s.append(job.change[1])
+    return replace(event, time=min(now_s, max(event.time, *told_s)))
+
+
 def worker_events(said: Said, job: JobLog) -> list[Event]:
     """What workers reported, as it goes into the log: with the attempt, and with what the change cost.
 
@@ -218,9 +230,12 @@ def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, A
     }
 
 
-def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> list[Event]:
+def report_events(
+    report: Report, log: RunLog, time_s: float, retries: int, since_s: float = 0.0
+) -> list[Event]:
     """What the log gets to hold of a report; nothing about jobs that it does not know as active.
 
+    :param since_s: when this process looked before; 0: it has not.
     :raises ValueError: workers report what no log can hold.
     """
     job = log.jobs.get(report.job_id)
@@ -229,7 +244,8 @@ def report_events(report: Report, log: RunLog, time_s: float, retries: int) -> l
     if isinstance(report, Progressed):
         return []
     if isinstance(report, Said):
-        events = worker_events(report, job)
+        own = replace(report, events=tuple(stamped(each, job, since_s, time_s) for each in report.events))
+        events = worker_events(own, job)
         event_lines(events)  # what no log can hold is refused before one is asked to
         return events
     if isinstance(report, Hindered):

@@ -82,6 +82,7 @@ class LiveRun:
         self._awaited = bool(self._spool.requests())
         self._shares: dict[str, Share] = {}
         self._asked_s = parts.schedule.time
+        self._looked_s = 0.0
         self._ask = False
         self._patience = Patience()
         self._drained: str | None = None
@@ -136,8 +137,9 @@ class LiveRun:
     def step(self) -> None:
         """One turn: look, record, decide where something happened. Never waits."""
         happened, self._ask = self._ask, False
+        since_s, self._looked_s = self._looked_s, self.clock()
         for report in self.executor.tick():
-            happened |= self._take(report)
+            happened |= self._take(report, since_s)
         happened |= self._end_given_up()
         if self.drained:
             return
@@ -205,7 +207,8 @@ class LiveRun:
         if job in self._future:
             self._future.remove(job)
             return job
-        return job.model_copy(update={"submit_time": max(0.0, job.submit_time - self._origin_s)})
+        time_s = min(self._now(), job.submit_time - self._origin_s)
+        return job.model_copy(update={"submit_time": max(0.0, time_s)})
 
     def _joins(self, job: Job) -> list[Event]:
         """A job arrives now; one that cannot be served is out at once, with the reason."""
@@ -263,7 +266,7 @@ class LiveRun:
                 self.session.end(job_id, self._now(), "failed")
         return bool(given_up)
 
-    def _take(self, report: Report) -> bool:
+    def _take(self, report: Report, since_s: float) -> bool:
         """Write a report down and tell the session; True: the policy shall be asked."""
         if isinstance(report, Progressed):
             with self._faults.of(report.job_id):
@@ -271,7 +274,7 @@ class LiveRun:
             return False
         events: list[Event] = []
         with self._faults.of(report.job_id):
-            events = report_events(report, self.state.log, self.clock(), self._retries)
+            events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
         self.state.record(events)
         for event in events:
             with self._faults.of(report.job_id):

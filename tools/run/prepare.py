@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ class Prepared:
             found = read_schedule(name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
-        executor = Executor(backend, dirs, clock, options.timeouts, log_bytes=options.log_bytes)
+        executor = Executor(backend, dirs, time.monotonic, options.timeouts, log_bytes=options.log_bytes)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self) -> State:
@@ -99,7 +100,7 @@ class Prepared:
         if self.resumed != (state.log.info is not None):
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
-        self.clock.not_before(state.log.last_s)
+        self.clock.not_before(state.log.last_s, state.written_s)
         for sink in self.options.sinks:
             state.add_sink(sink)
         return state

@@ -31,6 +31,8 @@ class Sight:
     """Jobs that shall be cancelled."""
     holder: int | None = None
     """The process that runs it; None: nobody does."""
+    asked_s: Mapping[str, float] = field(default_factory=dict)
+    """When the submitted jobs were submitted, by the system's clock of then."""
 
 
 class Bystander:
@@ -56,7 +58,8 @@ class Bystander:
         self._reports.lay_over(log)
         asked = [job for request in requests for job in request.jobs if job.id not in log.jobs]
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
-        return Sight(log, self._reasons(), tuple(asked), cancelled, holder_of(self.dirs.lock))
+        asked_s = {job.id: request.asked_s for request in requests for job in request.jobs}
+        return Sight(log, self._reasons(), tuple(asked), cancelled, holder_of(self.dirs.lock), asked_s)
 
     def _reasons(self) -> dict[str, str]:
         try:

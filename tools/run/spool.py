@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,8 @@ from pliant.tools.run.private import PRIVATE, make_own, read_own
 
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
+AT_ONCE_S: Final = 0.1
+"""Times of files lag behind the clock a little."""
 _IDS: Final = TypeAdapter(tuple[str, ...])
 _log = logging.getLogger("pliant")
 
@@ -46,6 +48,19 @@ class Request:
     """Submitted jobs; their ``submit_time`` is UTC."""
     cancelled: tuple[str, ...] = ()
     """Ids of jobs to end."""
+    asked_s: float = 0.0
+    """When it was written, by the clock of then."""
+    seen_s: float = field(default_factory=time.monotonic)
+    """When this process saw it first, by a clock that nobody sets."""
+
+    def is_due(self, job: Job, now_s: float) -> bool:
+        """Whether a job of it arrives by now, by either clock.
+
+        That is at its time of day, or once it has been seen here for as long as it was to wait when it was
+        submitted. So no job waits longer for a clock that was set back.
+        """
+        wait_s = job.submit_time - self.asked_s
+        return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
 
     def is_settled(self, log: RunLog) -> bool:
         """Whether the log holds all of it."""
@@ -116,7 +131,21 @@ class Spool:
             kept = [job for job in request.jobs if job.id not in job_ids]
             if kept and len(kept) < len(request.jobs):
                 write_jobs(kept, request.path)
+                os.utime(request.path, (request.asked_s, request.asked_s))
             elif request.jobs and not kept:
+                request.path.unlink()
+        self._read.clear()
+
+    def take_back(self, job_ids: Collection[str]) -> None:
+        """Forget that jobs were cancelled: they were withdrawn, and their ids are about to be used again.
+
+        Call it while :meth:`locked`.
+        """
+        for request in self.requests():
+            kept = [job_id for job_id in request.cancelled if job_id not in job_ids]
+            if kept and len(kept) < len(request.cancelled):
+                atomic_write(request.path, json.dumps(kept).encode() + b"\n", mode=PRIVATE)
+            elif request.cancelled and not kept:
                 request.path.unlink()
         self._read.clear()
 
@@ -130,7 +159,8 @@ class Spool:
         try:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
-                return Request(path, jobs=parse_jobs(read_own(path), str(path)))
+                jobs = parse_jobs(read_own(path), str(path))
+                return Request(path, jobs=jobs, asked_s=path.stat().st_mtime)
             return Request(path, cancelled=_IDS.validate_json(read_own(path)))
         except (BadInputError, OSError, ValueError) as error:
             if os.path.lexists(path):  # else it was settled by somebody else between two looks
@@ -145,7 +175,7 @@ def unheard(
 
     A job that is cancelled before its time arrives first, so that the log knows of it.
 
-    :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet.
+    :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet (see :meth:`Request.is_due`).
     :param to_come: jobs that were not submitted here and have not arrived.
     """
     known, ended = set(log.jobs), log.jobs.keys() - log.active.keys()
@@ -154,7 +184,7 @@ def unheard(
         for job in sorted(request.jobs, key=lambda job: (job.submit_time, job.id)):
             if job.id in known or job.id in ahead:
                 continue
-            if job.submit_time > until_s:
+            if not request.is_due(job, until_s):
                 ahead[job.id] = job
                 continue
             known.add(job.id)

@@ -136,6 +136,8 @@ class State:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:
             self._sweep()
+            _, self.written_s = size_and_time(self.dirs)
+            """When the log was written last by an earlier process, by the system's clock of then."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._view.refresh(to_the_end=True)
             self._writer = EventWriter(self.dirs.events)

@@ -39,6 +39,7 @@ def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s
             raise BadInputError(used)
         if dirs.cluster.exists():
             _check(listed, dirs, source)
+        spool.take_back({job.id for job in listed})
         spool.ask_to_run(_in_utc(job, now_s) for job in listed)
     return [job.id for job in listed]
 

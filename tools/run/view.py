@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pliant.schemas.job import Job
+from pliant.tools.run.clock import EPOCH_LIKE_S
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.refine import refined
 from pliant.tools.run.sight import Sight
@@ -39,7 +41,21 @@ def status_text(sight: Sight, now_s: float) -> str:
 def rows(sight: Sight, now_s: float) -> list[tuple[str, ...]]:
     """All jobs, those that no run has taken up last."""
     taken_up = [row(job, now_s, sight) for job in in_order(sight.log)]
-    return [*taken_up, *((job.id, "submitted", *["-"] * (len(COLUMNS) - 3), "") for job in sight.submitted)]
+    return [*taken_up, *(submitted_row(job, now_s, sight.asked_s.get(job.id)) for job in sight.submitted)]
+
+
+def submitted_row(job: Job, now_s: float, asked_s: float | None) -> tuple[str, ...]:
+    """A job that no run has taken up; ``asked_s``: when it was submitted."""
+    why = "" if asked_s is None else _why_not_yet(job, now_s, asked_s)
+    return (job.id, "submitted", *["-"] * (len(COLUMNS) - 3), why)
+
+
+def _why_not_yet(job: Job, now_s: float, asked_s: float) -> str:
+    left_s = min(job.submit_time - now_s, job.submit_time - asked_s)
+    if left_s < 1 or now_s < EPOCH_LIKE_S:
+        return ""
+    set_back = f" (the clock was set back by {asked_s - now_s:.0f} s)" if asked_s - now_s > 1 else ""
+    return f"submit_time is in {left_s:.0f} s{set_back}"
 
 
 def in_order(log: RunLog) -> list[JobLog]:

@@ -244,3 +244,17 @@ def test_the_first_decision_names_the_run_and_later_ones_tell_the_clock() -> Non
     assert found.info is not None
     assert (found.info.policy, found.info.seed, found.info.simulated) == ("fifo", 3, False)
     assert (found.origin_s, found.last_s) == (4.5, 6.0)
+
+
+def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log() -> None:
+    """Its events happened between the last look and now, whatever its machine says."""
+
+    def told(time_s: float, since_s: float = 0.0) -> float:
+        said = Said("a", 1, (Event(time_s, "checkpoint", "a"),), settled=True)
+        (event,) = report_events(said, log(START), 20.0, 3, since_s)
+        return event.time
+
+    assert told(3600.0) == 20.0
+    assert told(19.5, since_s=19.0) == 19.5
+    assert told(1.0, since_s=19.0) == 19.0
+    assert told(1.0) == START.time

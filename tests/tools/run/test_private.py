@@ -25,8 +25,6 @@ from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
 
-NOW_S = 2e9
-
 
 @pytest.fixture
 def dirs(tmp_path: Path) -> StateDir:
@@ -38,7 +36,7 @@ def runs(job_id: str) -> Job:
 
 
 def ask(dirs: StateDir, job_id: str = "a") -> None:
-    submit(dirs.path, [runs(job_id)], "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S)
+    submit(dirs.path, [runs(job_id)], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0)
 
 
 def run(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +213,6 @@ def test_the_name_of_a_state_directory_is_on_disk_before_a_job_is_acknowledged(
     synced: list[Path] = []
     monkeypatch.setattr(private, "sync_folder", synced.append)
     deep = StateDir(dirs.path.parent / "x" / "y" / "state")
-    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S)
+    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0)
     above = dirs.path.parent
     assert {above, above / "x", above / "x" / "y"} <= set(synced)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,57 @@ def test_before_the_first_run_a_cancelled_job_is_withdrawn(dirs: StateDir) -> No
     cancel(dirs.path, ["a"])
     cancel(dirs.path, ["a"])
     assert heard(dirs, RunLog()) == ["submit b"]
+
+
+def test_an_id_that_was_withdrawn_is_free_again_and_its_cancellation_does_not_hit_the_new_job(
+    dirs: StateDir,
+) -> None:
+    ask(dirs, runs("a"), runs("b"))
+    cancel(dirs.path, ["a", "b"])
+    assert ask(dirs, runs("a", seed=2)) == ["a"]
+    assert heard(dirs, RunLog()) == ["submit a"]
+    log = fold([submit_event(runs("a", seed=2), 1.0)])
+    Spool(dirs).settle(log)
+    assert heard(dirs, log) == []
+    assert list(dirs.spool.glob("*.j*")) == []
+
+
+def test_a_cancellation_after_the_new_submission_counts(dirs: StateDir) -> None:
+    ask(dirs, runs("a"))
+    cancel(dirs.path, ["a"])
+    ask(dirs, runs("a"))
+    cancel(dirs.path, ["a"])
+    assert heard(dirs, RunLog()) == []
+
+
+def asked(path: Path, wall_s: float) -> None:
+    """Say that a request was written when the clock showed this."""
+    os.utime(path, (wall_s, wall_s))
+
+
+def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_since(dirs: StateDir) -> None:
+    ask(dirs, runs("now"), runs("later", at=100.0))
+    (path,) = dirs.spool.glob("*.jobs.jsonl")
+    asked(path, NOW_S)
+    assert heard(dirs, RunLog(), NOW_S - 3600) == ["submit now"]
+
+
+def test_a_job_waits_no_longer_than_it_was_to_wait_when_it_was_submitted(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pliant.tools.run import spool as module
+
+    ask(dirs, runs("a", at=100.0))
+    (path,) = dirs.spool.glob("*.jobs.jsonl")
+    asked(path, NOW_S)
+    steady_s = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: steady_s[0])
+    (request,) = Spool(dirs).requests()
+    waiting = replace(request, seen_s=1000.0)
+    assert not waiting.is_due(request.jobs[0], NOW_S - 3600)
+    steady_s[0] += 101.0
+    assert waiting.is_due(request.jobs[0], NOW_S - 3600)
+    assert replace(request, seen_s=steady_s[0]).is_due(request.jobs[0], NOW_S + 100)
 
 
 def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:

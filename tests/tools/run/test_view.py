@@ -11,7 +11,7 @@ from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import submit_event
 from pliant.tools.run.screen import Screen
 from pliant.tools.run.sight import Sight
-from pliant.tools.run.view import line, status_text, summary
+from pliant.tools.run.view import line, rows, status_text, summary
 from tests.builders import job
 
 
@@ -60,6 +60,18 @@ def test_a_job_that_waits_says_why_and_one_that_nobody_has_taken_up_is_submitted
     assert rows == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
     assert status_text(sight, 13.5).splitlines()[2].endswith("2 GPUs are taken")
     assert "old news" not in status_text(sight, 13.5)
+
+
+def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it() -> None:
+    jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
+    sight = Sight(log(), submitted=jobs, asked_s={"now": 2e9, "later": 2e9})
+
+    def why(now_s: float) -> list[str]:
+        return [row[-1] for row in rows(sight, now_s)][2:]
+
+    assert why(2e9) == ["", "submit_time is in 60 s"]
+    assert why(2e9 - 3600) == ["", "submit_time is in 60 s (the clock was set back by 3600 s)"]
+    assert why(2e9 + 61) == ["", ""]
 
 
 def test_one_line_counts_the_jobs() -> None:
