@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Final, Literal
 import psutil
 
 from pliant.schemas.errors import JobsFailedError
+from pliant.tools.profile.last_words import last_words
 from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome, out_of_memory_mark
 from pliant.tools.profile.processes import child_environment, kill, strays, tree
 from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torchrun
@@ -24,8 +24,6 @@ from pliant.tools.profile.torchrun import NO_STORE, ONE_THREAD, standalone, torc
 START_LIMIT_S: Final = 600.0
 """A script that has not begun to serve its sweep by then does not use the elastic library."""
 POLL_S: Final = 0.05
-ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
-"""Last line of a Python traceback."""
 ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
 _log = logging.getLogger("pliant")
 
@@ -117,25 +115,10 @@ def failure(script: Script, workers: int, code: int, outcome: Outcome | None, fo
     what = f'measuring model "{script.name}" on {workers} worker{"s" * (workers > 1)}'
     if code == 0:
         return f"{what}: the script ended without serving the measurement; {ADVICE}"
-    words = last_words(folder)
+    words = last_words(folder.glob("logs/*/attempt_*/*/stderr.log"), folder / "torchrun.log")
     point = outcome.current if outcome else None
     where = f" at local batch {point.local_batch}" if point else ""
     return f"{what}: the script failed{where}: {words or f'exit code {code}, nothing on stderr'}"
-
-
-def last_words(folder: Path) -> str:
-    """The error of the rank that failed first, else the last line on stderr of any rank or of torchrun."""
-    ranks = sorted(folder.glob("logs/*/attempt_*/*/stderr.log"), key=_failed_first)
-    for path in (*ranks, folder / "torchrun.log"):
-        lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
-        errors = [line for line in lines if ERROR_LINE.match(line)]
-        if lines:
-            return (errors or lines)[-1]
-    return ""
-
-
-def _failed_first(log: Path) -> tuple[bool, int, int]:
-    return "Traceback" not in _text(log), log.stat().st_mtime_ns, int(log.parent.name)
 
 
 def _run(
@@ -190,7 +173,3 @@ def end_all(process: subprocess.Popen[bytes], mark: tuple[str, str]) -> None:
         kill(tree(psutil.Process(process.pid)))
     process.wait()
     kill(strays(mark))
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from pliant.schemas.event import Event
+from pliant.tools.profile.last_words import last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.folder_cache import FolderCache
 from pliant.tools.run.layout import JobDir
@@ -194,7 +195,15 @@ class Gang:
             elastic=self.target.job.elastic != "none",
             stop_requested=self.plan.abort,
             at_break=self._at_break,
+            words=self._last_words,
         )
+
+    def _last_words(self, place: int) -> str:
+        """What the unit of a rank, or of a node, said last on stderr."""
+        elastic = self.target.job.elastic != "none"
+        unit = self.plan.workers[place] if elastic else place
+        files = self.handle.files
+        return last_words(files.worker_errors(unit), files.launcher_log(unit))
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""

@@ -1,4 +1,4 @@
-"""Where everything lies in a state directory. Paths only: nothing here reads or writes.
+"""Where everything lies in a state directory. Paths only: nothing here reads or writes a file.
 
 events.jsonl  cluster.json  profile.parquet  schedule.json  lock
 snapshot.jsonl                       what the log folds to up to a place in it; can be made again
@@ -70,6 +70,10 @@ class AttemptDir:
     def exit_code(self, unit: int) -> Path:
         """Exit code of one unit, written when it has ended."""
         return self.path / f"exit-{unit}"
+
+    def worker_errors(self, unit: int) -> list[Path]:
+        """Standard error of each worker of one unit, as far as it is there."""
+        return sorted(self.logs.glob(f"{unit}/*/attempt_*/*/stderr.log"))
 
     def launcher_log(self, unit: int) -> Path:
         """What torchrun itself said."""

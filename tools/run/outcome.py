@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,15 +29,17 @@ def judge(
     elastic: bool,
     stop_requested: bool,
     at_break: Sequence[UnitStatus] = (),
+    words: Callable[[int], str] = lambda _unit: "",
 ) -> Verdict:
     """The verdict on an attempt whose units have all ended.
 
     :param outcomes: what ranks wrote as their last act.
     :param at_break: the units when the first of them was found gone: whatever ended later was sent home.
     :param elastic: the script is one that uses the elastic library, so an outcome must be there.
+    :param words: the last words on stderr of a unit, by its place in ``units``.
     :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
     """
-    cause = describe(at_break or units)
+    cause = describe(at_break or units, words)
     verdict = (
         _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
     )
@@ -58,7 +60,7 @@ def _by_outcomes(
     if crashed:
         # the others noticed only that this one was gone
         rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
-        return Verdict("failed", f"rank {rank} crashed: {found.message or 'no message'}", samples)
+        return Verdict("failed", f"rank {rank} crashed: {found.message or cause}", samples)
     missing = sorted(set(range(ranks)) - set(outcomes))
     if missing:
         return Verdict("failed", f"rank {missing[0]} vanished ({cause})", samples)
@@ -97,13 +99,24 @@ def broken(units: Sequence[UnitStatus], outcomes: Mapping[int, WorkerOutcome]) -
     ) or any(outcome.outcome == "crashed" for outcome in outcomes.values())
 
 
-def describe(units: Sequence[UnitStatus]) -> str:
-    """The exit of the first unit that did not end well, in words."""
-    bad = next((unit for unit in units if unit.state != "running" and unit.code != 0), None)
-    if bad is None:
+def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _unit: "") -> str:
+    """The exit of the first unit that did not end well, in words.
+
+    :param words: the last words of a unit, by its place in ``units``.
+    """
+    place = next((i for i, unit in enumerate(units) if unit.state != "running" and unit.code != 0), None)
+    if place is None:
         return "no exit code"
-    if bad.code is None:
+    code = units[place].code
+    if code is None:
         return "killed, no exit code"
-    if bad.code < 0:
-        return f"killed by {signal.Signals(-bad.code).name}"
-    return f"exit code {bad.code}"
+    if code < 0:
+        return f"killed by {_name(-code)}"
+    return ": ".join(filter(None, (f"exit code {code}", words(place))))
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -13,7 +13,8 @@ import pytest
 
 from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile import launch as launching
-from pliant.tools.profile.launch import Script, environment, failure, last_words, launch
+from pliant.tools.profile.last_words import last_words
+from pliant.tools.profile.launch import Script, environment, failure, launch
 from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome, Point
 from pliant.tools.profile.torchrun import NO_STORE, RUN_TORCHRUN, standalone, torchrun
 from tests.tools.run.site import until
@@ -67,18 +68,26 @@ def write_log(folder: Path, rank: int, text: str) -> None:
 def test_the_rank_that_raised_has_the_word(tmp_path: Path) -> None:
     write_log(tmp_path, 0, "a warning\n")
     write_log(tmp_path, 1, TRACE + "[W] process group was not destroyed\n")
-    assert last_words(tmp_path) == "KeyError: 7"
+    assert (
+        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log") == "KeyError: 7"
+    )
 
 
 def test_without_a_traceback_the_last_line_is_told(tmp_path: Path) -> None:
     write_log(tmp_path, 0, "cannot open display\n\n")
     (tmp_path / "torchrun.log").write_text("worker failed\n")
-    assert last_words(tmp_path) == "cannot open display"
+    assert (
+        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log")
+        == "cannot open display"
+    )
 
 
 def test_torchrun_speaks_where_no_worker_did(tmp_path: Path) -> None:
     (tmp_path / "torchrun.log").write_text("no such file: train.py\n")
-    assert last_words(tmp_path) == "no such file: train.py"
+    assert (
+        last_words(tmp_path.glob("logs/*/attempt_*/*/stderr.log"), tmp_path / "torchrun.log")
+        == "no such file: train.py"
+    )
 
 
 def test_a_crash_names_model_gang_and_batch(tmp_path: Path) -> None:

@@ -108,5 +108,10 @@ def test_a_gang_is_broken_by_a_bad_exit_a_vanished_worker_or_a_crash_but_not_by_
 
 
 def test_an_exit_in_words() -> None:
+    words = {0: "", 1: "KeyError: 7"}
+    assert describe([CLEAN, FAILED], words.__getitem__) == "exit code 1: KeyError: 7"
+    assert describe([FAILED, CLEAN], words.__getitem__) == "exit code 1"
+    assert describe([CLEAN, UnitStatus("exited", -9)], words.__getitem__) == "killed by SIGKILL"
+    assert describe([UnitStatus("exited", -40)]) == "killed by signal 40"
     assert describe([CLEAN, UnitStatus("exited", -11)]) == "killed by SIGSEGV"
     assert describe([CLEAN]) == "no exit code"

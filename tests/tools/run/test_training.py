@@ -212,6 +212,22 @@ def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(sit
     assert "RANK" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    ],
+)
+def test_a_rigid_job_that_fails_says_why(site: Site, text: str, reason: str) -> None:
+    train(site, "a", text)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 5, errors
+    assert read_log(site.state).jobs["a"].reason == reason
+    assert f"job a failed: {reason}" in errors
+
+
 def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
     """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
     text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")

@@ -1,0 +1,56 @@
+"""Why a script failed, from the end of what its workers wrote on stderr."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
+"""Last line of a Python traceback."""
+LONGEST: Final = 200
+"""Characters of a line that are told."""
+_END_BYTES: Final = 65536
+"""So much of the end of a file is looked at."""
+
+
+def last_words(workers: Iterable[Path], *others: Path) -> str:
+    """The error of the worker that failed first, else the last line that there is in any of the files.
+
+    It is one line that a terminal shows as it is; empty: there is none.
+
+    :param workers: stderr of each worker, in files whose folder is named after the worker's number.
+    :param others: what else may have something to say, asked last.
+    """
+    for path in (*sorted(workers, key=_failed_first), *others):
+        lines = [line.strip() for line in _end_of(path).splitlines() if line.strip()]
+        errors = [line for line in lines if ERROR_LINE.match(line)]
+        if lines:
+            return printable((errors or lines)[-1])
+    return ""
+
+
+def printable(line: str) -> str:
+    """A line without what would act on a terminal, cut to :data:`LONGEST` characters."""
+    text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _failed_first(log: Path) -> tuple[bool, int, str]:
+    try:
+        changed_ns = log.stat().st_mtime_ns
+    except OSError:
+        changed_ns = 0
+    return "Traceback" not in _end_of(log), changed_ns, log.parent.name.rjust(9)
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _END_BYTES))
+            return file.read().decode(errors="replace").strip("\0")
+    except OSError:
+        return ""
