@@ -127,6 +127,40 @@ def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site
     until(lambda: left_running(site.job.parent) == [])
 
 
+DAEMON = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        work = "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\\\n'); time.sleep(600)"
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", work, PATH], {})
+    os._exit(0)
+os.wait()
+while not os.path.exists(PATH) or not open(PATH).read().endswith("\\n"):
+    pass
+print("up", flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the subreaper of Linux")
+@pytest.mark.parametrize("end", ["by itself", "by a kill"])
+def test_a_daemon_that_cleared_its_environment_does_not_outlive_its_job(
+    site: Site, tmp_path: Path, end: str
+) -> None:
+    path = tmp_path / "daemon"
+    wait = "" if end == "by itself" else "import time; time.sleep(600)"
+    site.start(DAEMON.replace("PATH", repr(str(path))) + wait)
+    until(lambda: "up" in site.said())
+    daemon = int(path.read_text())
+    if end == "by a kill":
+        assert psutil.pid_exists(daemon)
+        site.backend.stop(site.handle, "kill")
+        until(lambda: RUNNING not in site.poll())
+    else:
+        assert ended(site) == (UnitStatus("exited", 0),)
+    until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
+
+
 def test_stopping_what_is_gone_is_harmless(site: Site) -> None:
     site.start("pass")
     ended(site)

@@ -2,7 +2,9 @@
 
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. Imports next
 to nothing, so it starts in milliseconds.
-SIGTERM is passed on to the command; whatever ends it, the code file says so (negative: the signal).
+SIGTERM is passed on to the command; whatever ends it, the code file says so (negative: the signal). Nothing
+that the command started outlives it: what turns away from its parent, as a daemon does, becomes a child of
+this process, and is killed before the code file is written.
 
 It also keeps the output of the command from filling the disk. Files that the command writes to stay open, so
 they can be neither renamed nor cut off: what is old in them is taken out as a hole. The writer notices
@@ -14,6 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 LOG_BYTES = 64 << 20
@@ -23,6 +26,9 @@ LOOK_S = 5.0
 _BLOCK = 1 << 16
 _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 10.0
+"""For processes that were killed to be gone; one that hangs in the system is left to it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +43,7 @@ def main(arguments: list[str]) -> int:
             os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, forward)
+    adopt_orphans()
     signal.signal(signal.SIGALRM, lambda _number, _frame: look_after_logs(code_file))
     signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
     try:
@@ -47,11 +54,58 @@ def main(arguments: list[str]) -> int:
         return write_code(code_file, 127)
     if terminated:
         os.kill(child[0], signal.SIGTERM)
-    # interrupted by the timer, it goes on waiting
-    os.waitid(os.P_PID, child[0], os.WEXITED | os.WNOWAIT)
+    wait_for(child[0])
     pid = child.pop()  # while it is not yet reaped, so that no signal goes to another process of its number
     _, status = os.waitpid(pid, 0)
+    end_orphans()
     return write_code(code_file, os.waitstatus_to_exitcode(status))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants that lose theirs, where the system knows that."""
+    import ctypes
+
+    control = getattr(ctypes.CDLL(None), "prctl", None)
+    if control is not None:
+        control(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wait_for(pid: int) -> None:
+    """Wait until a child has ended, and take note of the end of orphans. The timer interrupts nothing."""
+    while True:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_pid == pid:
+            return
+        if ended is not None:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def end_orphans() -> None:
+    """Kill all that is left; children of what is killed become children of this process in their turn."""
+    deadline_s = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline_s:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in children():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def children() -> list[int]:
+    """The children of this process; they cannot vanish before it has taken note of their end."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):  # no process, or gone
+            continue
+        if parent == os.getpid():
+            found.append(int(name))
+    return found
 
 
 def look_after_logs(code_file: str) -> None:
