@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -63,6 +64,18 @@ def test_a_worker_is_absent_then_alive_then_gone_though_a_child_lives_on(
     worker.end()
     assert life(worker.path) == "gone"
     os.kill(worker.child, 0)
+
+
+def test_to_look_whether_a_worker_lives_takes_no_lock(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One who looks would else see another one's look as a sign of life."""
+    taken: list[int] = []
+    monkeypatch.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
+    assert life(worker.path) == "alive"
+    worker.end()
+    assert life(worker.path) == "gone"
+    assert taken == [] or sys.platform != "linux"
 
 
 def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) -> None:
