@@ -97,6 +97,8 @@ class Ending:
 
 def described(kind: type[BaseException], error: BaseException, *, alone: bool) -> str:
     """One line about an exception; whether another worker's end is the likely cause."""
-    first = (str(error).splitlines() or [""])[0]
+    lines = [line.strip() for line in str(error).splitlines()]
+    # "Error(s) in loading state_dict for Net:" says nothing without the next line
+    first = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     text = f"{kind.__name__}: {first}" if first else kind.__name__
     return f"{LOST_PEER}: {text}" if not alone and cut_off(error) else text

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.ending import described
 from pliant.tools.run.elastic.failure import Recurrence, released
 from pliant.tools.run.elastic.position import IN_EPOCH, Position
 from pliant.tools.run.elastic.replica import check_same, outline
 from pliant.tools.run.elastic.tolerant import TolerantGroup
+from pliant.tools.run.plan import LOST_PEER
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 
 pytestmark = pytest.mark.torch
@@ -227,6 +229,23 @@ class TestRecurrence:
         found = Recurrence()
         for number in range(3, 9):
             found.check(self.error, tuple(range(number)), tuple(range(number - 1)), self.place)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("too large\nby far"), "ValueError: too large"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("in loading Net:\n\tsize mismatch"), "RuntimeError: in loading Net: size mismatch"),
+        (
+            RuntimeError("a/gloo/pair.cc: closed by peer"),
+            f"{LOST_PEER}: RuntimeError: a/gloo/pair.cc: closed by peer",
+        ),
+        (RuntimeError("a/gloo/pair.cc: 8 vs 4"), "RuntimeError: a/gloo/pair.cc: 8 vs 4"),
+    ],
+)
+def test_the_reason_of_a_crash_is_one_line_that_says_something(error: Exception, words: str) -> None:
+    assert described(type(error), error, alone=False) == words
 
 
 def test_what_an_error_remembers_holds_no_connection() -> None:
