@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from pliant.tools.run.elastic.folder_store import FolderStore, shared_store
+from pliant.tools.run.elastic.interface import stay_on_this_machine
 from pliant.tools.run.elastic.setting import Setting
 
 _log = logging.getLogger("pliant")
@@ -118,6 +119,7 @@ def join_plainly(setting: Setting, backend: str | None) -> None:
     """Form the process group of workers that torchrun alone has started; does nothing for one worker."""
     if setting.world_size > 1:
         leave_at_exit()
+        stay_on_this_machine()
         dist.init_process_group(backend or default_backend(setting))
 
 

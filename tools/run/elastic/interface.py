@@ -53,6 +53,13 @@ def use_interface(address: str) -> None:
             os.environ[name] = _chosen_here[name] = _VARIABLES[name].format(interface)
 
 
+def stay_on_this_machine() -> None:
+    """Use the loopback interface where torchrun says that all workers are here."""
+    here, all_workers = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if here is not None and here == all_workers:
+        use_interface(LOOPBACK)
+
+
 def _interface_of(address: str) -> str:
     wanted = LOOPBACK if ipaddress.ip_address(address).is_loopback and ":" not in address else address
     for name, found in psutil.net_if_addrs().items():

@@ -23,7 +23,7 @@ from pliant.tools.run.elastic import interface
 from pliant.tools.run.elastic.circle import CONNECT, TRIES, Circle, LeftAloneError
 from pliant.tools.run.elastic.folder_store import pause
 from pliant.tools.run.elastic.group import COLLECTIVE, Group, leave
-from pliant.tools.run.elastic.interface import use_interface
+from pliant.tools.run.elastic.interface import stay_on_this_machine, use_interface
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.watch import PlanWatch
@@ -330,6 +330,15 @@ class TestInterface:
     def test_a_name_of_this_machine_that_means_the_loopback_interface_is_understood(self) -> None:
         use_interface("127.0.1.1")
         assert os.environ["NCCL_SOCKET_IFNAME"] == f"={os.environ['GLOO_SOCKET_IFNAME']}"
+
+    @pytest.mark.parametrize(("here", "interfaces"), [("2", 2), ("1", 0)])
+    def test_workers_that_torchrun_alone_has_started_on_one_machine_stay_there(
+        self, monkeypatch: pytest.MonkeyPatch, here: str, interfaces: int
+    ) -> None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        stay_on_this_machine()
+        assert len(set(VARIABLES) & os.environ.keys()) == interfaces
 
     def test_the_user_s_choice_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in VARIABLES:
