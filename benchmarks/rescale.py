@@ -26,10 +26,11 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.clock import Clock
-from pliant.tools.run.executor import Executor, Said
+from pliant.tools.run.executor import Executor
 from pliant.tools.run.gang import Gang
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.plan import ENV_WORKER
+from pliant.tools.run.reports import Said
 from pliant.tools.run.runner import POLL_S
 from pliant.tools.run.steps import Share, Target
 

@@ -34,7 +34,6 @@ from pliant.tools.run.elastic import history, newest, progress
 from pliant.tools.run.elastic.progress import Reporter
 from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.state import Counters, Mean
-from pliant.tools.run.executor import Said
 from pliant.tools.run.journal import change_event, report_events, submit_event
 from pliant.tools.run.layout import JobDir, StateDir
 from pliant.tools.run.live import LiveRun
@@ -42,6 +41,7 @@ from pliant.tools.run.options import Options
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import CHECKPOINT_S, make_plan
 from pliant.tools.run.prepare import Prepared
+from pliant.tools.run.reports import Said
 from pliant.tools.run.runner import POLL_S
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.spool import Spool

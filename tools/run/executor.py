@@ -12,12 +12,11 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
 from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
@@ -36,7 +35,7 @@ from pliant.tools.run.planning import (
     target_of,
     write_plan,
 )
-from pliant.tools.run.progress_file import Progress
+from pliant.tools.run.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.runnable import check_startable
 from pliant.tools.run.setback import Setback
@@ -47,58 +46,6 @@ from pliant.tools.run.timeouts import Timeouts
 from pliant.tools.run.unclear import UnclearJobs
 
 _log = logging.getLogger("pliant")
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What the workers of an attempt reported since the last tick."""
-
-    job_id: str
-    attempt: int
-    events: tuple[Event, ...]
-    settled: bool
-    """The job's last change was in force: the attempt is not on its way out, nor under an older plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An attempt is over, and nothing of it is left."""
-
-    job_id: str
-    attempt: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Hindered:
-    """New workers of an attempt died on some slots, and the others train on without those."""
-
-    job_id: str
-    attempt: int
-    setback: Setback
-    share: Share
-    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proven:
-    """Workers have trained on these slots for long enough, though others died there."""
-
-    job_id: str
-    slots: tuple[Slot, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """How far an attempt is now."""
-
-    job_id: str
-    progress: Progress
-    settled: bool
-    """It was measured while the job's last change was in force."""
-
-
-Report = Said | Progressed | Ended | Hindered | Proven
 
 
 class Executor:

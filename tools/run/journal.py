@@ -13,10 +13,10 @@ from pliant.schemas.events_io import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.refine import refined
+from pliant.tools.run.reports import Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.retries import given_up, wait_s
 from pliant.tools.run.steps import Step, StopJob
 from pliant.tools.run.suspects import Suspects

@@ -16,7 +16,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Ended, Executor, Hindered, Progressed, Proven, Report
+from pliant.tools.run.executor import Executor
 from pliant.tools.run.fault import Faults
 from pliant.tools.run.journal import (
     cancel_event,
@@ -31,6 +31,7 @@ from pliant.tools.run.journal import (
 )
 from pliant.tools.run.options import RETRIES
 from pliant.tools.run.private import PRIVATE
+from pliant.tools.run.reports import Ended, Hindered, Progressed, Proven, Report
 from pliant.tools.run.runnable import shares_of
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State

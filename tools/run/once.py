@@ -8,7 +8,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.executor import Executor, Progressed, Report
+from pliant.tools.run.executor import Executor
 from pliant.tools.run.fault import Faults
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import (
@@ -21,6 +21,7 @@ from pliant.tools.run.journal import (
     submit_event,
 )
 from pliant.tools.run.private import PRIVATE
+from pliant.tools.run.reports import Progressed, Report
 from pliant.tools.run.runnable import shares_of
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State

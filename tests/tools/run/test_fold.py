@@ -5,10 +5,10 @@ from typing import Any
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.tools.run.executor import Ended, Hindered, Said
 from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import decision_event, on_clock, report_events, run_event, submit_event
 from pliant.tools.run.outcome import Verdict
+from pliant.tools.run.reports import Ended, Hindered, Said
 from pliant.tools.run.retries import Record
 from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot

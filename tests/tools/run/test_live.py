@@ -18,12 +18,12 @@ from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissi
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run import journal, runner
-from pliant.tools.run.executor import Progressed
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.live import LiveRun
 from pliant.tools.run.options import Options
 from pliant.tools.run.planning import read_plan
+from pliant.tools.run.reports import Progressed
 from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.state import State, read_log

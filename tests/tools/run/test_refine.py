@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.executor import Ended
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import report_events, submit_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.progress_file import write_progress
 from pliant.tools.run.refine import Reports, refined, reported, with_progress
+from pliant.tools.run.reports import Ended
 from pliant.tools.run.sight import Sight
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.view import status_text
