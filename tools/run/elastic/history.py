@@ -115,8 +115,7 @@ class History:
         return text
 
     def close(self) -> None:
-        """Close the file; nothing is left unsaid."""
-        self.flush()
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -137,6 +137,11 @@ class Reporter:
         self._history.flush()
         self._history.leaving = True
 
+    def before_change(self) -> None:
+        """Say what another worker, rank 0 by then, could not; all have yet to agree on the loss."""
+        if self._setting.rank == 0:
+            self._history.flush()
+
     def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
         self._told_at = counters.step
@@ -154,9 +159,14 @@ class Reporter:
         self._history.warn(counters, text)
 
     def close(self) -> None:
-        """Say what is not said yet, where this is still rank 0, and close the file."""
-        if self._setting.rank == 0 and self._reached is not None and self._reached.step != self._told_at:
-            self._progress(self._reached)
+        """Say what is not said yet, where this is still rank 0, and close the file.
+
+        One worker writes at a time: that which the others go on without is silent.
+        """
+        if self._setting.rank == 0:
+            if self._reached is not None and self._reached.step != self._told_at:
+                self._progress(self._reached)
+            self._history.flush()
         self._history.close()
 
     def _progress(

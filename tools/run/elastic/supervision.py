@@ -146,6 +146,7 @@ class Supervision:
             self._saving.save(self._training)
         if newer is not None:
             self._step_since_s = None
+            self._reporter.before_change()
             self._passage.switch(newer, self.gather_loss)
 
     def between_epochs(self) -> bool:

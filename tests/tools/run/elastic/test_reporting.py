@@ -170,3 +170,24 @@ def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None
     training.reporter.turn_to(BATCH)
     training.train(100)
     assert not training.dir.progress.exists()
+
+
+def test_checkpoints_are_told_before_rank_0_may_leave(training: Training) -> None:
+    for _ in range(2):
+        training.train(120)
+        training.save()
+    training.reporter.before_change()
+    assert [event.overhead_seconds for event in training.events("checkpoint")] == [2.0, 2.0]
+
+
+def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_writes(
+    training: Training,
+) -> None:
+    """Each line of the file has the checksum of the one before."""
+    for _ in range(2):
+        training.train(120)
+        training.save()
+    before = training.dir.attempt(1).progress.read_bytes()
+    training.setting.rank = -1
+    training.reporter.close()
+    assert training.dir.attempt(1).progress.read_bytes() == before
