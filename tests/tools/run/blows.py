@@ -22,7 +22,7 @@ from tests.tools.run.hostile import HOSTILE
 
 FULL_S: Final = 1.0
 """For so long a disk is full."""
-_LAUNCHERS: Final = ("keep.py", "torch.distributed.run")
+_LAUNCHERS: Final = ("keep.py", "run_torchrun.py")
 
 
 def submit_one(storm: Storm) -> None:

@@ -32,6 +32,10 @@ subprocess.Popen([sys.executable, "-c", {WAIT!r}], start_new_session=True)
 print("up", flush=True)
 time.sleep(600)
 """
+LAUNCHES_ONE = f"""
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", {WAIT!r}]).returncode % 256)
+"""
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
 
 
@@ -112,6 +116,24 @@ def test_term_reaches_the_command(site: Site) -> None:
     until(lambda: "up" in site.said())
     site.backend.stop(site.handle, "term")
     assert ended(site) == (UnitStatus("exited", -signal.SIGTERM),)
+
+
+@pytest.mark.parametrize("which", ["the keeper", "what it started"])
+def test_a_launcher_that_stands_still_is_woken_once_what_it_started_has_ended(site: Site, which: str) -> None:
+    """SIGSTOP hit it; it would never say how its worker ended."""
+    site.start(LAUNCHES_ONE)
+    until(lambda: "up" in site.said())
+    record = read_record(site.handle)
+    assert record is not None
+    keeper = psutil.Process(record.units[0].pid)
+    stopped = keeper if which == "the keeper" else keeper.children()[0]
+    worker = keeper.children()[0].children()[0]
+    stopped.suspend()
+    until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+    assert site.poll() == (RUNNING,)
+    assert stopped.status() == psutil.STATUS_STOPPED, "its worker runs: it may have been stopped on purpose"
+    worker.kill()
+    assert ended(site) == (UnitStatus("exited", 256 - signal.SIGKILL),)
 
 
 def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site: Site) -> None:

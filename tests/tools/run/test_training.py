@@ -165,7 +165,7 @@ if os.environ["PLIANT_SLOT"] == "n0/1":
 
 @pytest.mark.parametrize("launcher", ["run_torchrun.py", "keep.py"])
 def test_a_launcher_that_stands_still_costs_its_job_nothing(site: Site, launcher: str) -> None:
-    """torchrun, or what keeps it, is stopped while its worker trains: the worker's word counts."""
+    """torchrun, or what keeps it, is stopped while its worker trains; it is woken when that has ended."""
     train(site, "a", ELASTIC, (40, 0.02), samples=40 * 64, high=1)
 
     def launchers() -> list[psutil.Process]:
@@ -179,7 +179,6 @@ def test_a_launcher_that_stands_still_costs_its_job_nothing(site: Site, launcher
         _, errors = run.communicate(timeout=200)
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-    assert "does not end: killed" in errors
 
 
 def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:

@@ -24,7 +24,7 @@ from pliant.schemas.wording import counted
 from pliant.tools.profile.processes import child_environment, kill, strays, tree
 from pliant.tools.run.backends.addresses import LOOPBACK, check_own
 from pliant.tools.run.backends.gpus import visible_gpus
-from pliant.tools.run.backends.processes import Watched, birth, find
+from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.contract import DamagedError, UnreadableError, read_file
@@ -50,6 +50,7 @@ class LocalBackend:
         self._children: dict[int, str] = {}
         """Keepers that this process has started and not taken note of the end of: births by pid."""
         self._watched = Watched()
+        self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
         """Of the attempts that have units which run."""
 
@@ -160,9 +161,13 @@ class LocalBackend:
     def _runs(self, unit: StartedUnit, mark: tuple[str, str]) -> bool:
         if unit.pid is None or unit.born is None:
             return False
-        if self._children.get(unit.pid) == unit.born and not self._reap(unit.pid):
-            return True
-        return self._watched.runs(unit.pid, unit.born, mark)
+        ours = self._children.get(unit.pid) == unit.born and not self._reap(unit.pid)
+        runs = ours or self._watched.runs(unit.pid, unit.born, mark)
+        if runs:
+            self._waker.look(unit.pid)
+        else:
+            self._waker.forget(unit.pid)
+        return runs
 
     def _reap(self, pid: int) -> bool:
         """Let a child go if it has ended; its exit code is in a file. Whether it is a child no more."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,9 @@ _START_TICKS: Final = 19
 """Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
 _ENDED: Final = frozenset("ZX")
 """States of a process that has ended and whose parent has not taken note."""
+_STOPPED: Final = "T"
+_LOOK_S: Final = 1.0
+"""Between two looks at whether a launcher stands still."""
 _SURE_S: Final = 1.0
 """For so long after a process was recognised, one of its number is it."""
 
@@ -43,6 +48,53 @@ def _identity(pid: int) -> tuple[str, bool]:
         raise psutil.NoSuchProcess(pid) from None
     state, *rest = text.rpartition(")")[2].split()
     return f"{_boot()} {rest[_START_TICKS - 1]}", state not in _ENDED
+
+
+class Waker:
+    """Lets launchers go on that stand still although what they started has ended: they alone know how.
+
+    A launcher is the keeper of a unit or what the keeper started. Each is looked at once a second.
+    """
+
+    def __init__(self) -> None:
+        self._next_s: dict[int, float] = {}
+
+    def look(self, keeper: int) -> None:
+        """Wake a keeper that runs, and what it started, where that is due."""
+        now_s = time.monotonic()
+        if now_s < self._next_s.get(keeper, now_s):
+            return
+        self._next_s[keeper] = now_s + _LOOK_S
+        for launcher in (keeper, *_children(keeper)):
+            if _state(launcher) == _STOPPED and _is_through(launcher):
+                with suppress(OSError):
+                    os.kill(launcher, signal.SIGCONT)
+
+    def forget(self, keeper: int) -> None:
+        """A keeper has ended."""
+        self._next_s.pop(keeper, None)
+
+
+def _is_through(launcher: int) -> bool:
+    started = _children(launcher)
+    return bool(started) and all(_state(pid) in _ENDED for pid in started)
+
+
+def _children(pid: int) -> list[int]:
+    """What a process has started and not taken note of the end of; nothing where the system does not say."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in (_PROC / str(pid) / "task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state; empty where it is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
 
 
 @cache
