@@ -8,7 +8,6 @@ finds.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.commands import meets_at_port, units
+from pliant.tools.run.condemned import Condemned
 from pliant.tools.run.contract import DamagedError, UnreadableError
 from pliant.tools.run.fault import Faults, may_pass
 from pliant.tools.run.fold import RunLog
@@ -78,8 +78,7 @@ class Executor:
         self._timeouts = timeouts or Timeouts()
         self._units = partial(units, nodes=self.nodes, log_bytes=log_bytes)
         self._faults = Faults(dirs.path, self.condemn)
-        self._condemned: dict[str, str] = {}
-        """Why gangs are killed, by job, until nothing is left of them."""
+        self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, self._timeouts)
         self._log = RunLog()
 
@@ -178,38 +177,15 @@ class Executor:
 
     def condemn(self, job_id: str, reason: str) -> None:
         """End a job's attempt for an error in the work for it; a tick reports its end."""
-        self._condemned.setdefault(job_id, reason)
+        self._condemned.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
         """Kill what is condemned, and report the end of that which nothing is left of."""
-        reports: list[Report] = []
-        for job_id, reason in sorted(self._condemned.items()):
-            gang = self.gangs.get(job_id)
-            if gang is None or not self._outlives_a_kill(gang):
-                self.gangs.pop(job_id, None)
-                self.targets.pop(job_id, None)
-                del self._condemned[job_id]
-                reports.append(Ended(job_id, self._last_attempt(job_id), Verdict("failed", reason)))
-        return reports
-
-    def _outlives_a_kill(self, gang: Gang) -> bool:
-        """Whether processes are left; not where nobody can find out."""
-        try:
-            self._backend.stop(gang.handle, "kill")
-            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
-        except Exception as error:  # noqa: BLE001 - it is ended for an error already
-            return may_pass(error)
-        return not gang.ended
-
-    def _last_attempt(self, job_id: str) -> int:
-        """Number of the newest attempt that has a folder, after making sure that none of it runs."""
-        number = 0
-        with contextlib.suppress(Exception):
-            number = next_handle(self._dirs, job_id).attempt - 1
-            if number:
-                last = Handle(job_id, number, self._dirs.job(job_id).attempt(number).path)
-                self._backend.stop(last, "kill")
-        return number
+        ended = [*self._condemned.finish_off(self.gangs)]
+        for job_id, _, _ in ended:
+            self.gangs.pop(job_id, None)
+            self.targets.pop(job_id, None)
+        return [Ended(job_id, attempt, Verdict("failed", reason)) for job_id, attempt, reason in ended]
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
@@ -257,9 +233,8 @@ class Executor:
         for job_id in self._unclear.jobs & self.targets.keys():
             busy.update(self.targets[job_id].slots)
         for job_id, target in sorted(self.targets.items()):
-            if job_id not in (*self.gangs, *self._condemned, *self._unclear.jobs) and busy.isdisjoint(
-                target.slots
-            ):
+            taken = job_id in self.gangs or job_id in self._condemned or job_id in self._unclear.jobs
+            if not taken and busy.isdisjoint(target.slots):
                 busy.update(target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
                     self._launch(job_id, target)
