@@ -1,7 +1,7 @@
 """What the workers of a job share before they have a process group: small files in a folder of their own.
 
 Workers meet, and gloo's connections are made, over a :class:`FolderStore`: one file a key, which is there as
-a whole or not at all, whoever is killed when. Waiting for a key can be broken off.
+a whole or not at all, whichever worker is killed and when. Waiting for a key can be broken off.
 
 Everything that comes later (NCCL, groups that a script makes, a script's own use of the default store) uses
 PyTorch's FileStore in the same folder, see :func:`shared_store`. It is C++, so that a background thread needs

@@ -1,11 +1,11 @@
 """Where the workers of a plan meet: a folder that the first one makes, with a file of each of them.
 
-Whoever waits here can be called away by a newer plan. It is the only place where workers wait for each other
+Who waits here can be called away by a newer plan. It is the only place where workers wait for each other
 without a limit in seconds, and they have touched nothing of the training yet.
 
-A meeting ends with a verdict that is written once, by whoever comes first: the first worker, when all have
-come, writes how far each of them is; any worker that sees a newer plan in force writes that. So either all
-go on together or none does. Where a group does not form after all, the first worker calls the next round.
+A meeting ends with a verdict that is written once, by the one that comes first: the first worker, when all
+have come, writes how far each of them is; any worker that sees a newer plan in force writes that. So either
+all go on together or none does. Where a group does not form after all, the first worker calls the next round.
 """
 
 from __future__ import annotations
