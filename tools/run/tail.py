@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Container
 from pathlib import Path
 from typing import Final
@@ -27,12 +28,17 @@ class Tail:
         self._reader: LogReader | None = LogReader(path)
         self._skip = skip
         self._only = only
+        self._name = str(path)
+        self._size = -1
 
     def read(self) -> list[Event]:
         """Whole lines that came since the last call; a file that is no event file is warned of once."""
         if self._reader is None:
             return []
         try:
+            size = os.stat(self._name).st_size
+            if size == self._size:
+                return []
             found = [event for _, event in self._reader.read() if event.event in self._only]
         except OSError:
             return []
@@ -40,6 +46,7 @@ class Tail:
             _log.warning("%s: not followed any more: %s", self._path, error)
             self._reader = None
             return []
+        self._size = size
         skipped = min(self._skip, len(found))
         self._skip -= skipped
         return found[skipped:]
