@@ -111,7 +111,8 @@ class Executor:
     def adopt(self, log: RunLog) -> None:
         """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
         self.suspects, self._log = log.suspects, log
-        for handle in self._backend.adopt():
+        over = log.jobs.keys() - set(log.may_be_there())
+        for handle in self._backend.adopt(over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         shares = {job_id: job.share for job_id, job in log.active.items()}

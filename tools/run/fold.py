@@ -197,6 +197,8 @@ class RunLog:
     jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
     active: dict[str, JobLog] = field(default_factory=dict)
     """Jobs that were submitted and have not ended."""
+    broken_off: dict[str, JobPhase] = field(default_factory=dict)
+    """Jobs that ended otherwise than by finishing, which is told when nothing of the job is left."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
@@ -218,7 +220,13 @@ class RunLog:
             job.add(event)
             if job.ended:
                 self.active.pop(event.job, None)
+                if job.phase != "finished":
+                    self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
+
+    def may_be_there(self) -> Iterable[str]:
+        """Ids of the jobs of which something may be left: all but those that finished."""
+        return (*self.active, *self.broken_off)
 
     def _decided(self, event: Event) -> None:
         if self.info is None:

@@ -58,7 +58,7 @@ def check_own(dirs: StateDir) -> None:
             text = "others may write in it, and what they ask for would run as you; look through it, then"
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
         if found.st_mode & _OPEN:
-            path.chmod(stat.S_IMODE(found.st_mode) & ~_OPEN)
+            os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
     if others_enter:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
 
@@ -92,26 +92,26 @@ def read_own(path: Path) -> bytes:
         return file.read()
 
 
-def _parts(dirs: StateDir) -> Iterator[tuple[Path, os.stat_result]]:
+def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
     """The state directory and what lies directly in it and in its folder of jobs."""
-    yield dirs.path, os.lstat(dirs.path)
+    yield str(dirs.path), os.lstat(dirs.path)
     for folder in (dirs.path, dirs.jobs):
         if folder.is_dir() and not folder.is_symlink():
             with os.scandir(folder) as entries:
                 for entry in entries:
                     try:
-                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+                        yield entry.path, entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
 
 
-def _check_owner(path: Path, found: os.stat_result, wanted: int) -> None:
+def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:
     if found.st_uid != wanted:
         owner = _name(found.st_uid)
         raise UsageError(f"{path}: belongs to {owner}, and you are {_name(wanted)}: use it as {owner}")
 
 
-def _check_kind(path: Path, found: os.stat_result) -> None:
+def _check_kind(path: str, found: os.stat_result) -> None:
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "neither a file nor a folder"
         raise UsageError(f"{path}: is {what}: remove it, it does not belong into a state directory")

@@ -135,11 +135,11 @@ class State:
         except OSError as error:
             raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
         try:
-            self._sweep()
             _, self.written_s = size_and_time(self.dirs)
             """When the log was written last by an earlier process, by the system's clock of then."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._view.refresh(to_the_end=True)
+            self._sweep()
             self._writer = EventWriter(self.dirs.events)
         except BaseException:
             self._lock.release()
@@ -151,7 +151,8 @@ class State:
 
     def _sweep(self) -> None:
         """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
-        for folder in (self.dirs.path, *self.dirs.jobs.iterdir()):
+        jobs = (self.dirs.job(job_id).path for job_id in self.log.may_be_there())
+        for folder in (self.dirs.path, *jobs):
             remove_temporaries(folder)
 
     def record(self, events: Iterable[Event]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.tools.run.clock import EPOCH_LIKE_S
 from pliant.tools.run.fold import JobLog, RunLog
@@ -38,6 +39,7 @@ def status_text(sight: Sight, now_s: float) -> str:
     )
 
 
+@garbage_collection_paused()
 def rows(sight: Sight, now_s: float) -> list[tuple[str, ...]]:
     """All jobs, those that no run has taken up last."""
     taken_up = [row(job, now_s, sight) for job in in_order(sight.log)]

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -184,10 +184,11 @@ class LocalBackend:
         unknown = [index for index, unit in enumerate(record.units) if unit.pid is None]
         self.stop(handle, "kill", None if len(unknown) == len(record.units) else unknown)
 
-    def adopt(self) -> list[Handle]:
-        """The newest attempt of every job. Units whose start was cut short are killed."""
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
+        """The newest attempt of every job that is not over. Units whose start was cut short are killed."""
         handles = []
-        for job in sorted(self._jobs.iterdir()) if self._jobs.is_dir() else ():
+        names = os.listdir(self._jobs) if self._jobs.is_dir() else []
+        for job in [self._jobs / name for name in sorted(names) if name not in over]:
             folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
             if folder is not None:
                 handle = Handle(job.name, int(folder.name), folder)

@@ -6,7 +6,7 @@ there is recorded in that folder, and any later process can take the attempt ove
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -105,6 +105,9 @@ class Backend(Protocol):
         """What became of the units of each attempt, in the order they were started in."""
         ...
 
-    def adopt(self) -> list[Handle]:
-        """The newest attempt of every job in the directory, whoever started it, alive or not."""
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
+        """The newest attempt of every job in the directory, whoever started it, alive or not.
+
+        :param over: jobs of which nothing is left; they are not looked at.
+        """
         ...

@@ -1,0 +1,156 @@
+"""What the service costs: its commands on a log of 100,000 events, and a turn of its loop.
+
+The log is what a service of some months leaves: jobs come, are started, resized, preempted and requeued,
+report epochs and checkpoints, and end. It is drawn from a seed and written through the log's own writer.
+Whole processes are measured, interpreter and imports included: ``pliant status``, ``pliant schedule --state``
+and a restart, which is ``pliant run --follow`` until its first decision is in the log. Usually a snapshot of
+the log is there, here as far behind the log as it ever is; ``cold`` are the same without one. At the end all
+nodes are down, so that a restart starts no training.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from benchmarks import service_tick
+from benchmarks.figure import Figure
+from pliant.schemas.event import Event
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.run.journal import interruption_event
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_snapshot import Rebuilding
+from pliant.tools.run.state import TAIL_BYTES, State
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.session_facts import Basis
+from tests.builders import cluster
+from tests.tools.run.stories import Story
+
+EVENTS: Final = 100_000
+SEED: Final = 1
+POLICY: Final = "fair-share"
+NODES: Final = cluster(4, 4, slots="cpu")
+MIX: Final = (*["submit"] * 6, *["train"] * 40, *["finish"] * 5, "fail", "requeue", "cancel", "wait")
+REPORTS: Final = ("epoch", "epoch", "checkpoint")
+LIMITS_S: Final = {"status": 1.0, "schedule": 1.0, "restart": 1.5}
+PATIENCE_S: Final = 120.0
+PLIANT: Final = (sys.executable, "-m", "pliant.cli")
+
+
+def figures(events: int = EVENTS) -> list[Figure]:
+    """CPU seconds of the commands with a snapshot and without, then the figures of the loop."""
+    with tempfile.TemporaryDirectory(prefix="pliant-service-") as folder:
+        dirs = StateDir(Path(folder) / "state")
+        told = story(events)
+        write(told, dirs)
+        kept, log = dirs.snapshot.read_bytes(), dirs.events.read_bytes()
+        warm, cold = {}, {}
+        for name, command in COMMANDS.items():
+            dirs.snapshot.write_bytes(kept)
+            warm[name] = command(dirs)
+            dirs.events.write_bytes(log)
+            dirs.snapshot.unlink()
+            cold[name] = command(dirs)
+            dirs.events.write_bytes(log)
+    return [
+        *(Figure(f"{name}_100k_events_cpu_s", warm[name], "s", LIMITS_S[name]) for name in COMMANDS),
+        *(Figure(f"{name}_100k_events_cold_cpu_s", cold[name], "s") for name in COMMANDS),
+        Figure("events", float(len(told.events)), "events"),
+        Figure("jobs_ended", float(len(told.session.ended)), "jobs"),
+        Figure("log_bytes", float(len(log)), "bytes"),
+        Figure("snapshot_bytes", float(len(kept)), "bytes"),
+        *service_tick.figures(),
+    ]
+
+
+def story(events: int) -> Story:
+    """A run with so many events, or a few more."""
+    told = Story(SEED, POLICY, nodes=NODES, most_jobs=events, most_active=12, happenings=MIX, reports=REPORTS)
+    while len(told.events) < events:
+        told.go_on(100, last=False)
+    for job in [job for job in told.session.jobs.values() if job.gpus]:
+        told.events.append(interruption_event(job.id, told.now_s, "the nodes are down"))
+        told.session.lose(job.id, told.now_s)
+    for node in told.session.nodes:
+        told.events.append(Event(told.now_s, "node_down", detail={"node": node.name}))
+        told.session.node_down(node.name, told.now_s)
+    told.decide()
+    return told
+
+
+def write(told: Story, dirs: StateDir) -> None:
+    """The state directory of a run, with a snapshot that the next event would make due."""
+    rebuilding = Rebuilding(
+        Basis.of(NODES, None), lambda: Session(make_policy(POLICY), NODES, CurveThroughput())
+    )
+    behind = 0
+    for attempt in range(2):  # the snapshot's size says how far the log may be ahead of it
+        for path in (dirs.events, dirs.snapshot):
+            path.unlink(missing_ok=True)
+        with State(dirs.path) as state:
+            state.rebuilding = rebuilding
+            state.record(told.events[: len(told.events) - behind])
+        with State(dirs.path) as state:
+            state.record(told.events[len(told.events) - behind :])
+        if attempt == 0:
+            each = dirs.events.stat().st_size / len(told.events)
+            behind = int(max(TAIL_BYTES, dirs.snapshot.stat().st_size / 8) / each)
+    for job_id in (*told.session.ended, *told.session.jobs):
+        dirs.job(job_id).attempt(1).logs.mkdir(parents=True)
+    told.write_inputs(dirs)
+
+
+def status(dirs: StateDir) -> float:
+    """CPU seconds of ``pliant status``."""
+    return spent("status", "--state", str(dirs.path))
+
+
+def schedule(dirs: StateDir) -> float:
+    """CPU seconds of ``pliant schedule --state``, under another policy, which is told the whole history."""
+    return spent("schedule", "--state", str(dirs.path), "--policy", "fifo")
+
+
+def restart(dirs: StateDir) -> float:
+    """CPU seconds of ``pliant run --follow`` until its first decision is in the log."""
+    before = dirs.events.stat().st_size
+    return spent(
+        "run", "--follow", "--state", str(dirs.path), until=lambda: dirs.events.stat().st_size > before
+    )
+
+
+COMMANDS: Final[dict[str, Callable[[StateDir], float]]] = {
+    "status": status,
+    "schedule": schedule,
+    "restart": restart,
+}
+
+
+def spent(*words: str, until: Callable[[], bool] | None = None) -> float:
+    """User and system time of a command; with ``until`` it is ended by SIGTERM once that holds.
+
+    :raises RuntimeError: it failed.
+    """
+    process = subprocess.Popen(
+        [*PLIANT, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline_s = time.monotonic() + PATIENCE_S
+    while until is not None and not until() and time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"pliant {' '.join(words)} ended at once")
+        time.sleep(0.01)
+    if until is not None:
+        process.send_signal(signal.SIGTERM)
+    said = process.stderr.read() if process.stderr is not None else b""
+    _, code, usage = os.wait4(process.pid, 0)
+    expected = 0 if until is None else 128 + signal.SIGTERM
+    if os.waitstatus_to_exitcode(code) != expected:
+        raise RuntimeError(f"pliant {' '.join(words)} failed: {said.decode()}")
+    return usage.ru_utime + usage.ru_stime
