@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import figure
 
-SUPPORT = {"__init__", "__main__", "figure", "published", "service_tick"}
+SUPPORT = {"__init__", "__main__", "figure", "library_cpu", "published", "service_tick", "site"}
 
 
 def names() -> list[str]:

@@ -9,45 +9,29 @@ figures are medians; those of the parts say where the time goes.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import psutil
-
+from benchmarks import library_cpu
 from benchmarks.figure import Figure
-from pliant.schemas.cluster import Cluster
-from pliant.schemas.event import Event
-from pliant.schemas.job import Job
-from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.clock import Clock
+from benchmarks.site import SLOTS, running
 from pliant.tools.run.executor import Executor
 from pliant.tools.run.gang import Gang
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.plan import ENV_WORKER
-from pliant.tools.run.reports import Said
-from pliant.tools.run.runner import POLL_S
-from pliant.tools.run.steps import Share, Target
+from pliant.tools.run.steps import Target
 
 ROUNDS: Final = 10
+BATCH: Final = 12
 RELAUNCHES: Final = 3
 EPOCHS: Final = 20
 KILLS: Final = 10
 BETWEEN_KILLS_S: Final = 6.0
 """Longer than a worker must have trained for its slot not to be under suspicion."""
-PATIENCE_S: Final = 120.0
 STALL_LIMIT_S: Final = 0.5
 KILL_LIMIT_S: Final = 0.6
 RATIO_LIMIT: Final = 10.0
 OVERHEAD_LIMIT: Final = 0.02
 LOSS_LIMIT: Final = 1e-5
-SLOTS: Final = 3
-SCRIPT_NAME: Final = "train.py"
 PATH: Final = (2, 3, 2, 1)
 PARTS: Final = ("leave", "meet", "broadcast", "first_step")
 
@@ -131,6 +115,7 @@ def figures(rounds: int = ROUNDS, kills: int = KILLS, epochs: int = EPOCHS) -> l
         Figure("stall_ratio_min", min(ratios), "ratio", RATIO_LIMIT, at_least=True),
         *(Figure(f"stall_{name}_s", value, "s") for name, value in parts.items()),
         Figure("library_overhead_ratio", overhead_ratio(epochs), "ratio", OVERHEAD_LIMIT),
+        *library_cpu.figures(),
         Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT),
     ]
 
@@ -139,7 +124,7 @@ def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[st
     """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
-    with running(kind, BIG) as site:
+    with running(kind, SCRIPT, BIG, BATCH) as site:
         site.go_to(1)
         for _ in range(rounds):
             before = 1
@@ -159,7 +144,7 @@ def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[st
 def kill_stalls(count: int) -> list[float]:
     """What the survivors lose when one of three workers is killed: each worker in turn."""
     taken = []
-    with running(Executor, BIG) as site:
+    with running(Executor, SCRIPT, BIG, BATCH) as site:
         site.go_to(3)
         for number in range(count):
             site.kill(number % SLOTS)
@@ -175,7 +160,7 @@ def overhead_ratio(epochs: int) -> float:
 
     An epoch by the library and one by PyTorch alone take turns in the same processes; the median of pairs.
     """
-    with running(Executor, f"[true, 2400, {epochs}]") as site:
+    with running(Executor, SCRIPT, f"[true, 2400, {epochs}]", BATCH) as site:
         site.go_to(2)
         took = site.finish()
     pairs = list(zip(took["elastic"], took["plain"], strict=True))
@@ -186,7 +171,7 @@ def loss_error() -> float:
     """The largest relative difference of an epoch's loss between 1 → 2 → 3 → 2 → 1 and one worker."""
     curves = []
     for path in ((1,), (1, *PATH)):
-        with running(Executor, "[true, 1200, 20]") as site:
+        with running(Executor, SCRIPT, "[true, 1200, 20]", BATCH) as site:
             for workers in path:
                 site.go_to(workers)
             site.finish()
@@ -196,95 +181,3 @@ def loss_error() -> float:
 
 def _medians(found: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
-
-
-class Site:
-    """One job under an executor."""
-
-    def __init__(self, executor: Executor, job: Job) -> None:
-        self.losses: list[float] = []
-        """Of the epochs so far."""
-        self._executor, self._job = executor, job
-        self._events: list[Event] = []
-
-    def go_to(self, workers: int) -> Event:
-        """Give the job so many slots; the event of its first step there, once it trains well."""
-        share = Share(self._job, (("n0", workers),), 12)
-        self._executor.apply(self._executor.steps_to({"a": share}))
-        event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
-        self.train_for(1.0)
-        return event
-
-    def until(self, wanted: Callable[[Event], bool]) -> Event:
-        """The first such event of the job from now on."""
-        deadline = time.monotonic() + PATIENCE_S
-        self._events.clear()
-        while time.monotonic() < deadline:
-            self._turn()
-            found = [event for event in self._events if event.event == "progress" and wanted(event)]
-            if found:
-                return found[0]
-        raise TimeoutError("the job did not get there")
-
-    def train_for(self, seconds: float) -> None:
-        """Let it train."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._turn()
-
-    def finish(self) -> dict[str, list[float]]:
-        """Let it train to its end; what the script has measured."""
-        while self._executor.gangs:
-            self._turn()
-        took: dict[str, list[float]] = json.loads((Path(self._job.workdir or "") / "took.json").read_text())
-        return took
-
-    def kill(self, rank: int) -> None:
-        """Kill the worker of that rank."""
-        mark = {ENV_WORKER: str(self._executor.gangs["a"].plan.workers[rank])}
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    SCRIPT_NAME in "".join(process.cmdline()[1:3])
-                    and mark.items() <= process.environ().items()
-                ):
-                    process.kill()
-
-    def _turn(self) -> None:
-        for report in self._executor.tick():
-            if isinstance(report, Said):
-                self._events += report.events
-                self.losses += [event.loss or 0.0 for event in report.events if event.event == "epoch"]
-            elif report.verdict.end == "failed":
-                raise RuntimeError(report.verdict.message)
-        time.sleep(POLL_S)
-
-
-@contextlib.contextmanager
-def running(kind: type[Executor], words: str) -> Iterator[Site]:
-    """A job that can be given slots; nothing is left of it afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder).resolve()
-        script = root / SCRIPT_NAME
-        script.write_text(SCRIPT)
-        shape: dict[str, Any] = {"slots": "cpu", "nodes": ({"name": "n0", "gpus": SLOTS},)}
-        dirs = StateDir(root / "state")
-        executor = kind(LocalBackend(Cluster.model_validate(shape), dirs.jobs), dirs, Clock())
-        spec = {
-            "id": "a",
-            "submit_time": 0.0,
-            "model": "cnn",
-            "gpus": {"requested": 1, "max": SLOTS},
-            "elastic": "size",
-            "command": (str(script), words),
-            "workdir": str(root),
-            "batch": {"size": 12},
-        }
-        try:
-            yield Site(executor, Job.model_validate(spec))
-        finally:
-            while executor.gangs:
-                executor.targets.clear()
-                executor.kill_all()
-                executor.look()
-                time.sleep(POLL_S)

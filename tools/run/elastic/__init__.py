@@ -45,7 +45,9 @@ Neither saves a checkpoint. A final state that cannot be saved is a failure, too
 before are reported, and training goes on.
 
 What the author promises: the loss is a mean over the samples of its batch; the dataset has a length and
-gives a sample by its index; the loader is iterated inside ``job.epochs``; nothing but rank 0 writes files.
+gives a sample by its index; the loader is iterated inside ``job.epochs``, once an epoch; nothing but rank 0
+writes files; all that is trained is in one module with one optimizer. Layers may be frozen and unfrozen, and
+the optimizer given groups, by all workers at the same place: that is a part of the state.
 Layers whose result depends on the whole batch (batch normalization) see the micro-batch, as under plain
 DistributedDataParallel; they want ``drop_last=True``.
 """

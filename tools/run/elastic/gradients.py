@@ -117,10 +117,10 @@ class Gradients:
         if self._last and self._ddp is None and not self._joining:
             # before the loop body goes on to unscale or clip
             self._joining = True
-            _at_end_of_backward(self._join)
+            at_end_of_backward(self._join)
 
 
-def _at_end_of_backward(action: Callable[[], None]) -> None:
+def at_end_of_backward(action: Callable[[], None]) -> None:
     """Call it when the backward pass that is under way has reached every parameter."""
     engine: Any = torch.autograd.Variable._execution_engine  # no public way
     engine.queue_callback(action)

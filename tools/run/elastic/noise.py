@@ -52,8 +52,8 @@ class NoiseMeter:
 
     def _compare(self, before: list[torch.Tensor], after: list[torch.Tensor], batch: int) -> None:
         pairs = list(zip(before, after, strict=True))
-        signal = float(sum((g.double() * h.double()).sum() for g, h in pairs))
-        spread = float(sum((g.double() - h.double()).square().sum() for g, h in pairs))
+        signal = math.fsum(_dot(g, h) for g, h in pairs)
+        spread = math.fsum(_dot(d, d) for d in (g.sub_(h) for g, h in pairs))
         noise = batch * spread / 2
         if not math.isfinite(signal + noise):
             return
@@ -61,6 +61,13 @@ class NoiseMeter:
         part = max(_SMOOTHING, 1 / self._pairs)
         self._signal += part * (signal - self._signal)
         self._noise += part * (noise - self._noise)
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Their inner product, in their own precision: a noise scale needs few digits."""
+    if one.dtype in (torch.float16, torch.bfloat16):
+        one, other = one.float(), other.float()
+    return float(torch.dot(one.flatten(), other.flatten()))
 
 
 def _gradients(model: nn.Module) -> list[torch.Tensor]:

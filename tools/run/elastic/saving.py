@@ -20,6 +20,8 @@ from pliant.tools.run.elastic.training import Training
 
 _BEFORE_LAST: Final = 0.25
 """Part of the time between checkpoints after which one is due before the last step of an epoch."""
+_MOST_OF_TIME: Final = 0.02
+"""Part of the time that these earlier checkpoints may take."""
 
 
 class Saving:
@@ -29,6 +31,8 @@ class Saving:
         self._setting, self._reporter, self._checkpoints = setting, reporter, checkpoints
         self._at_s = time.monotonic()
         """When the last checkpoint was written, or training began."""
+        self._took_s = 0.0
+        """What it took to write it."""
         self.counters = Counters()
         """Where training stands on disk."""
         self._asked: tuple[Counters, float] | None = None
@@ -69,9 +73,11 @@ class Saving:
         """Whether this worker wants a checkpoint at the next boundary.
 
         Before the last step of an epoch that is earlier: the author's code at the end of the epoch may take
-        long, and there is no checkpoint in it.
+        long, and there is no checkpoint in it. But where epochs are short and the state is large, that alone
+        would make checkpoints four times as many: they may take a small part of the time.
         """
-        within_s = checkpoint_s * (_BEFORE_LAST if before_last else 1.0)
+        early_s = max(checkpoint_s * _BEFORE_LAST, self._took_s / _MOST_OF_TIME)
+        within_s = min(checkpoint_s, early_s) if before_last else checkpoint_s
         return self._setting.rank == 0 and time.monotonic() - self._at_s >= within_s
 
     def save(self, training: Training) -> str:
@@ -88,7 +94,8 @@ class Saving:
         if problem:
             self._reporter.warn(training.counters, problem)
         else:
-            self._reporter.checkpoint_done(training.counters, time.monotonic() - began_s)
+            self._took_s = time.monotonic() - began_s
+            self._reporter.checkpoint_done(training.counters, self._took_s)
         return problem
 
     def save_alone(self, training: Training) -> str:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from pliant.tools.run.elastic.gradients import at_end_of_backward
+
 _NO_LIMIT: Final = timedelta(milliseconds=-1)
 
 
@@ -26,6 +28,9 @@ class TolerantGroup(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.error: RuntimeError | None = None
         self._inner: dist.ProcessGroup | None = inner
+        self._task: int | None = None
+        """The backward pass under way."""
+        self._awaited: list[tuple[dist.Work, Future[list[torch.Tensor]], list[torch.Tensor]]] = []
 
     def getBackendName(self) -> str:  # noqa: N802 the name that C++ calls
         """Not that of the group inside: from a name PyTorch infers a class."""
@@ -56,9 +61,36 @@ class TolerantGroup(dist.ProcessGroup):
             raise
         return work
 
+    def at_end_of_backward(self, work: dist.Work, tensors: list[torch.Tensor]) -> Future[list[torch.Tensor]]:
+        """The tensors, once the backward pass has reached every parameter and then waited for the exchange.
+
+        That is when DDP needs them. A callback when the exchange is through would run in a thread of gloo,
+        which costs more than the exchange itself where models are small.
+        """
+        future: Future[list[torch.Tensor]] = Future()
+        task = torch._C._current_graph_task_id()
+        if task < 0:
+            work.wait()
+            future.set_result(tensors)
+            return future
+        if task != self._task:
+            self._task = task
+            self._awaited.clear()
+            at_end_of_backward(self._wait)
+        self._awaited.append((work, future, tensors))
+        return future
+
+    def _wait(self) -> None:
+        self._task = None
+        awaited, self._awaited = self._awaited, []
+        for work, future, tensors in awaited:
+            work.wait()
+            future.set_result(tensors)
+
     def leave(self) -> None:
         """Let go of the group inside."""
         self._inner = None
+        self._awaited.clear()
 
     def note(self, error: RuntimeError) -> None:
         """An operation has failed."""
@@ -83,16 +115,5 @@ class _TolerantWork(dist.Work):
         return True
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """The tensors, at its end."""
-        if self._work is not None:
-            return self._work.get_future().then(self._taken)
-        future: Future[list[torch.Tensor]] = Future()
-        future.set_result(self._tensors)
-        return future
-
-    def _taken(self, done: Future[Any]) -> list[torch.Tensor]:
-        try:
-            done.value()
-        except RuntimeError as error:
-            self._group.note(error)
-        return self._tensors
+        """The tensors, at the end of the backward pass, which waits for the exchange."""
+        return self._group.at_end_of_backward(self, self._tensors)

@@ -179,3 +179,28 @@ class TestEndOfEpoch:
         author.in_pass = second
         job.run(author, checkpoint_s=10.0, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]
+
+    def test_where_the_state_is_large_these_earlier_checkpoints_take_a_small_part_of_the_time(
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Clock:
+            now_s = 0.0
+
+            def monotonic(self) -> float:
+                return self.now_s
+
+        clock, save = Clock(), Checkpoints.save
+
+        def slow(self: Checkpoints, *state: Any, **how: Any) -> Path:
+            clock.now_s += 1.5
+            return save(self, *state, **how)
+
+        def step() -> None:
+            clock.now_s += 10.0
+
+        monkeypatch.setattr(saving, "time", clock)
+        monkeypatch.setattr(Checkpoints, "save", slow)
+        author = Author()
+        author.in_pass = step
+        job.run(author, checkpoint_s=110.0, history_s=1e-9)
+        assert [event.samples_done for event in job.events("checkpoint")] == [40, 134, 141]

@@ -1,0 +1,126 @@
+"""One job that trains on CPU slots under the executor that ``pliant run`` uses, polled as often."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.clock import Clock
+from pliant.tools.run.executor import Executor
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.plan import ENV_WORKER
+from pliant.tools.run.reports import Ended, Said
+from pliant.tools.run.runner import POLL_S
+from pliant.tools.run.steps import Share
+
+PATIENCE_S: Final = 120.0
+SLOTS: Final = 3
+SCRIPT_NAME: Final = "train.py"
+
+
+class Site:
+    """One job under an executor."""
+
+    def __init__(self, executor: Executor, job: Job) -> None:
+        self.losses: list[float] = []
+        """Of the epochs so far."""
+        self._executor, self._job = executor, job
+        self._events: list[Event] = []
+
+    @property
+    def folder(self) -> Path:
+        """Where the script runs."""
+        return Path(self._job.workdir or "")
+
+    def go_to(self, workers: int) -> Event:
+        """Give the job so many slots; the event of its first step there, once it trains well."""
+        share = Share(self._job, (("n0", workers),), 12)
+        self._executor.apply(self._executor.steps_to({"a": share}))
+        event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
+        self.train_for(1.0)
+        return event
+
+    def until(self, wanted: Callable[[Event], bool]) -> Event:
+        """The first such event of the job from now on."""
+        deadline = time.monotonic() + PATIENCE_S
+        self._events.clear()
+        while time.monotonic() < deadline:
+            self._turn()
+            found = [event for event in self._events if event.event == "progress" and wanted(event)]
+            if found:
+                return found[0]
+        raise TimeoutError("the job did not get there")
+
+    def train_for(self, seconds: float) -> None:
+        """Let it train."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._turn()
+
+    def finish(self) -> dict[str, list[float]]:
+        """Let it train to its end; what the script has measured."""
+        while self._executor.gangs:
+            self._turn()
+        took: dict[str, list[float]] = json.loads((self.folder / "took.json").read_text())
+        return took
+
+    def kill(self, rank: int) -> None:
+        """Kill the worker of that rank."""
+        mark = {ENV_WORKER: str(self._executor.gangs["a"].plan.workers[rank])}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    SCRIPT_NAME in "".join(process.cmdline()[1:3])
+                    and mark.items() <= process.environ().items()
+                ):
+                    process.kill()
+
+    def _turn(self) -> None:
+        for report in self._executor.tick():
+            if isinstance(report, Said):
+                self._events += report.events
+                self.losses += [event.loss or 0.0 for event in report.events if event.event == "epoch"]
+            elif isinstance(report, Ended) and report.verdict.end == "failed":
+                raise RuntimeError(report.verdict.message)
+        time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def running(kind: type[Executor], script_text: str, words: str, batch: int) -> Iterator[Site]:
+    """A job that can be given slots; nothing is left of it afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        script = root / SCRIPT_NAME
+        script.write_text(script_text)
+        shape: dict[str, Any] = {"slots": "cpu", "nodes": ({"name": "n0", "gpus": SLOTS},)}
+        dirs = StateDir(root / "state")
+        executor = kind(LocalBackend(Cluster.model_validate(shape), dirs.jobs), dirs, Clock())
+        spec = {
+            "id": "a",
+            "submit_time": 0.0,
+            "model": "cnn",
+            "gpus": {"requested": 1, "max": SLOTS},
+            "elastic": "size",
+            "command": (str(script), words),
+            "workdir": str(root),
+            "batch": {"size": batch},
+        }
+        try:
+            yield Site(executor, Job.model_validate(spec))
+        finally:
+            while executor.gangs:
+                executor.targets.clear()
+                executor.kill_all()
+                executor.look()
+                time.sleep(POLL_S)
