@@ -42,6 +42,8 @@ MIX: Final = (*["submit"] * 6, *["train"] * 40, *["finish"] * 5, "fail", "requeu
 REPORTS: Final = ("epoch", "epoch", "checkpoint")
 LIMITS_S: Final = {"status": 1.0, "schedule": 1.0, "restart": 1.5}
 PATIENCE_S: Final = 120.0
+CLOSED_STDOUT: Final = ("sh", "-c", 'exec "$@" >&-', "sh")
+"""As a service runs: to any other stdout that is no terminal, a run repeats its whole log."""
 PLIANT: Final = (sys.executable, "-m", "pliant.cli")
 
 
@@ -138,8 +140,12 @@ def spent(*words: str, until: Callable[[], bool] | None = None) -> float:
 
     :raises RuntimeError: it failed.
     """
+    wrapper = () if until is None else CLOSED_STDOUT
     process = subprocess.Popen(
-        [*PLIANT, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*wrapper, *PLIANT, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     deadline_s = time.monotonic() + PATIENCE_S
     while until is not None and not until() and time.monotonic() < deadline_s:
