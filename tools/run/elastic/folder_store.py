@@ -68,9 +68,11 @@ class FolderStore(dist.Store):
         """
         path = self._path(key)
         unseen = _beside(path, value.encode())
-        with contextlib.suppress(FileExistsError):
-            os.link(unseen, path)
-        unseen.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(unseen, path)
+        finally:
+            unseen.unlink(missing_ok=True)
 
     def get(self, key: str) -> bytes:
         """A key's value, once it has one."""
@@ -113,10 +115,12 @@ def shared_store(folder: Path, name: str) -> tuple[dist.FileStore, Path]:
     others give their name to it. When it is freed and the name is gone, it writes nothing.
 
     :param name: of this user, one of its own.
+    :raises OSError: the folder is gone, say.
     """
     own, shared = folder / f"{_STORE}-{name}", folder / _STORE
+    # PyTorch would wait for a folder that is gone, with the interpreter lock
+    own.touch(mode=0o600)
     store = dist.FileStore(str(own))
-    own.chmod(0o600)
     with contextlib.suppress(FileExistsError):
         os.link(own, shared)
     another = own.with_suffix(".new")
@@ -141,6 +145,12 @@ def pause() -> None:
 def _beside(path: Path, value: bytes) -> Path:
     """A file next to another one that holds the value; no process on any host uses its name."""
     made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    made.touch(mode=0o600)
-    made.write_bytes(value)
+    try:
+        made.touch(mode=0o600)
+        made.write_bytes(value)
+    except OSError:
+        # on a full disk: who tries again and again must not leave a file each time
+        with contextlib.suppress(OSError):
+            made.unlink(missing_ok=True)
+        raise
     return made

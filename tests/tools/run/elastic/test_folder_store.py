@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.folder_store import FolderStore, pause, shared_store
+from pliant.tools.run.elastic.folder_store import FolderStore, make_known, pause, shared_store
 
 pytestmark = pytest.mark.torch
 
@@ -78,6 +79,25 @@ def test_a_value_that_is_being_written_is_not_there_yet(
     with pytest.raises(KeyboardInterrupt):
         FolderStore(tmp_path, never).set("a", "value")
     assert not FolderStore(tmp_path, never).check(["a"])
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            make_known(tmp_path / "reached", b"1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shared_store_in_a_folder_that_is_gone_is_an_error_at_once(tmp_path: Path) -> None:
+    """PyTorch's own store would wait for the folder, and no other thread could run meanwhile."""
+    with pytest.raises(FileNotFoundError):
+        shared_store(tmp_path / "removed", "0")
 
 
 def test_a_shared_store_is_one_for_all_who_open_it(tmp_path: Path) -> None:
