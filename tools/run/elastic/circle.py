@@ -66,6 +66,8 @@ class Circle:
             try:
                 return self._meet(position, waiting)
             except CalledAwayError:
+                # perhaps by another worker, which sees the newer plan earlier than this one
+                waiting()
                 plan, waiting.failed = self._watch.in_force(self._setting.known), 0
                 continue
             except RuntimeError as error:

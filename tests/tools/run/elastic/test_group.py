@@ -24,6 +24,7 @@ from pliant.tools.run.elastic.circle import CONNECT, TRIES, Circle, LeftAloneErr
 from pliant.tools.run.elastic.folder_store import pause
 from pliant.tools.run.elastic.group import COLLECTIVE, Group, leave
 from pliant.tools.run.elastic.interface import stay_on_this_machine, use_interface
+from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.watch import PlanWatch
@@ -282,6 +283,25 @@ class TestRounds:
             both = [pool.submit(self.form, job, rank, (None, HERE)[rank]) for rank in range(2)]
             assert [one.result(60) for one in both] == [[None, HERE]] * 2
         assert sorted(tried) == [("1.0", CONNECT)] * 2 + [("1.1", 2 * CONNECT)] * 2
+
+    def test_a_worker_that_is_called_away_before_it_sees_the_newer_plan_still_hears_a_stop(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(self: Meeting, position: Position | None) -> list[Position | None]:
+            attended.append(None)
+            assert len(attended) < 100, "it goes to the meeting again and again, and hears nothing"
+            raise CalledAwayError
+
+        def stop() -> None:
+            if len(attended) == 3:
+                raise SystemExit(0)
+
+        attended: list[None] = []
+        monkeypatch.setattr(Meeting, "attend", away)
+        plan = self.plan()
+        setting = Setting(1, 2, torch.device("cpu"), Orders(JobDir(job), plan, 1))
+        with pytest.raises(SystemExit):
+            Circle(setting, None, PlanWatch(JobDir(job), plan), stop).form(plan, HERE)
 
     def test_workers_that_live_and_never_connect_say_why_and_end(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
