@@ -11,7 +11,6 @@ import torch
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.cut import Cut, MicroBatch
 from pliant.tools.run.elastic.gradients import Gradients
-from pliant.tools.run.elastic.outside import refuse_training
 from pliant.tools.run.elastic.position import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Position
 from pliant.tools.run.elastic.replica import Averaging, check_same, outline
 from pliant.tools.run.elastic.setting import Setting
@@ -252,8 +251,7 @@ class Engine:
 
     def _start(self) -> None:
         if not self.started:
-            training = self.training
-            refuse_training(training.helpers, training.model, training.optimizer)
+            self.training.check_averaged()
             if self._supervision is not None:
                 self._supervision.start(self)
             else:

@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pliant.tools.run.elastic.outside import refuse_strangers
+
 
 def trained(model: nn.Module) -> dict[str, bool]:
     """Whether each parameter is trained."""
@@ -30,13 +32,23 @@ class Groups:
     """The parameter groups of an optimizer, by the names that its parameters have in a model.
 
     Groups that a script has added come back before it adds them again: the second time nothing happens.
+    A group of parameters that the model did not have from the beginning is refused.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
+        self._averaged = frozenset[Tensor](model.parameters())
         self._ahead: list[set[Tensor]] = []
         """Groups that the script is about to add, as far as one can know."""
         optimizer.add_param_group = MethodType(self._adding(optimizer.add_param_group), optimizer)  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Refuse an optimizer that trains other parameters than those of the model.
+
+        :raises UsageError: it does.
+        """
+        groups = self._optimizer.param_groups
+        refuse_strangers((one for group in groups for one in group["params"]), self._averaged)
 
     def names(self) -> list[list[str]] | None:
         """The parameters of each group; None: some are not the model's, and the groups can only be as now."""
@@ -74,6 +86,7 @@ class Groups:
             if parameters in self._ahead:
                 self._ahead.remove(parameters)
             else:
+                refuse_strangers(parameters, self._averaged)
                 inner({**group, "params": listed})
 
         return add

@@ -1,8 +1,8 @@
-"""Registered objects that are trained, although their gradients are averaged over no workers: refused."""
+"""What is trained although its gradients are averaged over no workers: refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,14 +11,14 @@ from pliant.schemas.errors import UsageError
 
 
 def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse optimizers at once, and modules as soon as a gradient reaches them.
+    """Refuse registered optimizers at once, and modules as soon as a gradient reaches them.
 
     Only what ``job.prepare`` was given is averaged: elsewhere each worker would train for itself. Averaged
     models and frozen ones get no gradients.
 
     :raises UsageError: an optimizer is registered that is not the job's own.
     """
-    averaged = set(model.parameters())
+    averaged = set[Tensor](model.parameters())
     for name, helper in helpers.items():
         if isinstance(helper, Optimizer) and helper is not optimizer:
             raise UsageError(
@@ -29,6 +29,20 @@ def refuse_training(helpers: Mapping[str, object], model: nn.Module, optimizer: 
             for parameter in helper.parameters():
                 if parameter not in averaged:
                     _refuse_gradients(name, parameter)
+
+
+def refuse_strangers(optimized: Iterable[Tensor], averaged: Set[Tensor]) -> None:
+    """Refuse parameters for the optimizer that are not averaged.
+
+    :param averaged: the parameters of the model that ``job.prepare`` was given, at that time.
+    :raises UsageError: there are others.
+    """
+    if strangers := [one for one in optimized if one not in averaged]:
+        raise UsageError(
+            f"the optimizer has {len(strangers)} parameters that the model for job.prepare did not have: "
+            "each worker would train them for itself; "
+            "put all that is trained into that model, before job.prepare"
+        )
 
 
 def _refuse_gradients(name: str, parameter: nn.Parameter) -> None:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from pliant.tools.run.elastic.groups import Groups, restore_trained, trained
+from pliant.tools.run.elastic.outside import refuse_training
 from pliant.tools.run.elastic.replica import Replica
 from pliant.tools.run.elastic.state import (
     Counters,
@@ -68,6 +69,14 @@ class Training:
             "agreed": tuple(self.agreed),
             "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
+
+    def check_averaged(self) -> None:
+        """Refuse to begin a training of which the workers would not average all.
+
+        :raises UsageError: an optimizer has parameters that are not the model's.
+        """
+        refuse_training(self.helpers, self.model, self.optimizer)
+        self._groups.check()
 
     def check_storable(self) -> None:
         """Refuse to begin a training that could not be saved.

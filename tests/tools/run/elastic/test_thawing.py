@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.elastic.training import Training
 from tests.tools.run.elastic.alone import Alone
@@ -169,6 +170,26 @@ class TestOutside:
         end = Alone(tmp_path, monkeypatch).run(second)
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message.startswith("UsageError: registered object other is a second optimizer, which")
+
+    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def script(it: ElasticJob) -> None:
+            net, head = nn.Linear(1, 1), nn.Linear(1, 1)
+            optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+            it.prepare(net, optimizer, torch.utils.data.TensorDataset(torch.ones(20, 1)))
+            next(it.epochs(1))
+
+        end = Alone(tmp_path, monkeypatch).run(script)
+        assert end.outcome == "crashed"
+        assert end.message.startswith("UsageError: the optimizer has 2 parameters that the model for job.pre")
+
+    def test_a_layer_that_the_model_gets_later_is_refused_when_the_optimizer_gets_it(self) -> None:
+        model = nn.Sequential(nn.Linear(1, 1))
+        training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+        model.append(nn.Linear(1, 1))
+        with pytest.raises(UsageError, match="did not have: each worker would train them for itself"):
+            training.optimizer.add_param_group({"params": model[1].parameters()})
 
     def test_averages_and_parts_of_the_model_are_registered_as_before(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
