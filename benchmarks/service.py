@@ -74,7 +74,7 @@ def figures(events: int = EVENTS) -> list[Figure]:
 
 
 def story(events: int) -> Story:
-    """A run with so many events, or a few more."""
+    """A run with that number of events, or a few more."""
     told = Story(SEED, POLICY, nodes=NODES, most_jobs=events, most_active=12, happenings=MIX, reports=REPORTS)
     while len(told.events) < events:
         told.go_on(100, last=False)
@@ -116,7 +116,7 @@ def status(dirs: StateDir) -> float:
 
 
 def schedule(dirs: StateDir) -> float:
-    """CPU seconds of ``pliant schedule --state``, under another policy, which is told the whole history."""
+    """CPU seconds of ``pliant schedule --state``, under another policy, which gets the whole history."""
     return spent("schedule", "--state", str(dirs.path), "--policy", "fifo")
 
 

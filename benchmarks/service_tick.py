@@ -184,7 +184,7 @@ class Clock:
 
 
 def measure(gangs: int, seconds: float) -> Load:
-    """The processor time of a turn while so many gangs train."""
+    """The processor time of a turn while that number of gangs trains."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), gangs) as live:
         began_s, turns = time.process_time(), int(seconds / POLL_S)
         for _ in range(turns):

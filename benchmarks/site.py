@@ -44,7 +44,7 @@ class Site:
         return Path(self._job.workdir or "")
 
     def go_to(self, workers: int) -> Event:
-        """Give the job so many slots; the event of its first step there, once it trains well."""
+        """Give the job that number of slots; the event of its first step there, once it trains well."""
         share = Share(self._job, (("n0", workers),), 12)
         self._executor.apply(self._executor.steps_to({"a": share}))
         event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))

@@ -66,7 +66,7 @@ class LogReader:
         A last line without its line end waits for the next call: it may still be being written.
 
         :param to_the_end: there is no next call, so a last line counts that lacks no more than its line end.
-        :param until: look at no byte after so many.
+        :param until: the number of bytes to look at.
         :raises BadInputError: a line is damaged or no event, or the file is shorter than it was. This reader
             is of no use any more.
         :raises OSError: the file cannot be read.

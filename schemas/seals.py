@@ -54,7 +54,7 @@ class Seals:
 
     def __init__(self, link: bytes | None = FIRST) -> None:
         self.link = link
-        """What the next line continues; None: nobody knows, as after a damaged line."""
+        """What the next line continues; None: unknown, as after a damaged line."""
 
     def restart(self) -> None:
         """A header line: what follows it continues nothing."""

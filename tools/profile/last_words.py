@@ -11,7 +11,7 @@ from typing import Final
 ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 """Last line of a Python traceback."""
 LONGEST: Final = 200
-"""Characters of a line that are told."""
+"""Characters of a line that are kept."""
 _END_BYTES: Final = 65536
 """So much of the end of a file is looked at."""
 

@@ -166,7 +166,7 @@ class _Fold:
         self.capacity.append((event.time, gpus))
 
     def _slot(self, event: AnyEvent, number: int) -> None:
-        """A slot that nobody may use for a while counts as capacity all the same."""
+        """A slot that is out of service for a while still counts as capacity."""
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:

@@ -17,7 +17,7 @@ class Clock:
     was set back, this one goes on at half its speed until the other has caught up.
 
     :param wall: the system's clock.
-    :param steady: one that nobody sets.
+    :param steady: a clock that cannot be set.
     """
 
     def __init__(

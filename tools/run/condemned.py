@@ -41,7 +41,7 @@ class Condemned(Container[str]):
                 yield job_id, self._last_attempt(job_id), reason
 
     def _outlives_a_kill(self, gang: Gang) -> bool:
-        """Whether processes are left; not where nobody can find out."""
+        """Whether processes are left; False where it cannot be found out."""
         try:
             self._backend.stop(gang.handle, "kill")
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]

@@ -54,7 +54,7 @@ class Executor:
     An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
     then it has failed with that reason. The others go on.
 
-    :param clock: seconds that nobody sets: deadlines are measured with it.
+    :param clock: a clock that cannot be set: deadlines are measured with it.
     :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
     """
 
@@ -119,7 +119,7 @@ class Executor:
         self.apply(self.steps_to(shares))
 
     def _take_up(self, handle: Handle) -> None:
-        """Take over an attempt; one whose files nobody can make sense of is left as it is for now."""
+        """Take over an attempt; one with unclear files is left as it is for now."""
         with self._faults.of(handle.job, doing="cannot be taken up"):
             try:
                 self._adopt(handle, self._log)

@@ -43,7 +43,7 @@ class Faults:
 
         :param doing: what could not be done, put before the reason.
         :param tries_again: the work is done again soon, so that an error that may pass is only warned of. A
-            file that cannot be read is, in any case: nobody knows what it says, so nothing is done.
+            file that cannot be read is, in any case: its content is unknown, so nothing is done.
         :raises ServiceMissingError: the disk is full for all.
         """
         try:

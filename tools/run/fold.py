@@ -126,9 +126,9 @@ class JobLog:
         """Failures in a row and lately, were it to fail now."""
         gained = self.furthest - self.failed_at if self.failed_at >= 0 else 0.0
         checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
-        anew = is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
+        restarts = is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
-        return Record(1 if anew else self.failures + 1, recent)
+        return Record(1 if restarts else self.failures + 1, recent)
 
     def add(self, event: Event) -> None:
         """Take up one event of this job."""
@@ -198,7 +198,7 @@ class RunLog:
     active: dict[str, JobLog] = field(default_factory=dict)
     """Jobs that were submitted and have not ended."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
-    """Jobs that ended otherwise than by finishing, which is told when nothing of the job is left."""
+    """Jobs that ended otherwise than by finishing, which is recorded when nothing of the job is left."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)

@@ -156,7 +156,7 @@ def proof_events(report: Proven, time_s: float) -> list[Event]:
 def stamped(event: Event, job: JobLog, since_s: float, now_s: float) -> Event:
     """A worker's event at a time that can be: after the last look, and not after now.
 
-    Its machine may have another clock. Where nobody has looked at the job so far, it is not before what
+    Its machine may have another clock. Where no launcher has looked at the job so far, it is not before what
     the log knows of it.
     """
     told_s = [since_s, job.submitted_s, *(time_s for time_s, _ in job.points)]

@@ -1,10 +1,10 @@
 """What the log of a state directory folds to, kept beside it, so that only the lines after it are read.
 
-``snapshot.jsonl`` is no truth of its own: it names the checksum of all bytes of the log that it was made of,
-and where the log begins with other bytes, or this version folds to other things, it is ignored and made
-again. Its first line has the checksum of the rest; the second one names the place in the log, the jobs, and
-the session that ``pliant schedule`` would rebuild; the third one is the run. Then each job has a line as
-``run`` sees it, and one as a session does; they are parsed when somebody asks for the job.
+``snapshot.jsonl`` can always be made again from the log. It names the checksum of the bytes of the log that
+it was made of; where the log begins with other bytes, or this version folds to other things, it is ignored
+and made again. Its first line has the checksum of the rest; the second one names the place in the log, the
+jobs, and the session that ``pliant schedule`` would rebuild; the third one is the run. Then each job has a
+line as ``run`` sees it, and one as a session does; they are parsed when somebody asks for the job.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Snapshot:
     place: Place
     log: RunLog
     session: KeptSession | None
-    """None: nobody knew under what to rebuild one."""
+    """None: there was no cluster to rebuild one under."""
     size: int
     """Bytes of the file."""
 

@@ -36,7 +36,7 @@ class LogView:
         """Take up what was appended since the last call; a log that was replaced is read from its start.
 
         :param to_the_end: see :meth:`LogReader.read`.
-        :param until: look at no byte after so many.
+        :param until: the number of bytes to look at.
         :raises BadInputError: the log is damaged; the one line of its message says how to repair it.
         """
         self._until = until

@@ -11,7 +11,7 @@ from pliant.tools.run.slots import Slot
 YOUNG_S: Final = 5.0
 """A worker that is lost before it has trained for so long has died young."""
 TOO_MANY: Final = 5
-"""After so many in a row the slot gets no further one for a while."""
+"""After this many in a row the slot gets no further one for a while."""
 
 
 class Losses:

@@ -63,7 +63,7 @@ def life(path: str | Path) -> Life:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether another process holds the lock. To look takes nothing, so it disturbs nobody who looks, too."""
+    """Whether another process holds the lock. Looking takes no lock, so several may look at once."""
     if not _KNOWS_FLOCK:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False

@@ -66,7 +66,7 @@ def check_own(dirs: StateDir) -> None:
 def check_seen(dirs: StateDir) -> None:
     """Make sure that this user may look at a state directory: it is their own, or they are root.
 
-    :raises UsageError: it belongs to somebody else, or something in it is no plain file or folder.
+    :raises UsageError: it belongs to another user, or something in it is neither a plain file nor a folder.
     """
     owner = os.lstat(dirs.path).st_uid
     if os.geteuid() not in (0, owner):
@@ -80,7 +80,7 @@ def read_own(path: Path) -> bytes:
     """The bytes of a plain file of a state directory; never waits, follows no link.
 
     :raises OSError: it cannot be read.
-    :raises ValueError: it is no plain file, or belongs to somebody else than its folder.
+    :raises ValueError: it is not a plain file, or its owner is not that of its folder.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

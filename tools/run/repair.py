@@ -1,9 +1,9 @@
 """``pliant log --repair``: make a damaged log readable again, lose as little as can be, and say what is lost.
 
-A line whose checksum is wrong, or that is no event, is dropped, and so is one that stands there twice. What
-is left must fold to one state, so lines that lost lines contradict are dealt with, too:
+A line whose checksum is wrong, or that is not an event, is dropped, and so is one that stands there twice.
+What is left must fold to one state, so lines that lost lines contradict are dealt with, too:
 
-- events of a job whose submission is lost are dropped: nobody knows the job any more;
+- events of a job whose submission is lost are dropped: nothing says what the job was;
 - a run whose first event is lost gets another one, from the schedule of the state directory;
 - a job that by the log still holds GPUs that another one is given (the line that took them away is lost)
   loses them by a ``requeue`` event, and goes on from its last checkpoint.

@@ -1,4 +1,4 @@
-"""What an executor reports of its gangs, for whoever writes the log."""
+"""What an executor reports of its gangs, for the loop that writes the log."""
 
 from __future__ import annotations
 

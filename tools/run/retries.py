@@ -19,7 +19,7 @@ LONGEST_S: Final = 300.0
 """The longest wait before a retry."""
 WINDOW_S: Final = 3600.0
 MOST: Final = 5
-"""Times the failures that are allowed in a row; so many are allowed within :data:`WINDOW_S`."""
+"""Times the failures that are allowed in a row; that number is allowed within :data:`WINDOW_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Record:
 
 
 def wait_s(failures: int) -> float:
-    """Before the retry after so many failures in a row: 1 s, 2 s, 4 s, …"""
+    """Before the retry after a number of failures in a row: 1 s, 2 s, 4 s, …"""
     return min(LONGEST_S, 2.0 ** min(failures - 1, 16))
 
 

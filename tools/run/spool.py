@@ -51,7 +51,7 @@ class Request:
     asked_s: float = 0.0
     """When it was written, by the clock of then."""
     seen_s: float = field(default_factory=time.monotonic)
-    """When this process saw it first, by a clock that nobody sets."""
+    """When this process saw it first, by a clock that cannot be set."""
 
     def is_due(self, job: Job, now_s: float) -> bool:
         """Whether a job of it arrives by now, by either clock.

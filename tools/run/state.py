@@ -30,7 +30,7 @@ _GLANCE_S: Final = 0.25
 """For so long a lock that is held is tried again: somebody may only be looking whether it is."""
 _RETRY_S: Final = 0.05
 TAIL_BYTES: Final = 1 << 16
-"""So many bytes of the log are read without a thought; more, and a snapshot is due."""
+"""Bytes of the log that are cheap to read; after more than that a snapshot is due."""
 _log = logging.getLogger("pliant")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 FIRST_S: Final = 60.0
 LONGEST_S: Final = 3600.0
 SLOTS: Final = 3
-"""After deaths on so many different slots in a row the job is at fault."""
+"""After deaths on this many different slots in a row the job is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +79,5 @@ class Suspects:
 
 
 def doubled(before: int) -> float:
-    """Seconds after so many deaths before this one."""
+    """Seconds, by the number of deaths before this one."""
     return min(LONGEST_S, FIRST_S * 2.0 ** min(before, 16))

@@ -1,7 +1,7 @@
-"""Jobs whose files nobody can make sense of: whether they run is not known, so they are not started again.
+"""Jobs with unclear files: whether they run is not known, so they are not started again.
 
 A file that cannot be read is looked at again. Where one is damaged beyond repair, what may run is asked to
-end, then killed; once nothing of the job is left, it can be launched anew.
+end, then killed; once nothing of the job is left, it can be launched again.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         return name in self._values
 
     def raw(self, name: str) -> bytes | None:
-        """The bytes of a value that nobody has asked for yet."""
+        """The bytes of a value that was not asked for yet."""
         value = self._values[name]
         return value if isinstance(value, bytes) else None
 

@@ -80,7 +80,7 @@ class Session:
         self.quiet_until_s = -math.inf
         """Rounds before this time may be left out while ``changes`` is empty."""
         self.withheld = Withheld()
-        """Slots, and further GPUs, that nobody or one job gets for a time."""
+        """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.oracle = oracle if policy.asks_oracle else None
         self.now_s = 0.0
         self.up_gpus = sum(node.gpus for node in self.nodes)
@@ -176,7 +176,7 @@ class Session:
             self._note("node_up", time_s, node=node, gpus=node.gpus)
 
     def withdraw(self, slot: str, time_s: float, until_s: float) -> None:
-        """A slot (``node/index``) that nobody holds goes out of service until a time.
+        """A slot (``node/index``) that no job holds goes out of service until a time.
 
         :raises KeyError: there is no such node.
         :raises ValueError: no GPU of the node is free.
@@ -345,7 +345,7 @@ class Session:
             if place is None and needs_seat(job, target):
                 if not job.gpus and self.withheld.next_s < math.inf:
                     self._refused.append(Change(time_s, "lost", job))
-                continue  # no GPU type has so many GPUs that it may have: it keeps what it has
+                continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
             effect = self._take_effect(job, job.placement if place is None else place, batch, time_s)
             effects.extend([effect] if effect else [])

@@ -63,12 +63,12 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A session that was told all events of a log and decided nothing."""
+    """A session after all events of a log, without a decision of its own."""
 
     inputs: str
     origin_s: float
     events: int
-    """How many it was told."""
+    """How many it has seen."""
     session: Mapping[str, Any]
     """Its attributes that are plain values."""
     nodes: Mapping[str, Mapping[str, Any]]
@@ -150,7 +150,7 @@ def encode_state(state: JobState) -> bytes:
 
 
 def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
-    """What is to be kept of a session that was told events and has decided nothing."""
+    """What is to be kept of a session that has seen events and decided nothing."""
     before = session.past.raw if isinstance(session.past, Past) else ()
     pairs = zip(session.nodes, node_states(session.cluster), strict=True)
     nodes = {node.name: _differing(node, fresh, _NODE) for node, fresh in pairs}

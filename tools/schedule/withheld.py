@@ -25,11 +25,11 @@ class Withheld:
 
     @property
     def out_of_service(self) -> Mapping[str, float]:
-        """Slots that nobody gets, and until when."""
+        """Slots that no job gets, and until when."""
         return self._slots
 
     def withdraw(self, slot: str, until_s: float) -> bool:
-        """Nobody gets a slot; False: it was out of service before."""
+        """No job gets a slot; False: it was out of service before."""
         known = slot in self._slots
         self._slots[slot] = max(until_s, self._slots.get(slot, until_s))
         self._look()

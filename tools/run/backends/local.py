@@ -173,7 +173,7 @@ class LocalBackend:
         """Let a child go if it has ended; its exit code is in a file. Whether it is a child no more."""
         try:
             runs = os.waitpid(pid, os.WNOHANG) == (0, 0)
-        except ChildProcessError:  # whoever started this process lets the system take note of its children
+        except ChildProcessError:  # SIGCHLD is ignored, so the system reaps the children
             runs = False
         if not runs:
             del self._children[pid]

@@ -106,7 +106,7 @@ class Backend(Protocol):
         ...
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
-        """The newest attempt of every job in the directory, whoever started it, alive or not.
+        """The newest attempt of every job in the directory, started by any process, alive or not.
 
         :param over: jobs of which nothing is left; they are not looked at.
         """

@@ -42,7 +42,7 @@ class Checkpoints:
     def save(self, state: Mapping[str, Any], step: int, *, alone: bool = False) -> Path:
         """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
 
-        A file of a later step is of a past that is no more: training goes on from what was loaded. A worker
+        A file of a later step is of a past that was left: training goes on from what was loaded. A worker
         that saves ``alone`` removes nothing: others may do the same a step further, or be at it still.
 
         :raises UsageError: the state holds what could not be loaded again.

@@ -44,7 +44,7 @@ class Recurrence:
 
         :param before: the workers that trained together when it came.
         :param after: those that have met.
-        :raises RuntimeError: the error itself, if it is no use to go on.
+        :raises RuntimeError: the error itself, if going on is useless.
         """
         place = (after, position) if before == after else None
         if place is not None and place == self._place:

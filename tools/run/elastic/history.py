@@ -15,15 +15,15 @@ from pliant.tools.run.elastic.setting import Setting
 from pliant.tools.run.elastic.state import Counters
 
 MOST_WARNINGS: Final = 10
-"""Of an attempt; later ones are told as seldom as checkpoints."""
+"""Of an attempt; later ones are recorded as rarely as checkpoints."""
 _log = logging.getLogger("pliant")
 
 
 class History:
     """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
 
-    Checkpoints are told every ``history_s`` seconds: one event has the time of all since the one before, and
-    their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
+    Checkpoints are recorded every ``history_s`` seconds: one event has the time of all since the one before,
+    and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
     """
 
     def __init__(self, setting: Setting) -> None:

@@ -1,8 +1,8 @@
 """What rank 0 says about a job while it trains: the newest in one small file, and history as events.
 
 The file (:class:`Progress`) is replaced every ``progress_s`` seconds of the plan. The events go to the
-attempt's own file. The first step of an attempt, and the first one after each change of its workers or of
-its batch, is told by a ``progress`` event. Its detail names the ``generation`` that trains; after a change
+attempt's own file. The first step of an attempt, and the first one after each change of its workers or of its
+batch, is recorded by a ``progress`` event. Its detail names the ``generation`` that trains; after a change
 while training went on also ``mechanism`` ("in place"), ``parts`` (seconds of each part of the stall) and,
 where a worker died, ``lost``; in an attempt that replaces another one ``mechanism`` ("relaunched") and the
 ``reason``. The first measurement after it follows as soon as there is one, later ones every ``history_s``
