@@ -29,7 +29,7 @@ class TolerantGroup(dist.ProcessGroup):
         self.error: RuntimeError | None = None
         self._inner: dist.ProcessGroup | None = inner
         self._task: int | None = None
-        """The backward pass under way."""
+        """The backward pass at whose end all that is awaited will be through."""
         self._awaited: list[tuple[dist.Work, Future[list[torch.Tensor]], list[torch.Tensor]]] = []
 
     def getBackendName(self) -> str:  # noqa: N802 the name that C++ calls
@@ -74,8 +74,8 @@ class TolerantGroup(dist.ProcessGroup):
             future.set_result(tensors)
             return future
         if task != self._task:
+            # a pass within another one (activation checkpointing) may be the one after which DDP takes all
             self._task = task
-            self._awaited.clear()
             at_end_of_backward(self._wait)
         self._awaited.append((work, future, tensors))
         return future

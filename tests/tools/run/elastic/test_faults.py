@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.ending import described
 from pliant.tools.run.elastic.failure import Recurrence, released
+from pliant.tools.run.elastic.gradients import at_end_of_backward
 from pliant.tools.run.elastic.position import IN_EPOCH, Position
 from pliant.tools.run.elastic.replica import check_same, outline
 from pliant.tools.run.elastic.tolerant import TolerantGroup
@@ -194,6 +196,28 @@ def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str
     first = group.error
     assert group.allreduce([gradient]).get_future().wait()[0] is gradient
     assert (group.error, inner.begun) == (first, 1)
+
+
+def test_a_backward_pass_within_another_waits_for_what_was_begun_before_it() -> None:
+    """As with activation checkpointing: DDP may want all gradients at the end of the inner pass."""
+    group = TolerantGroup(Group())  # type: ignore[arg-type]
+    outer, inner = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    begun: list[torch.futures.Future[Any]] = []
+    through: list[bool] = []
+
+    def exchange(parameter: torch.Tensor) -> None:
+        begun.append(group.allreduce([parameter]).get_future())
+
+    def exchange_last(parameter: torch.Tensor) -> None:
+        exchange(parameter)
+        at_end_of_backward(lambda: through.extend(one.done() for one in begun))
+
+    outer.register_post_accumulate_grad_hook(exchange)
+    inner.register_post_accumulate_grad_hook(exchange_last)
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        (checkpoint(lambda x: x * inner, x, use_reentrant=True) * outer).sum().backward()
+    assert through == [True] * 2 + [True] * 4
 
 
 def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
