@@ -43,7 +43,7 @@ class NoiseMeter:
         elif turn == 1 and self._before is not None:
             before, self._before = self._before, None
             after = _gradients(model)
-            if before and len(before) == len(after):
+            if before and [one.shape for one in before] == [one.shape for one in after]:
                 self._compare(before, after, batch)
 
     def forget(self) -> None:
@@ -67,6 +67,8 @@ def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
     """Their inner product, in their own precision: a noise scale needs few digits."""
     if one.dtype in (torch.float16, torch.bfloat16):
         one, other = one.float(), other.float()
+    if one.is_sparse:
+        return float((one * other).sum())
     return float(torch.dot(one.flatten(), other.flatten()))
 
 

@@ -65,3 +65,28 @@ def test_a_script_that_drops_its_gradients_is_not_measured() -> None:
     for step in range(2 * EVERY):
         meter.look(model, step, 8)
     assert meter.noise_scale is None
+
+
+def test_gradients_that_are_sparse_are_measured_as_others() -> None:
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model, meter = nn.Embedding(10, 3, sparse=sparse), NoiseMeter()
+        for step in (EVERY, EVERY + 1):
+            model.zero_grad()
+            (model(torch.tensor([1, step % EVERY + 1])) * torch.randn(3)).sum().backward()
+            meter.look(model, step, 4)
+        found.append(meter.noise_scale)
+    assert found[0] is not None
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_a_pair_over_which_other_layers_are_trained_is_left_out() -> None:
+    model, meter = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)), NoiseMeter()
+    for step in (EVERY, EVERY + 1):
+        for number, layer in enumerate(model):
+            layer.requires_grad_(number == step % EVERY)
+        model.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        meter.look(model, step, 4)
+    assert meter.noise_scale is None
