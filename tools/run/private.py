@@ -34,6 +34,8 @@ def make_own(dirs: StateDir) -> None:
     :raises UsageError: it cannot be made, belongs to somebody else, is writable by others, or holds a link.
     """
     new = [folder for folder in (dirs.path, *dirs.path.parents) if not folder.exists()]
+    if dirs.path.is_dir() and not (dirs.spool.is_dir() and dirs.jobs.is_dir()):
+        check_own(dirs)  # nothing is made in a folder that is refused
     try:
         for folder in (dirs.path, dirs.spool, dirs.jobs):
             make_folder(folder, mode=0o700)
@@ -48,16 +50,19 @@ def make_own(dirs: StateDir) -> None:
 def check_own(dirs: StateDir) -> None:
     """Make sure that a state directory is this user's alone, and close it to those who could read it.
 
+    What else lies in the folder keeps its mode; others cannot reach it any more.
+
     :raises UsageError: it belongs to somebody else, is writable by others, or holds a link.
     """
-    others_enter = bool(os.lstat(dirs.path).st_mode & _OPEN)
-    for path, found in _parts(dirs):
+    others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
+    for path, found in parts:
         _check_owner(path, found, os.geteuid())
         _check_kind(path, found)
         if others_enter and found.st_mode & _WRITABLE:
             text = "others may write in it, and what they ask for would run as you; look through it, then"
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
-        if found.st_mode & _OPEN:
+    for path, found in parts:  # only now: a folder that is refused is refused the next time, too
+        if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
             os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)
     if others_enter:
         _log.warning("%s was open to other users: from now on it is yours alone", dirs.path)
@@ -103,6 +108,12 @@ def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
                         yield entry.path, entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue
+
+
+def _is_its(dirs: StateDir, path: Path) -> bool:
+    """Whether a path is part of the state directory, and not a file that somebody keeps there, too."""
+    files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule, dirs.lock, dirs.run_log)
+    return path.parent == dirs.jobs or path in (dirs.path, dirs.spool, dirs.jobs, *files)
 
 
 def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:

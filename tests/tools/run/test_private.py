@@ -82,17 +82,46 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
 ) -> None:
     dirs.path.mkdir()
     dirs.path.chmod(0o755)
-    dirs.schedule.touch()
-    dirs.schedule.chmod(0o644)
-    dirs.schedule.unlink()
-    (dirs.path / "notes").touch()
-    (dirs.path / "notes").chmod(0o644)
+    dirs.run_log.touch()
+    dirs.run_log.chmod(0o644)
     ask(dirs)
     assert open_to_all(dirs.path) == []
     assert "was open to other users: from now on it is yours alone" in caplog.text
     caplog.clear()
     ask(dirs, "b")
     assert caplog.text == ""
+
+
+def test_what_else_lies_in_the_folder_keeps_its_mode(dirs: StateDir) -> None:
+    """Somebody names the folder of a project, or their home."""
+    notes = dirs.path / "notes"
+    dirs.path.mkdir()
+    dirs.path.chmod(0o755)
+    notes.touch()
+    notes.chmod(0o644)
+    ask(dirs)
+    assert open_to_all(dirs.path) == [notes]
+
+
+@pytest.mark.parametrize("part", ["", "spool", "jobs", "notes"])
+def test_a_folder_that_is_refused_is_left_as_it_was_and_refused_again(dirs: StateDir, part: str) -> None:
+    ask(dirs)
+    (dirs.path / "notes").mkdir(mode=0o700)
+    dirs.path.chmod(0o755)
+    (dirs.path / part).chmod(0o777)
+    before = {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]}
+    for use in (*USES, *USES):
+        with pytest.raises(UsageError, match="others may write in it"):
+            USES[use](dirs)
+    assert {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]} == before
+
+
+def test_nothing_is_made_in_a_folder_that_is_refused(dirs: StateDir) -> None:
+    dirs.path.mkdir()
+    dirs.path.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write in it"):
+        ask(dirs)
+    assert list(dirs.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("use", USES)
