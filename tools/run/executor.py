@@ -147,7 +147,11 @@ class Executor:
     def _adopt(self, handle: Handle, log: RunLog) -> None:
         job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
         statuses = self._backend.poll([handle])[handle]
-        if job is None or plan is None or plan.attempt != handle.attempt or not statuses:
+        if plan is None or plan.attempt != handle.attempt or not statuses:
+            if job is not None and not job.ended:  # its files are lost, or were never written: it is started anew
+                self._backend.stop(handle, "kill")
+            return
+        if job is None:
             return
         if all(status.state != "running" for status in statuses) and (
             job.ended or handle.attempt <= job.failed_attempt

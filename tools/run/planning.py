@@ -73,22 +73,27 @@ def write_plan(job: JobDir, plan: Plan) -> None:
 def read_plan(job: JobDir) -> Plan | None:
     """The plan in force; None: none was written yet.
 
-    One that is damaged is replaced by its copy in the attempt's folder.
+    One that is damaged or lost is replaced by its copy in the attempt's folder.
 
     :raises UnreadableError: it cannot be read at the moment.
-    :raises DamagedError: it is damaged, and so is its copy.
+    :raises DamagedError: it is damaged or lost, and its copy is damaged.
     :raises BadInputError: it is of an unknown version.
     """
+    damage: DamagedError | None = None
     try:
-        return read_plan_of(job.plan)
+        if (found := read_plan_of(job.plan)) is not None:
+            return found
     except DamagedError as error:
-        copies = sorted(job.path.glob("attempts/*/plan-*.json"), key=generation_of)
-        plan = read_plan_of(copies[-1]) if copies else None
-        if plan is None:
-            raise
-        _log.warning("%s; its copy %s takes its place", error, copies[-1])
-        write_record(job.plan, "plan", plan)
-        return plan
+        damage = error
+    copies = sorted(job.path.glob("attempts/*/plan-*.json"), key=generation_of)
+    plan = read_plan_of(copies[-1]) if copies else None
+    if plan is None:
+        if damage is not None:
+            raise damage
+        return None
+    _log.warning("%s; its copy %s takes its place", damage or f"{job.plan}: is lost", copies[-1])
+    write_record(job.plan, "plan", plan)
+    return plan
 
 
 def last_generation(job: JobDir) -> int:

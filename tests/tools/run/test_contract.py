@@ -75,12 +75,13 @@ def test_an_unknown_major_version_is_refused_and_a_newer_minor_one_is_read(tmp_p
     assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
 
 
-def test_a_damaged_plan_is_replaced_by_its_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, lost: bool) -> None:
     job = JobDir(tmp_path)
     job.attempt(2).path.mkdir(parents=True)
     for generation in (9, 10):
         write_plan(job, PLAN.model_copy(update={"generation": generation}))
-    job.plan.write_text("{")
+    job.plan.unlink() if lost else job.plan.write_text("{")
     found = read_plan(job)
     assert found is not None
     assert found.generation == last_generation(job) == 10

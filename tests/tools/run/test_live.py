@@ -460,6 +460,24 @@ def damage(*paths: Path) -> None:
         path.write_text("{")
 
 
+def lose(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def test_a_job_that_trains_trains_on_where_its_plan_is_lost(site: Site) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    lose(job.plan)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
 @pytest.mark.parametrize("what", ["launch record", "plan"])
 def test_a_damaged_file_of_a_job_that_trains_costs_it_nothing(site: Site, what: str) -> None:
     site.job("a", "--deaf", "--gate", site.gate, samples=150)
@@ -476,19 +494,26 @@ def test_a_damaged_file_of_a_job_that_trains_costs_it_nothing(site: Site, what: 
     assert site.story() == ["submit a", "start a 1", "finish a 0"]
 
 
-def test_a_job_whose_plans_are_all_damaged_is_ended_before_it_is_started_again(site: Site) -> None:
+@pytest.mark.parametrize("what", ["plans damaged", "plans lost", "launch record lost"])
+def test_a_job_whose_files_nothing_can_replace_is_ended_before_it_is_started_again(
+    site: Site, what: str
+) -> None:
     site.job("a", "--deaf", "--gate", site.gate, samples=150)
     run_once(site.options("fifo"))
     job = StateDir(site.state).job("a")
     until(job.attempt(1).progress.exists)
     before = {process.pid for process in left_running(site.folder)}
-    damage(job.plan, job.attempt(1).plan(1))
+    plans = (job.plan, job.attempt(1).plan(1))
+    if what == "plans damaged":
+        damage(*plans)
+    else:
+        lose(*(plans if what == "plans lost" else (job.attempt(1).launch,)))
     run_once(site.options("fifo"))
     until(job.attempt(2).progress.exists)
     assert before.isdisjoint(process.pid for process in left_running(site.folder))
     plan = read_plan(job)
     assert plan is not None
-    assert (plan.attempt, plan.generation) == (2, 2)
+    assert (plan.attempt, plan.generation) == (2, 1 if what == "plans lost" else 2)
     site.gate.touch()
     until(lambda: left_running(site.folder) == [])
 
