@@ -61,7 +61,6 @@ def repair(state: Path) -> list[str]:
     if not dirs.events.is_file():
         raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
     check_own(dirs)
-    check_own(dirs)
     lock = Lock(dirs.lock)
     lock.acquire()
     try:
@@ -81,6 +80,7 @@ def _repair(dirs: StateDir) -> list[str]:
         raise BadInputError.one(str(dirs.events), "no event of it can be read: it is left as it is")
     copy = _free_name(dirs.events)
     atomic_write(copy, data, mode=PRIVATE)
+    dirs.snapshot.unlink(missing_ok=True)  # it is of the log as it was
     atomic_write(dirs.events, LOG_HEADER + sealed_lines(kept, FIRST)[0])
     return [*said, *more, f"{dirs.events} holds {len(kept)} events now; the damaged log is kept as {copy}"]
 

@@ -26,6 +26,7 @@ from pliant.schemas.jsonlines import header
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import submit_event
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.log_snapshot import renew_snapshot
 from pliant.tools.run.state import Lock, State, read_log
 from tests.builders import job
 from tests.tools.run.stories import Story
@@ -205,6 +206,19 @@ def test_a_repair_drops_the_damaged_line_keeps_the_rest_and_a_copy(state: StateD
     assert read_events(state.events) == (*events[:5], *events[6:])
     assert told(state) == f"{state.events} is whole: there is nothing to repair\n"
     assert [path.name for path in state.path.glob("*.damaged-*")] == [copy.name]
+
+
+def test_after_a_repair_nothing_speaks_of_another_log(
+    state: StateDir, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The snapshot is of the log as it was."""
+    with State(state.path) as written:
+        renew_snapshot(state, written.log, None)
+    without(state, lambda event: event.event == "progress")
+    told(state)
+    caplog.clear()
+    read_log(state.path)
+    assert caplog.text == ""
 
 
 def test_a_job_whose_submission_is_lost_is_named_and_its_id_is_not_given_away(
