@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 from pliant.tools.run.backends.protocol import Backend, Handle
+from pliant.tools.run.contract import UnreadableError
 from pliant.tools.run.fault import may_pass
 from pliant.tools.run.gang import Gang
 
@@ -41,10 +42,12 @@ class Condemned(Container[str]):
                 yield job_id, self._last_attempt(job_id), reason
 
     def _outlives_a_kill(self, gang: Gang) -> bool:
-        """Whether processes are left; False where it cannot be found out."""
+        """Whether processes are left, or may be; False where it can never be found out."""
         try:
             self._backend.stop(gang.handle, "kill")
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+        except UnreadableError:  # started again beside what may run, it would train twice in one folder
+            return True
         except Exception as error:  # noqa: BLE001 - it is ended for an error already
             return may_pass(error)
         return not gang.ended

@@ -148,7 +148,7 @@ class Executor:
         job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
         statuses = self._backend.poll([handle])[handle]
         if plan is None or plan.attempt != handle.attempt or not statuses:
-            if job is not None and not job.ended:  # its files are lost, or were never written: it is started anew
+            if job is not None and not job.ended:  # its files are lost, or were never written
                 self._backend.stop(handle, "kill")
             return
         if job is None:

@@ -91,6 +91,8 @@ class LogView:
         self.log, place = RunLog(), Place()
         self._events = None if self._events is None else []
         found = read_snapshot(self._dirs)
+        if found is not None and self._until is not None and found.place.bytes > self._until:
+            found = None  # it was made after the moment that is looked at
         fits = found is not None and found.place.is_in(self._dirs.events)
         self._snapshot = found if fits else None
         if found is not None and fits:

@@ -178,23 +178,23 @@ def unheard(
     :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet (see :meth:`Request.is_due`).
     :param to_come: jobs that were not submitted here and have not arrived.
     """
-    known, ended = set(log.jobs), log.jobs.keys() - log.active.keys()
+    arrived, cancelled = set[str](), set[str]()
     ahead = dict(to_come or {})
     for request in requests:
         for job in sorted(request.jobs, key=lambda job: (job.submit_time, job.id)):
-            if job.id in known or job.id in ahead:
+            if job.id in log.jobs or job.id in arrived or job.id in ahead:
                 continue
             if not request.is_due(job, until_s):
                 ahead[job.id] = job
                 continue
-            known.add(job.id)
+            arrived.add(job.id)
             yield job
         for job_id in request.cancelled:
             if job_id in ahead:
-                known.add(job_id)
+                arrived.add(job_id)
                 yield ahead.pop(job_id)
-            if job_id in known and job_id not in ended:
-                ended.add(job_id)
+            if (job_id in log.active or job_id in arrived) and job_id not in cancelled:
+                cancelled.add(job_id)
                 yield job_id
 
 

@@ -52,6 +52,19 @@ def test_the_newest_output_stays_and_the_writer_goes_on_where_it_was(printed: tu
     assert path.read_bytes()[-MOST // 2 :] == (whole + b"the end\n")[-MOST // 2 :]
 
 
+def test_an_orphan_that_may_not_be_killed_keeps_no_exit_code_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that runs as another user."""
+    monkeypatch.setattr(keep, "_KILL_S", 0.05)
+    monkeypatch.setattr(keep, "children", lambda: [4711])
+    monkeypatch.setattr(keep.os, "waitpid", lambda pid, options: (0, 0))
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(keep.os, "kill", refuse)
+    keep.end_orphans()
+
+
 def test_what_is_small_enough_is_left_alone(printed: tuple[Path, FileIO]) -> None:
     path, _ = printed
     whole = path.read_bytes()

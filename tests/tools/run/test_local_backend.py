@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import read_record, write_record
+from pliant.tools.run.contract import UnreadableError
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.runner import open_backend
@@ -199,6 +201,25 @@ def test_a_later_backend_finds_what_runs_and_how_it_ended(site: Site, tmp_path: 
     later.stop(site.handle, "term")
     until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))
     assert later.poll([site.handle])[site.handle] == (UnitStatus("exited", -signal.SIGTERM),)
+    ended(site)
+
+
+def test_a_kill_ends_what_runs_though_its_record_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.start(WAIT)
+    until(lambda: "up" in site.said())
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path == site.handle.files.launch:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_bytes)
+        with pytest.raises(UnreadableError):
+            site.backend.stop(site.handle, "kill")
     ended(site)
 
 

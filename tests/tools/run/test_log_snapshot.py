@@ -161,6 +161,20 @@ def test_what_a_run_writes_after_the_look_is_not_in_the_decision(tmp_path: Path)
     assert len(read_events(state.events)) == len(events) + 1
 
 
+def test_a_snapshot_from_after_the_look_makes_no_log_a_damaged_one(tmp_path: Path) -> None:
+    """Somebody looks at the log of a moment, and a run that begins meanwhile writes on."""
+    events = Story(3).go_on(40)
+    state = written(tmp_path, events[:20])
+    until = state.events.stat().st_size
+    with State(tmp_path) as held:
+        held.record(events[20:])
+        renew_snapshot(state, held.log, rebuilding())
+    view = LogView(state, keeps_events=True)
+    assert view.refresh(to_the_end=True, until=until) == fold(events[:20])
+    kept, told = view.history(BASIS)
+    assert (kept, list(told)) == (None, list(events[:20]))
+
+
 def test_two_who_decide_do_not_wait_for_each_other(tmp_path: Path) -> None:
     story = Story(3)
     story.go_on(20)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.fold import RunLog, fold
+from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.spool import Spool, requested, unheard
@@ -116,6 +117,25 @@ def test_what_the_log_holds_is_not_heard_again_and_settles_the_request(dirs: Sta
     assert [path.suffixes for path in dirs.spool.glob("*.j*")] == [[".jobs", ".jsonl"]]
     spool.settle(fold([*events, submit_event(runs("b"), 3.0)]))
     assert list(dirs.spool.glob("*.j*")) == []
+
+
+class Past(dict[str, JobLog]):
+    """Jobs of years: whoever goes through them all at every look takes a core for it."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all jobs that ever were are gone through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
+def test_while_a_request_waits_nobody_goes_through_the_jobs_of_the_past(dirs: StateDir) -> None:
+    log = fold([submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)])
+    log.jobs = Past(log.jobs)
+    ask(dirs, runs("a"), runs("later", at=1000.0))
+    dirs.cluster.write_text("there was a run")
+    cancel(dirs.path, ["a"])
+    assert heard(dirs, log) == ["submit a", "cancel a"]
+    Spool(dirs).settle(log)
 
 
 def test_cancelling_twice_or_what_has_ended_is_harmless(dirs: StateDir) -> None:

@@ -13,6 +13,7 @@ nothing and never waits, whatever happens to this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -90,7 +91,8 @@ def end_orphans() -> None:
         except ChildProcessError:
             return
         for pid in children():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):  # it has become another user's
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 

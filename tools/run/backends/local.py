@@ -126,7 +126,12 @@ class LocalBackend:
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
-        found = enumerate(_keepers(handle))
+        try:
+            found = enumerate(_keepers(handle))
+        except UnreadableError:
+            if level == "kill" and only is None:
+                kill(strays(_mark(handle)))
+            raise
         meant = [keeper for index, keeper in found if only is None or index in only]
         keepers = [keeper for keeper in meant if keeper is not None]
         if level == "kill":
