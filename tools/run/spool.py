@@ -26,6 +26,7 @@ from pliant.schemas.files import remove_temporaries, sync_folder
 from pliant.schemas.io import atomic_write, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.jobs_io import parse_jobs
+from pliant.tools.run.fault import may_pass
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
@@ -86,7 +87,8 @@ class Spool:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith((_JOBS, _CANCEL)))
         except FileNotFoundError:
             names = []
-        self._read = {name: self._read.get(name) or self._request(name) for name in names}
+        found = {name: self._read.get(name) or self._request(name) for name in names}
+        self._read = {name: request for name, request in found.items() if request is not None}
         return [request for request in self._read.values() if request.jobs or request.cancelled]
 
     def settle(self, log: RunLog) -> None:
@@ -154,7 +156,8 @@ class Spool:
         last = max((int(request.path.name.partition(".")[0]) for request in self.requests()), default=0)
         return self._folder / f"{max(time.time_ns(), last + 1):020d}{ending}"
 
-    def _request(self, name: str) -> Request:
+    def _request(self, name: str) -> Request | None:
+        """What a file asks for; None: that cannot be read at the moment, and is looked for again."""
         path = self._folder / name
         try:
             int(name.partition(".")[0])
@@ -163,6 +166,8 @@ class Spool:
                 return Request(path, jobs=jobs, asked_s=path.stat().st_mtime)
             return Request(path, cancelled=_IDS.validate_json(read_own(path)))
         except (BadInputError, OSError, ValueError) as error:
+            if may_pass(error):
+                return None
             if os.path.lexists(path):  # else it was settled by somebody else between two looks
                 _log.warning("%s: left aside, it is no request: %s", path, error)
             return Request(path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
+from pliant.tools.run import spool
 from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import cancel_event, submit_event
 from pliant.tools.run.layout import StateDir
@@ -252,6 +254,22 @@ def rivals(folder: str, name: str, turn: object) -> None:
             (path.parent / f"{name}-{number}").touch()
         except BadInputError:
             continue
+
+
+def test_a_request_that_cannot_be_read_for_a_moment_is_heard_at_the_next_look(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was acknowledged; a loop that runs for months must not leave it aside for a shortage of a second."""
+    ask(dirs, runs("a"))
+    one = Spool(dirs)
+
+    def read_own(_path: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "read_own", read_own)
+        assert one.requests() == []
+    assert [found.id for request in one.requests() for found in request.jobs] == ["a"]
 
 
 def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
