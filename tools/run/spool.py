@@ -77,16 +77,25 @@ class Spool:
         self._dirs = dirs
         self._folder = dirs.spool
         self._read: dict[str, Request] = {}
+        self._has_listed = False
 
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
 
-        A file that is no request is warned of once and left where it is.
+        A file that is no request is warned of once and left where it is. Where the folder cannot be listed
+        for a moment, what was seen at the last look stands: to meet a request twice does no harm.
+
+        :raises OSError: it cannot be listed, and was not before.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith((_JOBS, _CANCEL)))
         except FileNotFoundError:
             names = []
+        except OSError as error:
+            if not (self._has_listed and may_pass(error)):
+                raise
+            names = list(self._read)
+        self._has_listed = True
         found = {name: self._read.get(name) or self._request(name) for name in names}
         self._read = {name: request for name, request in found.items() if request is not None}
         return [request for request in self._read.values() if request.jobs or request.cancelled]

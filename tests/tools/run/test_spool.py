@@ -272,6 +272,25 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_heard_at_the_next_look(
     assert [found.id for request in one.requests() for found in request.jobs] == ["a"]
 
 
+def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs, runs("a"))
+    seen, fresh = Spool(dirs), Spool(dirs)
+    before = seen.requests()
+
+    def listdir(_path: Path) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.os, "listdir", listdir)
+        assert seen.requests() == before
+        with pytest.raises(OSError, match="Too many open files"):
+            fresh.requests()
+    ask(dirs, runs("b"))
+    assert len(seen.requests()) == 2
+
+
 def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
     context = multiprocessing.get_context("spawn")
     turn = context.Barrier(3)
