@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
@@ -55,7 +55,7 @@ class InstantBackend:
             found[handle] = (UnitStatus("exited", 0),) * self._units.get(handle, 0)
         return found
 
-    def adopt(self) -> list[Handle]:
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
         return []
 
     def _spring(self, operation: str, handle: Handle) -> None:
