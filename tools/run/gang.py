@@ -29,7 +29,7 @@ from pliant.tools.run.progress_file import ProgressFile
 from pliant.tools.run.rescale import Crew
 from pliant.tools.run.roll import Roll
 from pliant.tools.run.setback import Setback, listed
-from pliant.tools.run.slots import Slot, counts
+from pliant.tools.run.slots import Slot, by_node, counts
 from pliant.tools.run.steps import Share, Target
 from pliant.tools.run.tail import Tail
 from pliant.tools.run.timeouts import Stage, Timeouts
@@ -299,14 +299,21 @@ class Gang:
         """Kill launchers that outlive their workers, and workers that should have left."""
         overdue = self._lingering.overdue(self._idle, now_s)
         if overdue:
-            slots = [self._roll.slot(worker) for worker in overdue]
-            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, listed(slots))
+            where = self._places(overdue)
+            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, where)
             self._backend.stop(self.handle, "kill", overdue)
+
+    def _places(self, units: Iterable[int]) -> str:
+        """Where units are, for people: a unit of a job that is not elastic has a node for itself."""
+        if self.target.job.elastic == "none":
+            nodes = list(by_node(self.target.slots))
+            return ", ".join(nodes[unit] for unit in units)
+        return listed(self._roll.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:
         """Units that have nothing to do, and how long each may take to end (seconds)."""
-        if self.target.job.elastic == "none":
-            return {}
+        if self.target.job.elastic == "none":  # its workers say nothing of themselves
+            return {unit: self._timeouts.exit_s for unit, status in enumerate(self.statuses) if status.idle}
         trains = self._trains()
         needed = {*self.plan.workers, *(() if trains is None else trains.workers)}
         running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]

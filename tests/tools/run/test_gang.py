@@ -314,6 +314,17 @@ def test_a_worker_that_died_under_a_launcher_that_stands_still_is_noticed_where_
     assert training.watch(0.0, 10.0) == ["kill [0, 1]"]
 
 
+def test_a_stopped_launcher_of_a_job_that_is_not_elastic_has_a_limit_once_its_workers_have_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its workers write nothing of themselves, so the process tree has to do."""
+    scene = Scene(tmp_path, "none")
+    scene.gang.statuses = (RUNNING, UnitStatus("running", idle=True))
+    assert scene.watch(0.0, 9.0) == []
+    assert scene.watch(10.0) == ["kill [1]"]
+    assert "what is left on n1 does not end" in caplog.text
+
+
 def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: Lives) -> None:
     lives.of = {0: "absent", 1: "absent"}
     scene.watch(1e6)

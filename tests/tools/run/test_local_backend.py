@@ -138,6 +138,40 @@ def test_a_launcher_that_stands_still_is_woken_once_what_it_started_has_ended(si
     assert ended(site) == (UnitStatus("exited", 256 - signal.SIGKILL),)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the process tree of Linux")
+def test_a_keeper_that_stands_still_is_woken_once_its_command_has_ended_though_a_daemon_lives(
+    site: Site, tmp_path: Path
+) -> None:
+    """The daemon became a child of the keeper: the command was its first."""
+    path = tmp_path / "daemon"
+    site.start(DAEMON.replace("PATH", repr(str(path))) + "import time; time.sleep(600)")
+    until(lambda: "up" in site.said())
+    record = read_record(site.handle)
+    assert record is not None
+    keeper = psutil.Process(record.units[0].pid)
+    until(lambda: len(keeper.children()) == 2)
+    command = next(child for child in keeper.children() if child.pid != int(path.read_text()))
+    keeper.suspend()
+    command.kill()
+    assert ended(site) == (UnitStatus("exited", -signal.SIGKILL),)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the process tree of Linux")
+def test_a_command_that_was_stopped_and_has_nothing_left_that_lives_is_named(site: Site) -> None:
+    site.start(LAUNCHES_ONE.replace("sys.exit(", "print(").replace("% 256", ", flush=True") + WAIT)
+    until(lambda: "up" in site.said())
+    record = read_record(site.handle)
+    assert record is not None
+    command = psutil.Process(record.units[0].pid).children()[0]
+    command.children()[0].kill()
+    until(lambda: site.said().count("up") == 2)
+    assert not site.poll()[0].idle, "it may have more to do"
+    command.suspend()
+    until(lambda: site.poll()[0].idle)
+    site.backend.stop(site.handle, "kill")
+    ended(site)
+
+
 def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site: Site) -> None:
     site.start(DEAF, FAMILY)
     until(lambda: "up" in site.said(0) and site.said(1).count("up") == 2)

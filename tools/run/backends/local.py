@@ -33,6 +33,7 @@ from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 _RUNNING: Final = UnitStatus("running")
+_STANDS_STILL: Final = UnitStatus("running", idle=True)
 _log = logging.getLogger("pliant")
 
 
@@ -155,24 +156,24 @@ class LocalBackend:
         folder.look()
         record = folder.get("record", lambda: _record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
-        running = [self._runs(unit, mark) for unit in (record.units if record else ())]
+        running = [self._running(unit, mark) for unit in (record.units if record else ())]
         if not any(running):
             del self._folders[handle]
         return tuple(
-            _RUNNING if runs else folder.get(f"exit {index}", partial(_ended, handle, index))
-            for index, runs in enumerate(running)
+            status or folder.get(f"exit {index}", partial(_ended, handle, index))
+            for index, status in enumerate(running)
         )
 
-    def _runs(self, unit: StartedUnit, mark: tuple[str, str]) -> bool:
+    def _running(self, unit: StartedUnit, mark: tuple[str, str]) -> UnitStatus | None:
+        """The status of a unit that runs; None: it does not."""
         if unit.pid is None or unit.born is None:
-            return False
+            return None
         ours = self._children.get(unit.pid) == unit.born and not self._reap(unit.pid)
         runs = ours or self._watched.runs(unit.pid, unit.born, mark)
-        if runs:
-            self._waker.look(unit.pid)
-        else:
+        if not runs:
             self._waker.forget(unit.pid)
-        return runs
+            return None
+        return _STANDS_STILL if self._waker.look(unit.pid) else _RUNNING
 
     def _reap(self, pid: int) -> bool:
         """Let a child go if it has ended; its exit code is in a file. Whether it is a child no more."""

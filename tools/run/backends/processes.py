@@ -15,8 +15,8 @@ import psutil
 _PROC: Final = Path("/proc")
 _START_TICKS: Final = 19
 """Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
-_ENDED: Final = frozenset("ZX")
-"""States of a process that has ended and whose parent has not taken note."""
+_ENDED: Final = frozenset(("Z", "X", ""))
+"""States of a process that has ended, whether or not its parent has taken note."""
 _STOPPED: Final = "T"
 _LOOK_S: Final = 1.0
 """Between two looks at whether a launcher stands still."""
@@ -53,35 +53,56 @@ def _identity(pid: int) -> tuple[str, bool]:
 class Waker:
     """Lets launchers go on that stand still although what they started has ended: they alone know how.
 
-    A launcher is the keeper of a unit or what the keeper started. Each is looked at once a second.
+    A launcher is the keeper of a unit or the command that it started. Each is looked at once a second.
     """
 
     def __init__(self) -> None:
         self._next_s: dict[int, float] = {}
+        self._commands: dict[int, int] = {}
+        """By keeper; whatever else its children are, it has adopted them."""
+        self._idle: dict[int, bool] = {}
 
-    def look(self, keeper: int) -> None:
-        """Wake a keeper that runs, and what it started, where that is due."""
+    def look(self, keeper: int) -> bool:
+        """Wake a keeper that runs, and its command, where that is due.
+
+        Whether the command is stopped and nothing that it started lives.
+        """
         now_s = time.monotonic()
-        if now_s < self._next_s.get(keeper, now_s):
-            return
-        self._next_s[keeper] = now_s + _LOOK_S
-        for launcher in (keeper, *_children(keeper)):
-            if _state(launcher) == _STOPPED and _is_through(launcher):
-                with suppress(OSError):
-                    os.kill(launcher, signal.SIGCONT)
+        if now_s >= self._next_s.get(keeper, now_s):
+            self._next_s[keeper] = now_s + _LOOK_S
+            self._idle[keeper] = self._wake(keeper)
+        return self._idle[keeper]
+
+    def _wake(self, keeper: int) -> bool:
+        children = _children(keeper)
+        command = self._commands.setdefault(keeper, children[0]) if children else -1
+        if _state(keeper) == _STOPPED and (command not in children or _state(command) in _ENDED):
+            _continue(keeper)
+        if _state(command) != _STOPPED:
+            return False
+        started = _children(command)
+        if any(_state(pid) not in _ENDED for pid in started):
+            return False
+        if started:
+            _continue(command)
+        return True
 
     def forget(self, keeper: int) -> None:
         """A keeper has ended."""
-        self._next_s.pop(keeper, None)
+        for known in (self._next_s, self._commands, self._idle):
+            known.pop(keeper, None)
 
 
-def _is_through(launcher: int) -> bool:
-    started = _children(launcher)
-    return bool(started) and all(_state(pid) in _ENDED for pid in started)
+def _continue(pid: int) -> None:
+    with suppress(OSError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _children(pid: int) -> list[int]:
-    """What a process has started and not taken note of the end of; nothing where the system does not say."""
+    """What a process has started, or adopted since, and not taken note of the end of; the oldest first.
+
+    Nothing where the system does not say.
+    """
     found: list[int] = []
     with suppress(OSError):
         for thread in (_PROC / str(pid) / "task").iterdir():

@@ -67,6 +67,8 @@ class UnitStatus:
 
     state: Literal["running", "exited", "lost"]
     code: int | None = None
+    idle: bool = field(default=False, compare=False)
+    """It runs, but is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
 
 
 class Backend(Protocol):
