@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from pliant.tools.run.elastic.circle import Circle, LeftAloneError
@@ -28,10 +28,12 @@ from pliant.tools.run.elastic.saving import Saving
 from pliant.tools.run.elastic.setting import Orders, Setting
 from pliant.tools.run.elastic.state import Counters, Mean
 from pliant.tools.run.elastic.training import Training
-from pliant.tools.run.elastic.watch import STOP, PlanWatch, StopSignal, Vote, ballot
+from pliant.tools.run.elastic.watch import STOP, Pace, PlanWatch, StopSignal, Vote, ballot
 from pliant.tools.run.plan import LOST_PEER, Plan
 from pliant.tools.run.presence import Presence
 
+_LOOK_S: Final = 0.25
+"""Between two looks at whether the others are through: a file of each of them."""
 _log = logging.getLogger("pliant")
 
 
@@ -41,6 +43,7 @@ class Supervision:
     def __init__(self, setting: Setting, orders: Orders, backend: str | None) -> None:
         self._setting = setting
         self._watch = PlanWatch(orders.folder, orders.plan)
+        self._looks_at_ends = Pace(_LOOK_S)
         self._signal = StopSignal()
         self._vote = Vote(alone=True)
         self._reporter = Reporter(setting)
@@ -71,7 +74,7 @@ class Supervision:
 
         :raises SystemExit: it was.
         """
-        if self._setting.left or self._orders.is_done():
+        if self._setting.left or (self._looks_at_ends.is_due() and self._orders.is_done()):
             self._leave()
         if self._watch.newest().abort or self._signal.received:
             self._ending.end("stopped", "asked to stop before the first step")

@@ -43,6 +43,21 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
+class Pace:
+    """Lets a look at files go ahead only so often, however often it is asked for."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s, self._again_s = pause_s, 0.0
+
+    def is_due(self) -> bool:
+        """Whether that much time has gone by since it last said so."""
+        now = time.monotonic()
+        if now < self._again_s:
+            return False
+        self._again_s = now + self._pause_s
+        return True
+
+
 class PlanWatch:
     """The newest plan of a job, looked up so cheaply that every step can do it (one ``stat``)."""
 
@@ -50,7 +65,7 @@ class PlanWatch:
         self._job = job
         self._path = job.plan
         self._plan = self._in_force = plan
-        self._look_again_s = 0.0
+        self._looks = Pace(_POLL_S)
         self._mark = (0, 0, 0)
 
     def newest(self) -> Plan:
@@ -70,7 +85,7 @@ class PlanWatch:
         :param known: workers that are ready beyond doubt: they train together, or are starting together.
         """
         plan = self.newest()
-        if plan.generation > self._in_force.generation and self._may_look():
+        if plan.generation > self._in_force.generation and self._looks.is_due():
             self._in_force = self._newest_ready(plan, known)
         return self._in_force
 
@@ -89,13 +104,6 @@ class PlanWatch:
                 )
             time.sleep(_POLL_S)
         return read_plan(path)
-
-    def _may_look(self) -> bool:
-        now = time.monotonic()
-        if now < self._look_again_s:
-            return False
-        self._look_again_s = now + _POLL_S
-        return True
 
     def _newest_ready(self, plan: Plan, known: Container[int]) -> Plan:
         attempt = self._job.attempt(plan.attempt)

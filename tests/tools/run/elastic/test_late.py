@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from pliant.tools.run import elastic
+from pliant.tools.run.elastic import watch
 from pliant.tools.run.elastic.setting import Orders
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import Member, Plan, WorkerOutcome
+from tests.tools.run.elastic.alone import Alone
 
 
 def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
@@ -18,3 +24,22 @@ def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="done"))
     assert late.is_done()
+
+
+def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    now_s = [1000.0]
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(Orders, "is_done", lambda _: looks.append(None))
+
+    def script(job: elastic.ElasticJob) -> None:
+        assert job._supervision is not None
+        for expected in (1, 2, 3):
+            for _ in range(100):
+                job._supervision.check_not_stopped()
+            assert len(looks) == expected, "the first one when it starts"
+            now_s[0] += 1
+
+    assert Alone(tmp_path, monkeypatch).run(script).message == "the script ended before its training did"
