@@ -265,20 +265,26 @@ class Engine:
             return
         self._mid_step = False
         losses, self._losses = self._losses, Mean()
-        if self._averaging.error is not None and self._supervision is not None:
-            self._void(self._averaging.error, self._supervision)
+        if self._voided():
             return
         self.training.step_done(micro.step_samples, losses)
         if self._supervision is not None:
             self._supervision.step_ends(losses)
 
-    def _void(self, error: RuntimeError, supervision: Supervision) -> None:
-        """A worker was lost in the step. It is trained again here, unless another worker has completed it."""
+    def _voided(self) -> bool:
+        """Whether a worker was lost in the step, and those left have met anew.
+
+        The step is trained again here, unless another worker has completed it.
+        """
+        error, supervision = self._averaging.error, self._supervision
+        if error is None or supervision is None:
+            return False
         counters = self.training.counters.copy()
         self._step_start.put_back_buffers()
         supervision.step_void(error)
         if self.training.counters == counters:
             self._step_start.put_back_generator()
+        return True
 
     def _left_metric(self) -> float | None:
         """The metric of an epoch that the author leaves after its steps."""
@@ -323,7 +329,10 @@ class Engine:
             self._gradients.follow(self._averaging.ddp)
 
     def _settle(self) -> None:
-        """Complete the step that a ``break`` has left open, if the optimizer has made it; else drop it."""
+        """Complete the step that a ``break`` has left open, if the optimizer has made it; else drop it.
+
+        Nothing of it stays where a worker was lost in it: that is no step of the script's.
+        """
         if self._stepped:
             self._complete()
         self._micro = None
@@ -331,5 +340,5 @@ class Engine:
             self._mid_step = False
             self._losses = Mean()
             self._gradients.forget()
-            if self._supervision is not None:
+            if not self._voided() and self._supervision is not None:
                 self._supervision.abandon_step()

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ options = {
     "broken": None,  # [worker, pass]: from then on what it exchanges fails there
     "unlike": None,  # "wider" or "frozen": the model of worker 1
     "full": None,  # a worker that has no room for a checkpoint
+    "leaves": None,  # the loop over the loader after so many passes, and begins it again
     "nan": False,  # as loss, as metric and as what rank 0 tells
     "noisy": False,  # batch normalization and dropout; tells how each pass begins
     "unused": False,  # no gradient for a part of the model, in turns
@@ -89,7 +91,8 @@ if options["full"] == worker:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 passes = 0
 for epoch in job.epochs(options["epochs"]):
-    for x, y, index in loader:
+    leaves = options["leaves"] if epoch == 0 else None
+    for x, y, index in chain(islice(loader, leaves), loader) if leaves else loader:
         passes += 1
         if options["broken"] and options["broken"][0] == worker and passes >= options["broken"][1]:
             break_exchange()

@@ -93,6 +93,20 @@ def test_a_void_step_leaves_no_trace_in_running_statistics_and_generators(
         assert first != void
 
 
+def test_a_void_step_that_the_script_leaves_the_loader_in_leaves_no_trace_either(
+    gang: Make, tmp_path: Path
+) -> None:
+    job = gang(noisy=True, samples=48, die=[2, 2], leaves=2)
+    job.start(3, global_batch=12)
+    killed(job, 2, global_batch=12)
+    assert job.end() == [0, 0, -signal.SIGKILL]
+    for number in (0, 1):
+        first, void, again, later = rows(tmp_path, worker=number)[:4]
+        assert [row["steps"] for row in (first, void, again, later)] == [1, 1, 2, 3]
+        assert void["began"] == again["began"]
+        assert first["began"] != void["began"]
+
+
 def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
     job = gang(nan=True)
     job.start(2, checkpoint_s=1e-9)
