@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
 
+_LARGE_BYTES: Final = 1 << 16
 
-class _Buffer(NamedTuple):
-    """A buffer of a module, and what it held."""
+
+@dataclass(slots=True)
+class _Held:
+    """A buffer of a module, and what it held.
+
+    A large buffer that no step writes (a causal mask) is copied once. PyTorch counts the writes to a tensor,
+    those under ``no_grad`` included, but not those through ``.data`` or NumPy, nor those of its own batch
+    normalization. So the count alone is believed only where the first step that left it as it was left the
+    values, too; a buffer that fails that is copied at every step. Small buffers always are.
+    """
 
     owner: nn.Module
     name: str
     buffer: torch.Tensor
-    held: torch.Tensor
+    values: torch.Tensor
+    writes: int
+    constant: bool | None = None
+    """Whether steps leave the values as they are where they leave the count; None: not known yet."""
+
+    def is_current(self, buffer: torch.Tensor) -> bool:
+        """Whether the values are those of the buffer that the module has now, as far as one can know."""
+        if self.buffer is not buffer or not self._looks_untouched():
+            return False
+        if self.constant is None:
+            self.constant = torch.equal(buffer, self.values)
+        return self.constant
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Have the module hold the values again; one that none has written is left alone."""
+        owned = self.owner._buffers.get(self.name) is self.buffer
+        if owned and self.constant and self._looks_untouched():
+            return
+        whole = self.buffer.shape == self.values.shape
+        self.owner._buffers[self.name] = self.buffer.copy_(self.values) if whole else self.values
+
+    def _looks_untouched(self) -> bool:
+        return self.writes >= 0 and self.writes == _writes(self.buffer)
 
 
 class StepStart:
@@ -27,33 +60,47 @@ class StepStart:
     def __init__(self) -> None:
         self._watches = False
         self._owners: list[nn.Module] = []
-        self._buffers: list[_Buffer] = []
+        self._held: dict[tuple[nn.Module, str], _Held] = {}
         self._generator: torch.Tensor | None = None
 
     def watch(self, model: nn.Module | None) -> None:
         """Note the steps of this model from now on; None: none of them can be void."""
         self._watches = model is not None
         self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
+        self._held = {}
 
     def note(self) -> None:
         """A step begins."""
         if self._watches:
             self._generator = torch.get_rng_state()
-            self._buffers = [
-                _Buffer(owner, name, buffer, buffer.detach().clone())
+            self._held = {
+                (owner, name): self._noted(owner, name, buffer)
                 for owner in self._owners
                 for name, buffer in owner._buffers.items()
                 if buffer is not None
-            ]
+            }
 
-    @torch.no_grad()
     def put_back_buffers(self) -> None:
         """The step is void, and its workers may hand on their state next."""
-        for owner, name, buffer, held in self._buffers:
-            whole = buffer.shape == held.shape
-            owner._buffers[name] = buffer.copy_(held) if whole else held
+        for held in self._held.values():
+            held.put_back()
 
     def put_back_generator(self) -> None:
         """The step is trained again here."""
         if self._generator is not None:
             torch.set_rng_state(self._generator)
+
+    def _noted(self, owner: nn.Module, name: str, buffer: torch.Tensor) -> _Held:
+        held = self._held.get((owner, name))
+        if held is not None and held.is_current(buffer):
+            return held
+        values = buffer.detach().clone()
+        known = held.constant if held is not None and held.buffer is buffer else None
+        return _Held(owner, name, buffer, values, _writes(buffer), known)
+
+
+def _writes(buffer: torch.Tensor) -> int:
+    """PyTorch's count of the writes to a large buffer; -1: it is small, or nothing is counted."""
+    if buffer.nbytes < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
+        return -1
+    return buffer._version
