@@ -13,7 +13,6 @@ from typing import Any
 
 from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.event import Event
-from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Executor
@@ -30,9 +29,9 @@ from pliant.tools.run.journal import (
     submit_event,
 )
 from pliant.tools.run.options import RETRIES
-from pliant.tools.run.private import PRIVATE
 from pliant.tools.run.reports import Ended, Hindered, Progressed, Proven, Report
 from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.schedule_file import ScheduleFile
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
 from pliant.tools.run.steps import Share, StopJob
@@ -70,6 +69,7 @@ class LiveRun:
         self.executor = parts.executor
         self.executor.suspects = parts.state.log.suspects
         self._schedule = parts.schedule
+        self._schedule_file = ScheduleFile(self.state.dirs.schedule)
         self.clock = parts.clock
         self._origin_s = parts.origin_s
         self._retries = parts.retries
@@ -137,6 +137,7 @@ class LiveRun:
 
     def step(self) -> None:
         """One turn: look, record, decide where something happened. Never waits."""
+        self._schedule_file.catch_up()
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
         for report in self.executor.tick():
@@ -168,7 +169,7 @@ class LiveRun:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
         self._keep(schedule_of(self.session, (), self._now()), None)
-        write_schedule(self._schedule, self.state.dirs.schedule, mode=PRIVATE)
+        self._schedule_file.write(self._schedule)
 
     def _now(self) -> float:
         """Now on the clock of the schedule."""
@@ -330,7 +331,7 @@ class LiveRun:
         steps = self.executor.steps_to(shares, started)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         self.state.record([*before, *changes])
-        write_schedule(self._schedule, self.state.dirs.schedule, mode=PRIVATE)
+        self._schedule_file.write(self._schedule)
         self._shares = shares
         self.executor.apply(steps)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pliant.schemas.event import Event
-from pliant.schemas.io import write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.executor import Executor
@@ -20,9 +19,9 @@ from pliant.tools.run.journal import (
     report_events,
     submit_event,
 )
-from pliant.tools.run.private import PRIVATE
 from pliant.tools.run.reports import Progressed, Report
 from pliant.tools.run.runnable import shares_of
+from pliant.tools.run.schedule_file import ScheduleFile
 from pliant.tools.run.spool import Spool, unheard
 from pliant.tools.run.state import State
 from pliant.tools.run.steps import Step
@@ -50,6 +49,7 @@ class Once:
         self._state = state
         self._executor = executor
         self._schedule = schedule
+        self._schedule_file = ScheduleFile(state.dirs.schedule)
         self._speeds = session.speeds
         self._intake = Intake(session.cluster, session.speeds, session.policy)
         self._faults = Faults(state.dirs.path, self._give_up)
@@ -61,8 +61,8 @@ class Once:
 
     @property
     def settled(self) -> bool:
-        """Whether exactly what the schedule says runs."""
-        return self._executor.settled
+        """Whether exactly what the schedule says runs, and the state directory says so."""
+        return self._executor.settled and not self._schedule_file.is_behind
 
     def begin(self) -> None:
         """Take over what runs, write down what ended meanwhile and what shall run from now on.
@@ -93,6 +93,7 @@ class Once:
 
     def step(self) -> None:
         """One turn towards the schedule. Never waits."""
+        self._schedule_file.catch_up()
         since_s, self._looked_s = self._looked_s, self._clock()
         self._record(self._executor.tick(), since_s)
 
@@ -161,7 +162,7 @@ class Once:
         reasons = {found.job: found.reason for found in self._schedule.allocations}
         steps = steps_between(self._state.log, self._schedule, self._executor, now)
         self._state.record(change_event(step, now, reasons.get(step.job_id, "")) for step in steps)
-        write_schedule(self._schedule, self._state.dirs.schedule, mode=PRIVATE)
+        self._schedule_file.write(self._schedule)
         self._executor.apply(steps)
 
 

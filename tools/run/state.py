@@ -17,6 +17,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.event_log import LogReader
 from pliant.schemas.files import remove_temporaries
 from pliant.schemas.io import EventWriter
+from pliant.tools.run.fault import may_pass
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_snapshot import Rebuilding, renew_snapshot
@@ -191,7 +192,8 @@ class State:
         try:
             self._snapshot_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
         except (OSError, PliantError) as error:
-            _log.warning("%s is not written: %s", self.dirs.snapshot, error)
+            level = logging.DEBUG if may_pass(error) else logging.WARNING
+            _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
 
     def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
         try:

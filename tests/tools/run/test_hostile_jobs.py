@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas import files
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.io import read_cluster, read_jobs, write_cluster, write_schedule
-from pliant.tools.run import fault, runner
+from pliant.schemas.io import read_cluster, read_jobs, read_schedule, write_cluster, write_schedule
+from pliant.tools.run import fault, runner, state
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
@@ -212,6 +213,31 @@ def test_an_error_that_passes_is_waited_for_where_a_job_trains(place: Place) -> 
     assert place.submit("a")
     place.traps["poll", "a"] = shortage
     assert place.run().jobs["a"].phase == "finished"
+
+
+@pytest.mark.parametrize("name", ["schedule.json", "snapshot.jsonl"])
+@pytest.mark.parametrize("form", ["until done", "once"])
+def test_a_shortage_of_open_files_does_not_end_a_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str, name: str
+) -> None:
+    """The log holds what was decided; the files beside it are written a little later."""
+    left, replaced = [3], files._replace
+
+    def replace(target: Path, *about: Any) -> None:
+        if target.name == name and place.dirs.cluster.exists() and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        replaced(target, *about)
+
+    monkeypatch.setattr(files, "_replace", replace)
+    monkeypatch.setattr(state, "TAIL_BYTES", 1)
+    assert place.submit("a")
+    log = place.run() if form == "until done" else place.reconcile()
+    assert log.jobs["a"].phase == "finished" or form == "once"
+    assert left[0] < 3
+    assert left[0] == 0 or name != "schedule.json"
+    assert form == "once" or read_schedule(place.dirs.schedule).allocations == ()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
