@@ -45,7 +45,7 @@ class Site:
 
     def go_to(self, workers: int) -> Event:
         """Give the job that number of slots; the event of its first step there, once it trains well."""
-        share = Share(self._job, (("n0", workers),), 12)
+        share = Share(self._job, (("n0", workers),), self._job.batch.size)
         self._executor.apply(self._executor.steps_to({"a": share}))
         event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
         self.train_for(1.0)
