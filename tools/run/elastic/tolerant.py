@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any, Final
 
@@ -30,7 +31,8 @@ class TolerantGroup(dist.ProcessGroup):
         self._inner: dist.ProcessGroup | None = inner
         self._task: int | None = None
         """The backward pass at whose end all that is awaited will be through."""
-        self._awaited: list[tuple[dist.Work, Future[list[torch.Tensor]], list[torch.Tensor]]] = []
+        self._awaited: list[dist.Work] = []
+        self._sum = _Sum(self)
 
     def getBackendName(self) -> str:  # noqa: N802 the name that C++ calls
         """Not that of the group inside: from a name PyTorch infers a class."""
@@ -44,7 +46,11 @@ class TolerantGroup(dist.ProcessGroup):
                 work = self._inner.allreduce(tensors, *options)
             except RuntimeError as error:
                 self.note(error)
-        return _TolerantWork(self, work, tensors)
+        if work is not None:
+            self._expect(work)
+        # DDP asks it for its future before it begins the next one: one object serves, making one costs more
+        self._sum.tensor = tensors[0]
+        return self._sum
 
     def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         """As that of the group inside; waits for its end.
@@ -61,59 +67,65 @@ class TolerantGroup(dist.ProcessGroup):
             raise
         return work
 
-    def at_end_of_backward(self, work: dist.Work, tensors: list[torch.Tensor]) -> Future[list[torch.Tensor]]:
-        """The tensors, once the backward pass has reached every parameter and then waited for the exchange.
+    def _expect(self, work: dist.Work) -> None:
+        """An all-reduce has begun: wait for it once the backward pass has reached every parameter.
 
-        That is when DDP needs them. A callback when the exchange is through would run in a thread of gloo,
+        That is when DDP needs it. A callback when the exchange is through would run in a thread of gloo,
         which costs more than the exchange itself where models are small.
         """
-        future: Future[list[torch.Tensor]] = Future()
         task = torch._C._current_graph_task_id()
-        if task < 0:
-            work.wait()
-            future.set_result(tensors)
-            return future
         if task != self._task:
             # a pass within another one (activation checkpointing) may be the one after which DDP takes all
             self._task = task
-            at_end_of_backward(self._wait)
-        self._awaited.append((work, future, tensors))
-        return future
+            if task >= 0:
+                # it comes before DDP's own, which reads the sums: that is asked for after the last bucket
+                at_end_of_backward(self.wait)
+        self._awaited.append(work)
+        if task < 0:
+            self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the end of every all-reduce that has begun."""
         self._task = None
         awaited, self._awaited = self._awaited, []
-        for work, future, tensors in awaited:
-            work.wait()
-            future.set_result(tensors)
+        for work in awaited:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                self.note(error)
 
     def leave(self) -> None:
         """Let go of the group inside."""
         self._inner = None
         self._awaited.clear()
+        self._sum.tensor = torch.empty(0)
 
     def note(self, error: RuntimeError) -> None:
         """An operation has failed."""
         self.error = self.error or error
 
 
-class _TolerantWork(dist.Work):
-    """An all-reduce of a tolerant group. Without ``work`` it has not begun."""
+class _Sum(dist.Work):
+    """What a tolerant group answers to an all-reduce: the newest one."""
 
-    def __init__(self, group: TolerantGroup, work: dist.Work | None, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, group: TolerantGroup) -> None:
         super().__init__()
-        self._group, self._work, self._tensors = group, work, tensors
+        self.tensor = torch.empty(0)
+        self._group = weakref.ref(group)  # with a cycle the group would outlive its workers
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Wait for its end, which the group limits."""
+        """Wait for its end and that of all before it, which the group inside limits."""
         del timeout
-        if self._work is not None:
-            try:
-                self._work.wait()
-            except RuntimeError as error:
-                self._group.note(error)
+        if (group := self._group()) is not None:
+            group.wait()
         return True
 
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """The tensors, at the end of the backward pass, which waits for the exchange."""
-        return self._group.at_end_of_backward(self, self._tensors)
+    def get_future(self) -> Future[torch.Tensor]:  # type: ignore[override]
+        """The tensor, set at once: before DDP reads it the backward pass waits for the exchange.
+
+        It is set as C++ would set it. One that Python sets holds a Python object, of which C++ makes a
+        pickle to find the tensor: that costs more than the rest of the call.
+        """
+        tensor = self.tensor
+        made: Future[torch.Tensor] = torch._C.fork(lambda: tensor)  # what torch.jit.fork calls: no thread
+        return made
