@@ -4,7 +4,7 @@ Two workers on CPU slots train a model by the library, under the executor that `
 each epoch as many steps of the same model by PyTorch alone, so that both see the same neighbours. The ratio
 is plain processor time by the library's, over all threads and processes of both workers: everything that a
 loop does counts, checkpoints and the ends of epochs included, up to the save at its end; starting up and the
-first epoch do not. Beside it stands the median over epochs, which a rare checkpoint or neighbour hardly moves.
+first epoch do not. Beside it stands the median over epochs, which a checkpoint hardly moves.
 
 The plain steps come between epochs because there the library takes no time for that of a step: steps that
 seem long would have votes more often.
