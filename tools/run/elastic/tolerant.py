@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -120,12 +120,12 @@ class _Sum(dist.Work):
             group.wait()
         return True
 
-    def get_future(self) -> Future[torch.Tensor]:  # type: ignore[override]
+    def get_future(self) -> Future[torch.Tensor]:
         """The tensor, set at once: before DDP reads it the backward pass waits for the exchange.
 
         It is set as C++ would set it. One that Python sets holds a Python object, of which C++ makes a
         pickle to find the tensor: that costs more than the rest of the call.
         """
         tensor = self.tensor
-        made: Future[torch.Tensor] = torch._C.fork(lambda: tensor)  # what torch.jit.fork calls: no thread
-        return made
+        made: Any = torch._C.fork(lambda: tensor)  # what torch.jit.fork calls: no thread
+        return cast("Future[torch.Tensor]", made)
