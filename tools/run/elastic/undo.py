@@ -101,6 +101,7 @@ class StepStart:
 
 def _writes(buffer: torch.Tensor) -> int:
     """PyTorch's count of the writes to a large buffer; -1: it is small, or nothing is counted."""
-    if buffer.nbytes < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
+    size = buffer.numel() * buffer.itemsize
+    if size < _LARGE_BYTES or buffer.is_inference() or buffer.layout != torch.strided:
         return -1
     return buffer._version

@@ -126,3 +126,12 @@ def test_running_statistics_and_the_generator_are_put_back() -> None:
     start.put_back_generator()
     assert all(map(torch.equal, before, model.norm.buffers()))
     assert torch.equal(model.norm(torch.randn(8, 4)), drawn)
+
+
+def test_a_sparse_buffer_is_put_back() -> None:
+    model = nn.Module()
+    model.register_buffer("links", torch.eye(300).to_sparse())
+    start = noted(model)
+    model.links.mul_(2)
+    start.put_back_buffers()
+    assert model.links.sum().item() == 300
