@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -58,9 +59,10 @@ def _give(state: Any, to: int) -> None:
 def _take(giver: int) -> Any:
     sizes = torch.zeros(2, dtype=torch.int64)
     dist.recv(sizes, giver)
+    source = f"the state from worker {giver}"
+    _check_fits(sizes.tolist(), source)
     body = torch.empty(int(sizes[0]), dtype=torch.uint8)
     dist.recv(body, giver)
-    source = f"the state from worker {giver}"
     outline = loaded(body.numpy().tobytes(), source)
     announced: list[torch.Tensor] = []
     mapped(outline, lambda found: announced.append(found) if _is_announced(found) else None)
@@ -70,6 +72,14 @@ def _take(giver: int) -> Any:
     _fill(tensors, giver)
     found = iter(tensors)
     return mapped(outline, lambda one: next(found) if _is_announced(one) else one)
+
+
+def _check_fits(sizes: Sequence[int], source: str) -> None:
+    """Refuse sizes that no worker of ours announces, before any memory is taken for them."""
+    there = psutil.virtual_memory().total
+    if min(sizes) < 0 or max(sizes) > there:
+        announced = " and ".join(map(str, sizes))
+        raise BadInputError.one(source, f"{announced} bytes are announced, and this machine has {there}")
 
 
 def _lift(found: Any, tensors: list[torch.Tensor]) -> Any:

@@ -203,6 +203,13 @@ def test_no_tensor_is_made_that_was_not_announced(wire: Wire, shape: tuple[int, 
         pass_on(None, [True, False], 1)
 
 
+@pytest.mark.parametrize("sizes", [(-1, 0), (0, -1), (1 << 62, 0), (8, 1 << 62)])
+def test_no_memory_is_taken_for_sizes_that_cannot_be(wire: Wire, sizes: tuple[int, int]) -> None:
+    wire.sent.append(torch.tensor(sizes))
+    with pytest.raises(BadInputError, match=r"the state from worker 0: .* bytes are announced"):
+        pass_on(None, [True, False], 1)
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
 def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
     """Every rank follows the same schedule: gifts and takings match, and a giver has what it gives."""
