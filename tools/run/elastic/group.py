@@ -124,7 +124,7 @@ def join_plainly(setting: Setting, backend: str | None) -> None:
 
 
 def leave_at_exit() -> None:
-    """Give up the process group, as the last thing before the interpreter ends.
+    """Give up the process group when the interpreter ends, after all that is registered for then later on.
 
     A gloo thread may still be freeing its last operation, for which it needs the interpreter lock; were the
     interpreter gone by then, the process would abort. The model keeps that thread from being joined.

@@ -43,6 +43,7 @@ class Supervision:
     def __init__(self, setting: Setting, orders: Orders, backend: str | None) -> None:
         self._setting = setting
         self._watch = PlanWatch(orders.folder, orders.plan)
+        leave_at_exit()  # before the ending, which then is earlier
         self._looks_at_ends = Pace(_LOOK_S)
         self._signal = StopSignal()
         self._vote = Vote(alone=True)
@@ -89,7 +90,6 @@ class Supervision:
         :raises UsageError: the training could not be saved.
         """
         trainer.training.check_storable()
-        leave_at_exit()
         self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()
         self._passage.begin(trainer)

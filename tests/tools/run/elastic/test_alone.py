@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.elastic import saving
+from pliant.tools.run.elastic import group, saving
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
 
@@ -204,3 +204,15 @@ class TestEndOfEpoch:
         author.in_pass = step
         job.run(author, checkpoint_s=110.0, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == [40, 134, 141]
+
+
+def test_the_outcome_is_written_before_the_process_group_is_given_up(
+    job: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Giving it up may hang in a library, and others that see it look for the outcome."""
+    found: list[bool] = []
+    monkeypatch.setattr(group, "leave", lambda: found.append(job.dir.attempt(1).outcome(0).exists()))
+    script = Author()
+    script.at_epoch_end = found.clear
+    job.run(script)
+    assert found == [True]
