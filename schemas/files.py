@@ -131,8 +131,8 @@ def is_out_of_order(error: BaseException) -> bool:
     return isinstance(found, OSError) and found.errno in _OUT_OF_ORDER
 
 
-def probe_room(folder: Path) -> None:
-    """Write a little into a folder, and remove it: does its disk take anything?
+def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
+    """Write a little into a folder, and remove it: does its disk take that much?
 
     :raises ServiceMissingError: it does not.
     """
@@ -140,7 +140,7 @@ def probe_room(folder: Path) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            write_all(descriptor, bytes(_PROBE))
+            write_all(descriptor, bytes(size_bytes))
         finally:
             os.close(descriptor)
             temporary.unlink(missing_ok=True)

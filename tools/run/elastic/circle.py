@@ -72,7 +72,7 @@ class Circle:
                 continue
             except RuntimeError as error:
                 problem = str(error)
-            except OSError as error:
+            except (OSError, ServiceMissingError) as error:
                 if position is None:
                     raise
                 # a full disk, say: what is trained so far can wait for room
@@ -101,6 +101,8 @@ class Circle:
     def _meet(self, position: Position | None, waiting: _Waiting) -> list[Position | None]:
         orders = self._orders
         use_interface(own_address(orders.plan, orders.rank))
+        # before the others count on this worker: they can be called away from a meeting, but not from C++
+        self._group.check_room(orders.attempt.path)
         meeting = Meeting(orders, self._round, waiting)
         positions = meeting.attend(position)
         self._round = meeting.number + 1

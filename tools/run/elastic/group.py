@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
+from pliant.schemas.files import probe_room
 from pliant.tools.run.elastic.folder_store import FolderStore, shared_store
 from pliant.tools.run.elastic.interface import stay_on_this_machine
 from pliant.tools.run.elastic.setting import Setting
@@ -35,6 +36,8 @@ COLLECTIVE: Final = timedelta(minutes=30)
 that died is noticed at once, by its connection."""
 HANGS: Final = timedelta(minutes=10)
 """How long NCCL may take before a worker counts as stuck in it."""
+STORE_BYTES: Final = 1 << 18
+"""More than the addresses of all workers take in a FileStore."""
 _STUCK: Final = 1
 _SETTLE_S: Final = 0.1
 
@@ -47,6 +50,14 @@ class Group:
         self._backend = backend or default_backend(setting)
         self._stores: tuple[dist.Store, ...] = ()
         self._own: Path | None = None
+
+    def check_room(self, folder: Path) -> None:
+        """Look whether a disk takes what the group writes to its store while it forms, outside of Python.
+
+        :raises ServiceMissingError: it does not: workers would wait for half a record, and could not stop.
+        """
+        if self._backend != "gloo":
+            probe_room(folder, STORE_BYTES)
 
     def form(self, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
         """Connect with the workers that have met in a folder.

@@ -303,6 +303,40 @@ class TestRounds:
         with pytest.raises(SystemExit):
             Circle(setting, None, PlanWatch(JobDir(job), plan), stop).form(plan, HERE)
 
+    @pytest.fixture
+    def full(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """What was asked of a disk that has room from the third time on."""
+        asked: list[Path] = []
+
+        def probe(folder: Path, size_bytes: int) -> None:
+            assert size_bytes == group_module.STORE_BYTES
+            asked.append(folder)
+            if len(asked) < 3:
+                raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
+
+        monkeypatch.setattr(group_module, "probe_room", probe)
+        return asked
+
+    def form_on_gpus(self, job: Path, position: Position | None) -> list[Position | None]:
+        plan, folder = self.plan(), JobDir(job)
+        setting = Setting(0, 2, torch.device("cuda", 0), Orders(folder, plan, 0))
+        return Circle(setting, None, PlanWatch(folder, plan), lambda: None).form(plan, position)
+
+    def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
+        self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        formed: list[timedelta] = []
+        monkeypatch.setattr(Meeting, "attend", lambda self, position: [position, None])
+        monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: formed.append(limit))
+        with pytest.raises(ServiceMissingError, match="no space left"):
+            self.form_on_gpus(job, None)
+        assert not formed
+        assert self.form_on_gpus(job, HERE) == [HERE, None]
+        assert full == [JobDir(job).attempt(1).path] * 3
+        assert len(formed) == 1
+        Group(cpu(0, 1), None).check_room(job)
+        assert len(full) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
+
     def test_workers_that_live_and_never_connect_say_why_and_end(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
