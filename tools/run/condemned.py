@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from pliant.tools.run.backends.protocol import Backend, Handle
@@ -12,7 +12,7 @@ from pliant.tools.run.fault import may_pass
 from pliant.tools.run.gang import Gang
 
 
-class Condemned(Container[str]):
+class Condemned(Collection[str]):
     """The jobs whose attempts are to end, and why.
 
     :param next_handle: the attempt after the newest one of a job.
@@ -26,8 +26,11 @@ class Condemned(Container[str]):
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._reasons
 
-    def __bool__(self) -> bool:
-        return bool(self._reasons)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reasons)
+
+    def __len__(self) -> int:
+        return len(self._reasons)
 
     def add(self, job_id: str, reason: str) -> None:
         """One more; its first reason counts."""

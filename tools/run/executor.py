@@ -88,13 +88,11 @@ class Executor:
         return {node.name: node.gpus for node in self.nodes.values()}
 
     @property
-    def settled(self) -> bool:
-        """Whether exactly the targets run."""
-        return (
-            not self._condemned
-            and self.targets.keys() - self._unclear.unreadable == self.gangs.keys()
-            and all(gang.serves(self.targets[job_id]) for job_id, gang in self.gangs.items())
-        )
+    def unsettled(self) -> set[str]:
+        """Jobs that something else runs of than the targets say."""
+        wanted = self.targets.keys() - self._unclear.unreadable
+        serving = {job_id for job_id, gang in self.gangs.items() if gang.serves(self.targets.get(job_id))}
+        return {*self._condemned, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
         """What :meth:`apply` would have to be told for the shares to run."""

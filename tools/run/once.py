@@ -60,9 +60,10 @@ class Once:
         self._looked_s = 0.0
 
     @property
-    def settled(self) -> bool:
-        """Whether exactly what the schedule says runs, and the state directory says so."""
-        return self._executor.settled and not self._schedule_file.is_behind
+    def unsettled(self) -> list[str]:
+        """What is not yet as the schedule says: jobs, or the copy of the schedule."""
+        jobs = [f"job {job_id}" for job_id in sorted(self._executor.unsettled)]
+        return [*jobs, "schedule.json"] if self._schedule_file.is_behind else jobs
 
     def begin(self) -> None:
         """Take over what runs, write down what ended meanwhile and what shall run from now on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ from signal import Signals
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError, PliantError, ServiceMissingError
+from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError
 from pliant.schemas.wording import counted
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.dry import describe
@@ -26,8 +27,11 @@ from pliant.tools.run.state import read_log
 from pliant.tools.run.steps import Target
 
 POLL_S: Final = 0.1
+GRACE_S: Final = 60.0
+"""After the last stage of a stop, for processes that SIGKILL does not end: they hang in the system."""
 View = Callable[[RunLog, float], None]
 Loop = Callable[[LiveRun, Interrupts, View], None]
+_log = logging.getLogger("pliant")
 
 
 def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None]:
@@ -80,13 +84,20 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
     """Make what runs equal to the schedule, and leave it running.
 
     Returns the log, and the jobs that this call has given up.
+
+    :raises LockedError: jobs neither start nor end in the time that stops have; the next call goes on.
     """
     prepared = Prepared.read(options, open_backend, resume=False)
     with prepared.open() as state:
         ended = state.log.jobs.keys() - state.log.active.keys()
         once = prepared.once(state)
         once.begin()
-        while not once.settled:
+        limit_s = options.timeouts.to_end() + GRACE_S
+        until_s = time.monotonic() + limit_s
+        while unsettled := once.unsettled:
+            if time.monotonic() >= until_s:
+                what = f"{', '.join(unsettled)}: not as the schedule says after {limit_s:.0f} s"
+                raise LockedError(f"{what}; the next run with --state {options.state} goes on")
             once.step()
             time.sleep(POLL_S)
         log = state.log
@@ -134,13 +145,14 @@ def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
 
 
 def _loop(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+    last_wait = _LastWait()
     while not live.finished:
         live.step()
         view(live.state.log, live.clock())
         if interrupts.received:
             live.drain(f"interrupted by {interrupts.received[0].name}")
-        if len(interrupts.received) > 1:
-            live.executor.kill_all()
+        if last_wait.is_over(live, interrupts):
+            return
         time.sleep(POLL_S)
 
 
@@ -153,12 +165,33 @@ def _follow(live: LiveRun, interrupts: Interrupts, view: View) -> None:
 
 def _end(live: LiveRun, interrupts: Interrupts) -> None:
     """Wait for the jobs of a drained run to leave, whatever of it can still be written down."""
+    last_wait = _LastWait()
     while not live.finished:
         with contextlib.suppress(PliantError):
             live.step()
-        if len(interrupts.received) > 1:
-            live.executor.kill_all()
+        if last_wait.is_over(live, interrupts):
+            return
         time.sleep(POLL_S)
+
+
+class _LastWait:
+    """For jobs that a second signal has killed."""
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+
+    def is_over(self, live: LiveRun, interrupts: Interrupts) -> bool:
+        """Kill all jobs once there is a second signal; whether those that are left are waited for no more."""
+        if len(interrupts.received) < 2:
+            return False
+        live.executor.kill_all()
+        if self._until_s is None:
+            self._until_s = time.monotonic() + GRACE_S
+        if live.finished or time.monotonic() < self._until_s:
+            return False
+        left = ", ".join(sorted(live.executor.gangs))
+        _log.warning("killed, and not gone after %.0f s: %s; the next run looks after it", GRACE_S, left)
+        return True
 
 
 def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:

@@ -27,6 +27,10 @@ class Timeouts:
     linger_s: float = 300.0
     """For a worker to end after it has written its outcome."""
 
+    def to_end(self) -> float:
+        """Seconds of all stages together."""
+        return self.abort_s + self.term_s + self.kill_s
+
     def of(self, stage: Stage) -> float:
         """Seconds of one stage."""
         return {"abort": self.abort_s, "term": self.term_s, "kill": self.kill_s}[stage]

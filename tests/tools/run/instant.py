@@ -66,6 +66,22 @@ class InstantBackend:
         handle.files.outcome(index).write_text(outcome.model_dump_json())
 
 
+class UndyingBackend(InstantBackend):
+    """Every unit of it runs until a test says so: it hangs in the system, and no signal ends it."""
+
+    hangs = True
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        self._units[handle] = len(units)
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        status = UnitStatus("running") if self.hangs else UnitStatus("exited", -9)
+        return {handle: (status,) * self._units.get(handle, 0) for handle in handles}
+
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
+        return [handle for handle in self._units if handle.job not in over]
+
+
 def opens(traps: Mapping[tuple[str, str], Trap]) -> Callable[[str, Cluster, StateDir], InstantBackend]:
     """What a run opens instead of the backend that its cluster names."""
     return lambda _name, nodes, _dirs: InstantBackend(nodes, traps)

@@ -1,0 +1,100 @@
+"""Processes that no signal ends keep no run waiting without end: it leaves, and the next one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, repeat
+from pathlib import Path
+from signal import Signals
+
+import pytest
+
+from pliant.schemas.errors import LockedError
+from pliant.schemas.io import write_schedule
+from pliant.tools.run import runner
+from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.contract import UnreadableError
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.interrupts import Interrupts
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.options import Options
+from pliant.tools.run.runner import run_once, run_until_done
+from pliant.tools.run.spool import Spool
+from pliant.tools.run.timeouts import Timeouts
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster, job
+from tests.tools.run.instant import UndyingBackend
+
+SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
+
+
+class Place:
+    """A schedule with one job, and processes that hang."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        nodes = cluster(2, slots="cpu")
+        self.backend = UndyingBackend(nodes)
+        self.dirs = StateDir(folder / "state")
+        spec = job("a", command=("train.py",), work={"samples": 1.0}, batch=8)
+        schedule = folder / "schedule.json"
+        write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
+        self.options = Options(self.dirs.path, str(schedule), timeouts=SHORT)
+        patch.setattr(runner, "open_backend", lambda *_about: self.backend)
+        patch.setattr(runner, "POLL_S", 0.001)
+        patch.setattr(runner, "GRACE_S", 0.05)
+
+    def cancel(self) -> None:
+        spool = Spool(self.dirs)
+        with spool.locked():
+            spool.ask_to_cancel(["a"])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+def test_one_reconciliation_leaves_what_does_not_end_to_the_next_one(place: Place) -> None:
+    run_once(place.options)
+    place.cancel()
+    with pytest.raises(LockedError, match="job a: not as the schedule says"):
+        run_once(place.options)
+    place.backend.hangs = False
+    log, _ = run_once(place.options)
+    assert log.jobs["a"].phase == "cancelled"
+
+
+def test_what_is_condemned_and_cannot_be_looked_at_does_not_hold_the_lock_without_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_once(place.options)
+    poll = place.backend.poll
+    looks = chain([None, None, ZeroDivisionError()], repeat(UnreadableError("launch.json: cannot be read")))
+
+    def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if (error := next(looks)) is not None:
+            raise error
+        return poll(handles)
+
+    place.cancel()
+    with monkeypatch.context() as patched:
+        patched.setattr(place.backend, "poll", fail)
+        with pytest.raises(LockedError, match="job a"):
+            run_once(place.options)
+    place.backend.hangs = False
+    run_once(place.options)
+
+
+def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupts = Interrupts()
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+
+    def interrupt(_log: RunLog, _now_s: float) -> None:
+        interrupts.received.append(Signals.SIGTERM)
+
+    log, stopped_by = run_until_done(place.options, interrupt)
+    assert stopped_by == Signals.SIGTERM
+    assert "killed, and not gone after 0 s: a" in caplog.text
+    assert log.jobs["a"].phase == "preempted"
