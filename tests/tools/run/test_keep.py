@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -81,6 +84,25 @@ def test_where_there_are_no_holes_all_of_it_goes_and_the_writer_goes_on(
     file.write(b"the end\n")
     assert on_disk(path) <= MOST
     assert path.read_bytes().endswith(b"\0the end\n")
+
+
+@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ENOSPC])
+def test_output_that_cannot_be_trimmed_at_the_moment_stays(
+    printed: tuple[Path, FileIO], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path, _ = printed
+    whole = path.read_bytes()
+
+    class System:
+        @staticmethod
+        def fallocate64(*_about: object) -> int:
+            ctypes.set_errno(number)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_about, **_more: System)
+    with suppress(OSError):
+        keep.trim(str(path), MOST)
+    assert path.read_bytes() == whole
 
 
 class Site:

@@ -14,6 +14,7 @@ nothing and never waits, whatever happens to this process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -155,14 +156,22 @@ def trim(path: str, most: int) -> None:
 
 
 def punch(descriptor: int, end: int) -> bool:
-    """Take the first ``end`` bytes of a file from the disk; whether that can be done here."""
+    """Take the first ``end`` bytes of a file from the disk; whether the file system knows that.
+
+    :raises OSError: it does, but not at the moment.
+    """
     import ctypes
 
     allocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if allocate is None:
         return False
     hole = (ctypes.c_int(_PUNCH_HOLE_AND_KEEP_SIZE), ctypes.c_int64(0), ctypes.c_int64(end))
-    return bool(allocate(ctypes.c_int(descriptor), *hole) == 0)
+    if allocate(ctypes.c_int(descriptor), *hole) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+        return False
+    raise OSError(number, os.strerror(number))
 
 
 def write_code(path: str, code: int) -> int:
