@@ -114,7 +114,10 @@ def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
 
 
 def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -> int:
-    """Write the snapshot of a log as it is now; returns its size in bytes. The caller holds the lock.
+    """Write the snapshot of a log as it is now. The caller holds the lock.
+
+    Returns by how many bytes the log grows until the next one is worth its cost. That is an eighth of the
+    snapshot, or as much as the log has where it leads to no session: then the next one reads all of it.
 
     :param log: the whole log, folded.
     :raises PliantError: the log cannot be read, or the snapshot not be written.
@@ -131,7 +134,7 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -
     data = b"\n".join(_lines(reader.place, log, session))
     head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data)}
     atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
-    return len(data)
+    return reader.place.bytes if rebuilding is not None and session is None else len(data) // 8
 
 
 def _session(

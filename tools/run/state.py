@@ -148,7 +148,8 @@ class State:
         self._sinks: list[Sink] = []
         self.rebuilding: Rebuilding | None = None
         """What a snapshot of the log needs besides the log; without it none is written."""
-        self._in_snapshot, self._snapshot_bytes = self._view.in_snapshot
+        self._in_snapshot, snapshot_bytes = self._view.in_snapshot
+        self._pause_bytes = snapshot_bytes // 8
 
     def _sweep(self) -> None:
         """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
@@ -186,11 +187,11 @@ class State:
     def _keep_snapshot(self) -> None:
         """Write a snapshot if reading what came after the last one takes a while; none stops nothing."""
         size = self._writer.size
-        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._snapshot_bytes // 8):
+        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._pause_bytes):
             return
         self._in_snapshot = size
         try:
-            self._snapshot_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
+            self._pause_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
         except (OSError, PliantError) as error:
             level = logging.DEBUG if may_pass(error) else logging.WARNING
             _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)

@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 
 from pliant.cli.common import run_command
 from pliant.cli.schedule import schedule
-from pliant.schemas.errors import LockedError
+from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run import log_snapshot
+from pliant.tools.run import state as state_module
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.glance import look_at
 from pliant.tools.run.journal import decision_event, on_clock
@@ -289,6 +291,29 @@ def test_a_run_writes_a_snapshot_once_the_rest_of_the_log_is_long_and_a_next_one
         assert state.dirs.events.stat().st_size - place.place.bytes <= 1 << 16
     assert read_log(tmp_path) == fold(events)
     assert read_events(StateDir(tmp_path).events) == tuple(events)
+
+
+def test_a_log_that_leads_to_no_session_is_not_read_as_a_whole_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_about: object) -> None:
+        raise BadInputError.one("events.jsonl", "an event that no session takes")
+
+    sizes: list[int] = []
+
+    def renew(dirs: StateDir, *about: Any) -> int:
+        sizes.append(dirs.events.stat().st_size)
+        return log_snapshot.renew_snapshot(dirs, *about)
+
+    monkeypatch.setattr(log_snapshot.SessionFold, "add", refuse)
+    monkeypatch.setattr(state_module, "renew_snapshot", renew)
+    monkeypatch.setattr(state_module, "TAIL_BYTES", 1000)
+    with State(tmp_path) as state:
+        state.rebuilding = rebuilding()
+        for event in Story(9).go_on(400):
+            state.record([event])
+    assert len(sizes) > 2
+    assert all(later >= 2 * sooner for sooner, later in pairwise(sizes))
 
 
 def test_a_snapshot_that_cannot_be_written_stops_nothing(
