@@ -124,10 +124,12 @@ def _judged(number: int, body: bytes, source: str) -> Line:
 
 def _described(line: bytes, why: str) -> str:
     """Why a line is dropped, and what it seems to have been."""
-    words = dict(_WORD.findall(line))
+    found = _WORD.findall(line)
+    words = dict(reversed(found))
+    more = sum(name == b"event" for name, _ in found) > 1
     what = f"a {words[b'event'].decode()!r} event" if b"event" in words else "a line"
     whose = f" of job {words[b'job'].decode()}" if b"job" in words else ""
-    return f"{why}; it looks like {what}{whose}"
+    return f"{why}; it looks like {what}{whose}{' and at least one more event' if more else ''}"
 
 
 def _said(line: Line) -> Iterator[str]:

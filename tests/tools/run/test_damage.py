@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,6 +236,16 @@ def test_a_job_whose_submission_is_lost_is_named_and_its_id_is_not_given_away(
     assert ends(state) == FINE
     write_jobs([job(lost, command=("true",))], tmp_path / "again.jsonl")
     assert run_command(lambda: submit(str(tmp_path / "again.jsonl"), state=state.path)) == BAD_INPUT
+
+
+def test_lines_that_became_one_are_not_reported_as_a_single_event(state: StateDir, told: Told) -> None:
+    lines = lines_of(state)
+    lines[4] = lines[4].rstrip(b"\n")
+    state.events.write_bytes(b"".join(lines))
+    first = re.findall(rb'"event":"(\w+)"', lines[4])[0].decode()
+    assert f"it looks like a {first!r} event" in (said := told(state))
+    assert "and at least one more event" in said
+    assert ends(state) == FINE
 
 
 def test_a_lost_first_event_is_replaced_from_the_schedule(state: StateDir, told: Told) -> None:
