@@ -87,9 +87,14 @@ def row(job: JobLog, now_s: float, sight: Sight) -> tuple[str, ...]:
 def phase(job: JobLog, now_s: float) -> str:
     """Where it stands; a change of its GPUs by name until the first step after it."""
     if job.change is None or job.ended:
-        return job.phase
+        return standing(job)
     name, since_s = job.change
     return f"{name} ({max(0.0, now_s - since_s):.0f} s)"
+
+
+def standing(job: JobLog) -> str:
+    """Its phase in words: the policy has not preempted a job that failed and waits for its retry."""
+    return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
 
 
 def retry(job: JobLog, now_s: float) -> str:
@@ -120,7 +125,7 @@ def left(job: JobLog) -> str:
 
 def line(log: RunLog) -> str:
     """How many jobs are where."""
-    found = Counter(job.phase for job in log.jobs.values())
+    found = Counter(map(standing, log.jobs.values()))
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no job yet"
 
 
@@ -133,7 +138,7 @@ def summary(log: RunLog) -> Table:
     for job in in_order(log):
         cells = (
             job.job.id,
-            job.phase,
+            standing(job),
             _seconds(job.started_s, job.submitted_s),
             _seconds(job.ended_s, job.submitted_s),
             f"{job.samples_done:.0f}" if job.samples_done else "-",

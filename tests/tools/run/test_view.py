@@ -135,3 +135,12 @@ def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
     seen = Sight(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
     assert status_text(seen, 22.0).splitlines()[1].endswith("retry 2 of 3 in 8 s: exit code 7")
     assert status_text(seen, 40.0).splitlines()[1].endswith("retry 2 of 3: exit code 7")
+
+
+def test_a_job_that_waits_for_its_retry_is_not_counted_as_preempted() -> None:
+    detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
+    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
+    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
+    assert line(failed) == "1 waiting, 1 waiting to retry"
+    assert status_text(Sight(failed), 20.5).splitlines()[1].startswith("a    waiting to retry")
+    assert line(preempted) == "1 preempted, 1 waiting"
