@@ -206,9 +206,10 @@ class LiveRun:
 
     def _on_own_clock(self, job: Job) -> Job:
         """A job from the spool, or one to come that is cancelled before its time."""
-        if job in self._future:
-            self._future.remove(job)
-            return job
+        own = next((ahead for ahead in self._future if ahead.id == job.id), None)
+        if own is not None:
+            self._future = [ahead for ahead in self._future if ahead is not own]
+            return own
         time_s = min(self._now(), job.submit_time - self._origin_s)
         return job.model_copy(update={"submit_time": max(0.0, time_s)})
 
