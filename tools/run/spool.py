@@ -1,8 +1,9 @@
 """What people ask of a state directory, at any moment: jobs to take up, jobs to cancel; one file a request.
 
-``spool/NUMBER.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC, ``spool/NUMBER.cancel.json``
-a list of ids. A request counts once its file bears that name, on disk. Whoever runs the directory writes
-it into the log and only then removes the file; meeting it twice does no harm, for the log knows the ids.
+``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is when it was
+written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids. A
+request counts once its file bears that name, on disk. Whoever runs the directory writes it into the log and
+only then removes the file; meeting it twice does no harm, for the log knows the ids.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Spool:
 
     def ask_to_run(self, jobs: Iterable[Job]) -> None:
         """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
-        write_jobs(jobs, self._next(_JOBS), mode=PRIVATE)
+        write_jobs(jobs, self._next(f".{time.time_ns()}{_JOBS}"), mode=PRIVATE)
         sync_folder(self._folder.parent)
 
     def ask_to_cancel(self, job_ids: Iterable[str]) -> None:
@@ -172,7 +173,7 @@ class Spool:
             int(name.partition(".")[0])
             if name.endswith(_JOBS):
                 jobs = parse_jobs(read_own(path), str(path))
-                return Request(path, jobs=jobs, asked_s=path.stat().st_mtime)
+                return Request(path, jobs=jobs, asked_s=_asked_s(path))
             return Request(path, cancelled=_IDS.validate_json(read_own(path)))
         except (BadInputError, OSError, ValueError) as error:
             if may_pass(error):
@@ -180,6 +181,12 @@ class Spool:
             if os.path.lexists(path):  # else it was settled by somebody else between two looks
                 _log.warning("%s: left aside, it is no request: %s", path, error)
             return Request(path)
+
+
+def _asked_s(path: Path) -> float:
+    """When a submission was made. Former versions left that to the file's own time."""
+    asked = path.name.removesuffix(_JOBS).partition(".")[2]
+    return int(asked) / 1e9 if asked.isdecimal() else path.stat().st_mtime
 
 
 def unheard(

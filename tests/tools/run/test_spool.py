@@ -57,7 +57,7 @@ def test_requests_keep_their_order_when_the_clock_is_set_back(
 ) -> None:
     from pliant.tools.run import spool
 
-    times = iter([500, 300, 100])
+    times = iter([500, 500, 300, 300, 100, 100])
     monkeypatch.setattr(spool.time, "time_ns", lambda: next(times))
     for name in ("c", "b", "a"):
         ask(dirs, runs(name))
@@ -116,7 +116,7 @@ def test_what_the_log_holds_is_not_heard_again_and_settles_the_request(dirs: Sta
     spool, log = Spool(dirs), fold(events)
     assert heard(dirs, log) == []
     spool.settle(log)
-    assert [path.suffixes for path in dirs.spool.glob("*.j*")] == [[".jobs", ".jsonl"]]
+    assert [path.suffixes[-2:] for path in dirs.spool.glob("*.j*")] == [[".jobs", ".jsonl"]]
     spool.settle(fold([*events, submit_event(runs("b"), 3.0)]))
     assert list(dirs.spool.glob("*.j*")) == []
 
@@ -188,9 +188,10 @@ def test_a_cancellation_after_the_new_submission_counts(dirs: StateDir) -> None:
     assert heard(dirs, RunLog()) == []
 
 
-def asked(path: Path, wall_s: float) -> None:
-    """Say that a request was written when the clock showed this."""
-    os.utime(path, (wall_s, wall_s))
+def asked(path: Path, time_s: float) -> None:
+    """Make it a submission of that time by the clock of who made it; the file system's may be another."""
+    number = path.name.partition(".")[0]
+    path.rename(path.with_name(f"{number}.{time_s * 1e9:.0f}.jobs.jsonl"))
 
 
 def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_since(dirs: StateDir) -> None:
@@ -198,6 +199,27 @@ def test_a_job_that_was_to_run_at_once_does_so_though_the_clock_was_set_back_sin
     (path,) = dirs.spool.glob("*.jobs.jsonl")
     asked(path, NOW_S)
     assert heard(dirs, RunLog(), NOW_S - 3600) == ["submit now"]
+
+
+def test_a_submission_of_a_former_version_was_made_when_its_file_was_written(dirs: StateDir) -> None:
+    ask(dirs, runs("a"))
+    (path,) = dirs.spool.glob("*.jobs.jsonl")
+    old = path.rename(path.with_name(f"{path.name.partition('.')[0]}.jobs.jsonl"))
+    os.utime(old, (NOW_S, NOW_S))
+    (request,) = Spool(dirs).requests()
+    assert request.asked_s == NOW_S
+
+
+def test_a_submission_bears_the_time_of_the_clock_that_it_was_made_by(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system of another machine writes times of its own."""
+    monkeypatch.setattr(spool.time, "time_ns", lambda: 10**18)
+    ask(dirs, runs("a"))
+    (path,) = dirs.spool.glob("*.jobs.jsonl")
+    os.utime(path, (NOW_S, NOW_S))
+    (request,) = Spool(dirs).requests()
+    assert request.asked_s == 1e9
 
 
 def test_a_job_waits_no_longer_than_it_was_to_wait_when_it_was_submitted(
