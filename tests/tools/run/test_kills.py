@@ -109,7 +109,7 @@ RUN_STEPS = [
     ("pliant.tools.run.backends.local:write_record", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend._spawn", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend.start", "after", 1),
-    ("pliant.tools.run.live:write_schedule", "before", 2),
+    ("pliant.tools.run.schedule_file:write_schedule", "before", 2),
     ("pliant.tools.run.spool:Spool.settle", "before", 1),
 ]
 

@@ -74,6 +74,9 @@ class Waker:
         return self._idle[keeper]
 
     def _wake(self, keeper: int) -> bool:
+        known = self._commands.get(keeper)
+        if known is not None and _STOPPED not in (_state(keeper), _state(known)):
+            return False  # by far the most frequent case, and what follows costs twice as much
         children = _children(keeper)
         command = self._commands.setdefault(keeper, children[0]) if children else -1
         if _state(keeper) == _STOPPED and (command not in children or _state(command) in _ENDED):
