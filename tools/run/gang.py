@@ -52,7 +52,7 @@ class Gang:
     ) -> None:
         """:param seen: how many of its workers' events were read before."""
         self.handle = handle
-        self.plan = plan
+        self.plan, self._workers = plan, plan.workers
         self.target = target
         self.files = handle.job_files
         self.tail = Tail(handle.files.progress, skip=seen)
@@ -228,11 +228,11 @@ class Gang:
             return self.statuses
         return tuple(
             self.statuses[worker] if worker < len(self.statuses) else UnitStatus("running")
-            for worker in self.plan.workers
+            for worker in self._workers
         )
 
     def _publish(self, job: JobDir, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self._workers = plan, plan.workers
         self._roll.add(plan)
         write_plan(job, plan)
 
@@ -246,7 +246,7 @@ class Gang:
             return False
         trained = set(trains.workers)
         self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
-        lost = {worker for worker in self.plan.workers if self._lost(worker, trained=worker in trained)}
+        lost = {worker for worker in self._workers if self._lost(worker, trained=worker in trained)}
         if not lost:
             return False
         left = [one for one in self.plan.members if one.worker not in lost]
@@ -289,7 +289,7 @@ class Gang:
 
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still."""
-        silent = self._roll.silent(self.plan.workers, now_s, self._timeouts.silent_s)
+        silent = self._roll.silent(self._workers, now_s, self._timeouts.silent_s)
         if silent:
             slots = [self._roll.slot(worker) for worker in silent]
             _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
@@ -315,7 +315,7 @@ class Gang:
         if self.target.job.elastic == "none":  # its workers say nothing of themselves
             return {unit: self._timeouts.exit_s for unit, status in enumerate(self.statuses) if status.idle}
         trains = self._trains()
-        needed = {*self.plan.workers, *(() if trains is None else trains.workers)}
+        needed = {*self._workers, *(() if trains is None else trains.workers)}
         running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
         limits = {
             worker: self._timeouts.of_idle(
