@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
+from pliant.schemas.errors import PliantError
 from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.registry import parameter_defaults, parameter_types, union_members
 
@@ -37,8 +38,6 @@ def drawn_policies(policy: type[Policy], rng: np.random.Generator, count: int) -
 
 
 def _accepts(policy: type[Policy], values: dict[str, Any]) -> bool:
-    from pliant.schemas.errors import PliantError
-
     try:
         policy(**values)
     except (ValueError, PliantError):
