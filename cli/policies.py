@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import note, out_text
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import PliantError
 
 if TYPE_CHECKING:
     from pliant.tools.schedule.registry import Description
@@ -31,7 +31,7 @@ def policies(
     for each in policy_names():
         try:
             out_text(f"{each:{width}}  {describe(each).summary}\n")
-        except UsageError as error:
+        except PliantError as error:
             note(str(error))
 
 

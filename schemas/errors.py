@@ -1,8 +1,8 @@
 """Every error a user can cause or meet; each class carries the exit code that the command line ends with.
 
-Only ``cli/`` turns these into an exit. Exit codes: 0 done, 1 our bug, 2 usage, 3 bad input, 4 infeasible,
-5 some jobs failed, 69 a needed service is missing, 75 locked (try again), 130/143 signalled, 141 the
-reader of stdout left early.
+Only ``cli/`` turns these into an exit. Exit codes: 0 done, 1 a bug (ours, or a policy's), 2 usage, 3 bad
+input, 4 infeasible, 5 some jobs failed, 69 a needed service is missing, 75 locked (try again), 130/143
+signalled, 141 the reader of stdout left early.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import Any, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.protocol import Policy
-from pliant.tools.schedule.rules import PolicyError
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import JobState
 

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.policy_error import blame, in_words, raised_at
 from pliant.tools.schedule.protocol import Policy, parameter_names
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
     """A new policy object; text values (``--param KEY=VALUE``) are read as the parameter's annotation says.
 
     :raises UsageError: unknown policy or parameter, or a value that the parameter does not take.
+    :raises PolicyError: the policy of another package raised an exception.
     """
     policy = policy_class(name)
     annotations = parameter_types(policy)
@@ -98,19 +100,18 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         known = ", ".join(annotations) or "none"
         raise UsageError(f'policy "{name}" has no parameter "{unknown[0]}"; its parameters: {known}')
     values = {key: _read(name, key, value, annotations[key]) for key, value in (parameters or {}).items()}
+    required = [key for key, default in parameter_defaults(policy).items() if default is _REQUIRED]
+    if missing := [key for key in required if key not in values]:
+        raise UsageError(f'policy "{name}" needs --param {missing[0]}=VALUE')
     try:
-        return policy(**values)
+        made = policy(**values)
+        json.dumps(dict(made.parameters))  # schedules and event files repeat them
     except ValueError as error:
         raise UsageError(f'policy "{name}": {error}') from error
-    except TypeError:
-        missing = [
-            key
-            for key, default in parameter_defaults(policy).items()
-            if default is _REQUIRED and key not in values
-        ]
-        if not missing:
-            raise
-        raise UsageError(f'policy "{name}" needs --param {missing[0]}=VALUE') from None
+    except Exception as error:
+        blame(policy, error)
+        raise
+    return made
 
 
 def describe(name: str) -> Description:
@@ -167,7 +168,9 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     try:
         found = points[name].load()
     except Exception as error:
-        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {error}') from error
+        at = raised_at(error, where.partition(":")[0].partition(".")[0])
+        place = f"{at}: " if at else ""
+        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{in_words(error)}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(
             f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.protocol.Policy'
@@ -178,8 +181,15 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
 
 
 def parameter_types(policy: type[Policy]) -> dict[str, Any]:
-    """The annotations of a policy's parameters, in order."""
-    hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
+    """The annotations of a policy's parameters, in order.
+
+    :raises PolicyError: those of another package's policy name what is not there.
+    """
+    try:
+        hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
+    except Exception as error:
+        blame(policy, error, doing="annotations of __init__: ")
+        raise
     return {name: hints.get(name, str) for name in parameter_names(policy)}
 
 

@@ -1,19 +1,14 @@
-"""The rules that every decision of every policy is held against, and the error for breaking one."""
+"""The rules that every decision of every policy is held against."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
 
-from pliant.schemas.errors import PliantError
-from pliant.tools.schedule.protocol import Decision, Policy, Target
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import JobState, NodeState
-
-
-class PolicyError(PliantError):
-    """A policy broke a rule (a GPU given twice, a limit ignored): a bug of the policy, not of its input."""
-
-    def __init__(self, policy: str, what: str) -> None:
-        super().__init__(f'policy "{policy}" {what}: this is a bug in the policy')
 
 
 class RuleBook:
@@ -40,6 +35,34 @@ class RuleBook:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             self._check_target(jobs[job_id], target, free, up_gpus)
         self._check_totals(decision, jobs, free)
+
+    def check_form(self, decision: Any) -> None:
+        """Refuse what is not a decision at all, or holds something else than targets, reasons and times.
+
+        :raises PolicyError: for the first thing found.
+        """
+        if not isinstance(decision, Decision):
+            raise self._error(f"returned {_brief(decision)} from decide, expected a Decision")
+        for job_id, target in decision.targets.items():
+            if not isinstance(target, Target) or not _is(Integral, target.gpus):
+                raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
+        for time_s in (decision.ask_again_s, decision.quiet_until_s):
+            if time_s is not None and not _is(Real, time_s):
+                raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
+        for job_id, reason in decision.rejected.items():
+            if not isinstance(reason, str):
+                raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
+
+    def check_explained(self, told: object) -> None:
+        """Refuse explanations that are none.
+
+        :raises PolicyError: for the first thing found.
+        """
+        if not isinstance(told, Mapping):
+            raise self._error(f"returned {_brief(told)} from explain, expected explanations by job")
+        for job_id, why in told.items():
+            if not isinstance(why, Explanation):
+                raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
         if target.gpus == 0:
@@ -110,4 +133,13 @@ class RuleBook:
             raise self._error(f"gives away {given} GPUs, {available} are free")
 
     def _error(self, what: str) -> PolicyError:
-        return PolicyError(self._policy.name, what)
+        return PolicyError.broke_rule(self._policy.name, what)
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

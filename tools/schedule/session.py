@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -20,8 +20,9 @@ from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.effects import Applied, Holding, Outcome, Step, hold, step_of
 from pliant.tools.schedule.lots import lots
 from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.policy_error import PolicyError, blame
 from pliant.tools.schedule.protocol import Decision, Explanation, Policy
-from pliant.tools.schedule.rules import PolicyError, RuleBook
+from pliant.tools.schedule.rules import RuleBook
 from pliant.tools.schedule.seating import PlacementTakenError, Wish, differs, needs_seat, seat
 from pliant.tools.schedule.snapshot import (
     Change,
@@ -251,14 +252,19 @@ class Session:
     def decide(self, time_s: float) -> list[Applied]:
         """Ask the policy, check its answer, place it; returns the effects, GPUs freed before GPUs taken.
 
-        :raises PolicyError: the answer breaks a rule.
+        :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
         time_s = self._at(time_s)
         refused, self._refused = self._refused, []
         seen = self.snapshot(time_s)
         if refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*refused, *seen.changes))
-        decision = self.policy.decide(seen, self.rng)
+        try:
+            decision = self.policy.decide(seen, self.rng)
+        except Exception as error:
+            blame(type(self.policy), error)
+            raise
+        self._rules.check_form(decision)
         self.changes_seen += len(self.changes)
         self.changes.clear()
         self.ask_again_s = decision.ask_again_s
@@ -269,8 +275,18 @@ class Session:
         return self._apply(decision, time_s)
 
     def explain(self, time_s: float) -> Mapping[str, Explanation]:
-        """Why each active job holds what it holds; ask after ``decide``."""
-        return self.policy.explain(self.snapshot(self._at(time_s)))
+        """Why each active job holds what it holds; ask after ``decide``.
+
+        :raises PolicyError: the policy of another package raised an exception, or returned something else.
+        """
+        seen = self.snapshot(self._at(time_s))
+        try:
+            told = self.policy.explain(seen)
+        except Exception as error:
+            blame(type(self.policy), error)
+            raise
+        self._rules.check_explained(told)
+        return told
 
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""
@@ -278,8 +294,15 @@ class Session:
             policy=self.policy.name,
             version=self.policy.state_version,
             changes_seen=self.changes_seen,
-            state=self.policy.dump_state(),
+            state=self._dumped(),
         )
+
+    def _dumped(self) -> Any:
+        try:
+            return self.policy.dump_state()
+        except Exception as error:
+            blame(type(self.policy), error)
+            raise
 
     def carry(self, carried: PolicyState | None) -> bool:
         """Let a fresh policy take up carried state: it is then told only the changes after it.
@@ -298,9 +321,16 @@ class Session:
         self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
         self.past = ()
         if fits and carried is not None:
-            self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
+            self._load(carried)
             self.changes_seen = seen
         return fits
+
+    def _load(self, carried: PolicyState) -> None:
+        try:
+            self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
+        except Exception as error:
+            blame(type(self.policy), error)
+            raise
 
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)
@@ -357,7 +387,7 @@ class Session:
             return seat(movers, self.free, self.speeds, self.withheld)
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
-            raise PolicyError(self.policy.name, what) from None
+            raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _take_effect(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Applied | None:
         before = job.placement

@@ -1,0 +1,89 @@
+"""What the commands say of an error in somebody else's policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli.common import command
+from pliant.cli.policies import policies
+from pliant.cli.replay import replay
+from pliant.cli.schedule import schedule
+from pliant.schemas.io import write_cluster, write_jobs
+from tests.builders import cluster, job
+from tests.tools.schedule.foreign import Foreign
+
+app = typer.Typer()
+app.command("schedule")(command(schedule))
+app.command("replay")(command(replay))
+app.command("policies")(command(policies))
+FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+
+RECIPE = """
+policies = ["mine", "fifo"]
+[[traces]]
+name = "t"
+jobs = "jobs.jsonl"
+[[clusters]]
+name = "c"
+path = "cluster.json"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([job("a", gpu_seconds=5.0)], "jobs.jsonl")
+    write_cluster(cluster(4), "cluster.json")
+    return Foreign(tmp_path, monkeypatch)
+
+
+def broken(mine: Foreign) -> int:
+    return mine.is_written("def decide(self, snapshot, rng):\n    return snapshot.jobs['x']", "snapshot.jobs")
+
+
+def call(*args: str):
+    return CliRunner().invoke(app, [*args])
+
+
+@pytest.mark.parametrize("args", [["schedule", *FILES], ["replay", *FILES, "-o", "out.parquet"]])
+def test_an_error_in_a_policy_is_one_line_with_its_file_and_line(mine: Foreign, args: list[str]):
+    line = broken(mine)
+    done = call(*args, "--policy", "mine")
+    assert done.exit_code == 1
+    assert f"policy \"mine\" (mine.py:{line}): KeyError: 'x'" in done.stderr
+    assert "bug in pliant" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback_down_to_the_policys_line(mine: Foreign):
+    broken(mine)
+    done = call("schedule", *FILES, "--policy", "mine", "--debug")
+    assert "snapshot.jobs['x']" in _trace(done.exception)
+
+
+def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
+    line = broken(mine)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    done = call("replay", "--recipe", "recipe.toml", "-o", "out", "--workers", "1")
+    assert done.exit_code != 0
+    assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
+    assert "bug in pliant" not in done.stderr
+    assert [path for path in (tmp_path / "out").glob("*.parquet") if "fifo" in path.name]
+
+
+def test_a_policy_that_cannot_be_described_does_not_hide_the_others(mine: Foreign):
+    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
+    done = call("policies")
+    assert "First come, first served" in done.stdout
+    assert "NameError" in done.stderr
+
+
+def _trace(error: BaseException | None) -> str:
+    import traceback
+
+    assert error is not None
+    return "".join(traceback.format_exception(error))

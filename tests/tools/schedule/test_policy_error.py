@@ -1,0 +1,163 @@
+"""An error of somebody else's policy names the policy, its file and its line."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.protocol import Decision, Target
+from pliant.tools.schedule.registry import describe, make_policy
+from pliant.tools.schedule.session import Session
+from tests.builders import cluster, job, session
+from tests.tools.schedule.foreign import Foreign
+
+BODY = """
+def __init__(self, floor: float = 0.0):
+    self.floor = floor
+def decide(self, snapshot, rng):
+    return Decision()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    monkeypatch.chdir(tmp_path)
+    return Foreign(tmp_path, monkeypatch)
+
+
+def in_use() -> Session:
+    held = session(make_policy("mine"), cluster(4))
+    held.submit(job("a"), 0.0)
+    return held
+
+
+def test_an_exception_in_decide_names_policy_file_and_line(mine: Foreign):
+    line = mine.is_written("def decide(self, snapshot, rng):\n    return snapshot.jobs['x']", "snapshot.jobs")
+    with pytest.raises(PolicyError) as caught:
+        in_use().decide(0.0)
+    assert str(caught.value) == f"policy \"mine\" (mine.py:{line}): KeyError: 'x'"
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_the_line_is_the_policys_own_also_where_a_library_raises(mine: Foreign):
+    line = mine.is_written(
+        "def decide(self, snapshot, rng):\n    import json\n    return json.loads('?')", "json.loads"
+    )
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): JSONDecodeError: Expecting value"):
+        in_use().decide(0.0)
+
+
+def test_the_line_is_the_helpers_of_the_same_package(mine: Foreign):
+    line = mine.is_written(
+        "def decide(self, snapshot, rng):\n    return self._help()\ndef _help(self):\n    return 1 / 0",
+        "1 / 0",
+    )
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): ZeroDivisionError: division by zero"):
+        in_use().decide(0.0)
+
+
+def test_an_exception_in_explain_names_the_line(mine: Foreign):
+    line = mine.is_written(BODY + "def explain(self, snapshot):\n    return snapshot.nothing", ".nothing")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'nothing'"):
+        in_use().explain(0.0)
+
+
+def test_an_exception_in_dump_state_names_the_line(mine: Foreign):
+    line = mine.is_written(f"{BODY}def dump_state(self):\n    raise OSError('broken')", "raise OSError")
+    held = in_use()
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): OSError: broken"):
+        held.policy_state()
+
+
+def test_an_exception_in_load_state_names_the_line(mine: Foreign):
+    line = mine.is_written(f"{BODY}def load_state(self, state, jobs):\n    return state['x']", "state['x']")
+    held = in_use()
+    carried = held.policy_state().model_copy(update={"state": {}})
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): KeyError: 'x'"):
+        held.carry(carried)
+
+
+def test_an_exception_in_the_constructor_names_the_line(mine: Foreign):
+    line = mine.is_written("def __init__(self):\n    self.x = {}['y']", "{}['y']")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): KeyError: 'y'"):
+        make_policy("mine")
+
+
+def test_a_type_error_in_the_constructor_is_not_taken_for_a_missing_parameter(mine: Foreign):
+    line = mine.is_written("def __init__(self, floor: int):\n    self.floor = floor + ''", "floor + ''")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): TypeError"):
+        make_policy("mine", {"floor": 1})
+    with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
+        make_policy("mine")
+
+
+def test_a_parameter_that_the_policy_does_not_keep_names_its_class(mine: Foreign):
+    line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
+        make_policy("mine")
+
+
+def test_parameters_that_no_file_can_hold_are_an_error_at_once(mine: Foreign):
+    mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
+    with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
+        make_policy("mine")
+
+
+def test_an_annotation_that_names_nothing_is_the_policys_error(mine: Foreign):
+    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
+    for ask in (make_policy, describe):
+        with pytest.raises(PolicyError, match=r"mine.py:\d+\): annotations of __init__: NameError.*Nothing"):
+            ask("mine")
+
+
+def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
+    line = mine.is_written(BODY, "", after="1 / 0")
+    with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: ZeroDivisionError"):
+        make_policy("mine")
+
+
+@pytest.mark.parametrize(
+    ("decision", "complaint"),
+    [
+        (None, "returned None from decide, expected a Decision"),
+        ({"a": 1}, r"returned \{'a': 1\} from decide"),
+        (Decision({"a": 2}), 'gives "a" 2, expected a Target'),  # type: ignore[dict-item]
+        (Decision({"a": Target(1.5)}), r'gives "a" Target\(gpus=1.5'),  # type: ignore[arg-type]
+        (Decision(ask_again_s="soon"), "asks to be asked again at 'soon'"),  # type: ignore[arg-type]
+        (Decision(rejected={"a": None}), 'rejects "a" with None'),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_not_a_decision_breaks_a_rule(mine: Foreign, decision: object, complaint: str):
+    mine.is_written("answer = None\ndef decide(self, snapshot, rng):\n    return self.answer", "")
+    held = in_use()
+    held.policy.answer = decision  # type: ignore[attr-defined]
+    with pytest.raises(PolicyError, match=f'policy "mine" {complaint}.*this is a bug in the policy'):
+        held.decide(0.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [(None, "returned None from explain"), ({"a": "it runs"}, "explains \"a\" by 'it runs'")],
+)
+def test_what_is_not_an_explanation_breaks_a_rule(mine: Foreign, told: object, complaint: str):
+    mine.is_written(BODY + "def explain(self, snapshot):\n    return self.told", "")
+    held = in_use()
+    held.policy.told = told  # type: ignore[attr-defined]
+    with pytest.raises(PolicyError, match=complaint):
+        held.explain(0.0)
+
+
+def test_an_error_of_pliants_own_policies_stays_a_bug_of_pliant(monkeypatch: pytest.MonkeyPatch):
+    held = session(make_policy("fifo"), cluster(4))
+    monkeypatch.setattr(type(held.policy), "decide", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        held.decide(0.0)
+
+
+def test_the_error_comes_back_from_another_process():
+    error = PolicyError.broke_rule("mine", "gives away too much")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes

@@ -1,0 +1,86 @@
+"""The error of a policy: it broke a rule, or its own code raised an exception."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import TracebackType
+
+from pliant.schemas.errors import PliantError
+from pliant.tools.schedule.protocol import Policy
+
+OURS = Policy.__module__.partition(".")[0]
+
+
+class PolicyError(PliantError):
+    """A bug of a policy, not of its input: it broke a rule, or its code raised an exception.
+
+    The message names the policy; where code raised, also file and line, and ``__cause__`` is the exception.
+    """
+
+    @classmethod
+    def broke_rule(cls, policy: str, what: str) -> PolicyError:
+        """The policy decided or returned what no policy may."""
+        return cls(f'policy "{policy}" {what}: this is a bug in the policy')
+
+
+def blame(policy: type[Policy], error: Exception, *, doing: str = "") -> None:
+    """Raise the error that names the policy, where an exception came out of the code of another package.
+
+    Returns where the policy is one of pliant's own or the error is an expected one: the caller raises it as
+    it is.
+
+    :param doing: what was under way, where the name of the method would not say it.
+    :raises PolicyError: from ``error``.
+    """
+    if isinstance(error, PliantError | MemoryError) or _package(policy.__module__) == OURS:
+        return
+    name = getattr(policy, "name", policy.__qualname__)
+    raise PolicyError(f'policy "{name}" ({_place(policy, error)}): {doing}{in_words(error)}') from error
+
+
+def in_words(error: BaseException) -> str:
+    """``KeyError: 'x'``, on one line; the type alone where the exception says nothing."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def raised_at(error: BaseException, package: str) -> str | None:
+    """``FILE:LINE`` of the innermost frame of a package in a traceback; None: the error passed none."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        frame = step.tb_frame
+        in_file = not frame.f_code.co_filename.startswith("<")  # as that of an annotation that is text
+        if in_file and _package(frame.f_globals.get("__name__") or "") == package:
+            found = step
+        step = step.tb_next
+    return None if found is None else _file_and_line(found)
+
+
+def _file_and_line(step: TracebackType) -> str:
+    return f"{_short(step.tb_frame.f_code.co_filename)}:{step.tb_lineno}"
+
+
+def _place(policy: type[Policy], error: Exception) -> str:
+    """Where the policy's own code raised; where it did not, its class."""
+    return raised_at(error, _package(policy.__module__)) or _defined_at(policy)
+
+
+def _defined_at(policy: type[Policy]) -> str:
+    try:
+        file, (_, line) = inspect.getfile(policy), inspect.getsourcelines(policy)
+    except (OSError, TypeError):
+        return f"{policy.__module__}:{policy.__qualname__}"
+    return f"{_short(file)}:{line}"
+
+
+def _short(file: str) -> str:
+    """A path as seen from the working directory, where the file lies below it."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return file
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
