@@ -12,7 +12,7 @@ import typer
 
 from pliant.cli.common import stated
 from pliant.cli.console import note, progress
-from pliant.cli.replay_sweep import Executor, refuse_beside_a_sweep, replay_sweep
+from pliant.cli.replay_sweep import Executor, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
 
@@ -210,6 +210,25 @@ def replay(
             "--task", min=0, help="Carry out one task of the sweep in the folder -o.", show_default=False
         ),
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table",
+            metavar="DIGEST",
+            help="Refuse --task where the sweep's task table is not the one with this digest; scripts of "
+            "--executor slurm-array say it.",
+            show_default=False,
+        ),
+    ] = None,
+    max_array_size: Annotated[
+        int | None,
+        typer.Option(
+            "--max-array-size",
+            min=1,
+            help="Slurm's MaxArraySize: a larger sweep becomes several job arrays.",
+            show_default="what scontrol says, else 1001",
+        ),
+    ] = None,
     output: Annotated[
         str,
         typer.Option(
@@ -236,12 +255,13 @@ def replay(
         from pliant.tools.replay.progress_choice import Training, parse_noise_scales
         from pliant.tools.replay.replay import Run, parameters_by_policy
 
-    if recipe is not None or task is not None:
-        refuse_beside_a_sweep(stated(context))
-        replay_sweep(recipe, task, output, workers, executor)
+    check_sweep_options(stated(context), recipe, task, executor)
+    if recipe is not None:
+        replay_sweep(recipe, output, workers, executor, max_array_size)
         return
-    if executor is not Executor.local:
-        raise UsageError(f"--executor {executor} needs a sweep: name its --recipe")
+    if task is not None:
+        replay_task(task, table, output)
+        return
     if jobs is None or cluster is None or not policy:
         raise UsageError("--jobs, --cluster and --policy are needed, or --recipe")
     if [jobs, cluster, profile, convergence, failures].count("-") > 1:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import JobsFailedError, UsageError
+from pliant.schemas.wording import counted
 
 if TYPE_CHECKING:
     from pliant.tools.replay.sweep_tasks import SweepTask
@@ -24,54 +25,90 @@ class Executor(StrEnum):
 
 
 _OF_A_SWEEP: Final = frozenset(
-    {"--recipe", "--task", "--executor", "--workers", "--output", "--debug", "--quiet"}
+    {
+        "--recipe",
+        "--task",
+        "--table",
+        "--executor",
+        "--max-array-size",
+        "--workers",
+        "--output",
+        "--debug",
+        "--quiet",
+    }
 )
 
 
-def refuse_beside_a_sweep(options: Iterable[str]) -> None:
-    """Options that say what a sweep's recipe says.
+def check_sweep_options(
+    given: Sequence[str], recipe: str | None, task: int | None, executor: Executor
+) -> None:
+    """Refuse options that do not go together.
 
-    :param options: those that were stated, by their long names.
-    :raises UsageError: one of them is given.
+    :param given: those that were stated, by their long names.
+    :raises UsageError: some contradict each other, or say what a sweep's recipe says.
     """
-    given = [name for name in options if name not in _OF_A_SWEEP]
-    if given:
-        raise UsageError(f"{given[0]} does not go with --recipe or --task: the recipe says it")
+    if recipe is None and task is None and executor is not Executor.local:
+        raise UsageError(f"--executor {executor} needs a sweep: name its --recipe")
+    if task is None and "--table" in given:
+        raise UsageError("--table belongs to --task")
+    if executor is Executor.local and "--max-array-size" in given:
+        raise UsageError("--max-array-size belongs to --executor slurm-array")
+    if task is not None and (recipe is not None or executor is not Executor.local):
+        raise UsageError("--task carries out one task here, without --recipe and --executor")
+    beside = [name for name in given if name not in _OF_A_SWEEP]
+    if beside and (recipe is not None or task is not None):
+        raise UsageError(f"{beside[0]} does not go with --recipe or --task: the recipe says it")
 
 
 def replay_sweep(
-    recipe: str | None, task: int | None, output: str, workers: int | None, executor: Executor
+    recipe: str, output: str, workers: int | None, executor: Executor, array_size: int | None
 ) -> None:
-    """Carry out a sweep, or one task of it, into the folder ``output``.
+    """Carry out a sweep into the folder ``output``.
 
     :param workers: replays at a time; None: as many as cores, or as Slurm likes.
-    :raises UsageError: it is not said where to, or a task is asked for and a sweep, too.
+    :param array_size: MaxArraySize of Slurm; None: what it says.
+    :raises UsageError: it is not said where to.
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
     from pliant.schemas.files import make_folder
-    from pliant.tools.replay.sweep import carry_out, strangers
+    from pliant.tools.replay.sweep import outdated, strangers
     from pliant.tools.replay.sweep_recipe import read_sweep
-    from pliant.tools.replay.sweep_tasks import sweep_tasks, task_of, write_table
+    from pliant.tools.replay.sweep_tasks import sweep_tasks, write_table
 
-    if output == "-":
-        raise UsageError("a sweep writes many files: name a folder with -o")
-    folder = Path(output).resolve()
-    if task is not None:
-        if recipe is not None or executor is not Executor.local:
-            raise UsageError("--task carries out one task here, without --recipe and --executor")
-        carry_out(task_of(folder, task), folder)
-        return
-    read = read_sweep(str(recipe))
+    folder = _folder(output)
+    read = read_sweep(recipe)
     make_folder(folder)
     tasks = sweep_tasks(read, folder)
     write_table(tasks, folder)
     for name in strangers(tasks, folder):
         note(f"{output}/{name} is of no replay of this sweep, but a report of the folder would show it")
+    for changed, count in outdated(tasks, folder).items():
+        note(f"{counted(count, 'result')} to be made again: {changed} changed")
     if executor is Executor.slurm_array:
-        _submit(tasks, folder, workers)
+        _submit(tasks, folder, workers, array_size)
     else:
         _carry_out(tasks, folder, workers)
+
+
+def replay_task(task: int, table: str | None, output: str) -> None:
+    """Carry out one task of the sweep in the folder ``output``.
+
+    :param table: digest of the task table that the task is of; None: of any.
+    :raises UsageError: there is no such task.
+    :raises BadInputError: it is another table, or what the task was made from has changed since.
+    """
+    from pliant.tools.replay.sweep import carry_out
+    from pliant.tools.replay.sweep_tasks import task_of
+
+    folder = _folder(output)
+    carry_out(task_of(folder, task, table), folder)
+
+
+def _folder(output: str) -> Path:
+    if output == "-":
+        raise UsageError("a sweep writes many files: name a folder with -o")
+    return Path(output).resolve()
 
 
 def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
@@ -88,14 +125,19 @@ def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) ->
         raise JobsFailedError("\n".join([*lines, "the same command does what is missing"]))
 
 
-def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
-    from pliant.tools.replay.array_job import array_script, submit, write_script
+def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None, size: int | None) -> None:
+    from pliant.tools.replay.array_job import array_scripts, array_size, submit, write_scripts
     from pliant.tools.replay.sweep import is_finished
+    from pliant.tools.replay.sweep_tasks import table_digest
 
     numbers = [number for number, task in enumerate(tasks) if not is_finished(task, folder)]
     if not numbers:
         note(f"all {len(tasks)} replays are in {folder}")
         return
     command = [sys.executable, "-m", "pliant.cli"]
-    text = array_script(str(folder), numbers, command, workers)
-    note(f"{len(numbers)} of {len(tasks)} replays are left: {submit(write_script(text, folder))}")
+    table = table_digest(folder)
+    scripts = array_scripts(
+        str(folder), numbers, command, workers, table=table, size=array_size() if size is None else size
+    )
+    ids = submit(write_scripts(scripts, folder), in_turn=workers is not None)
+    note(f"{len(numbers)} of {len(tasks)} replays are left: submitted as {', '.join(ids)}")

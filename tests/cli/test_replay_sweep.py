@@ -96,6 +96,8 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
         (("--task", "0", "--jobs-limit", "3", "-o", "out"), "--jobs-limit does not go with"),
         (("--recipe", "s.toml", "--task", "0", "-o", "out"), "--task carries out one task here, without"),
         (("--policy", "fifo", "--executor", "slurm-array"), "--executor slurm-array needs a sweep"),
+        (("--recipe", "s.toml", "--table", "3f2a", "-o", "out"), "--table belongs to --task"),
+        (("--recipe", "s.toml", "--max-array-size", "9", "-o", "out"), "--max-array-size belongs to"),
         (("--recipe", "sweep.toml", "-o", "jobs.jsonl"), "jobs.jsonl: cannot be written"),
         (("--recipe", "sweep.toml", "-o", "jobs.jsonl/x"), "jobs.jsonl/x: cannot be written"),
         (("--policy", "fifo"), "--jobs, --cluster and --policy are needed, or --recipe"),
@@ -107,3 +109,27 @@ def test_options_that_contradict_each_other_are_refused(
     done = call(*args)
     assert done.exit_code == 2
     assert message in done.stderr
+
+
+def test_a_task_of_a_job_array_whose_recipe_changed_is_refused_in_one_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    arguments = ("--recipe", "sweep.toml", "-o", "out", "--executor", "slurm-array", "--max-array-size", "1")
+    call(*arguments)
+    scripts = [(here / "out" / name).read_text() for name in ("sweep.sbatch", "sweep-2.sbatch")]
+    (table,) = {script.partition("--table ")[2].split()[0] for script in scripts}
+    assert call("--task", "1", "--table", table, "-o", "out").exit_code == 0
+    (here / "sweep.toml").write_text(SWEEP.replace('"las"', '"sjf"'))
+    call(*arguments)
+    done = call("--task", "1", "--table", table, "-o", "out")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (3, 1)
+    assert "was written again after this job array was submitted" in done.stderr
+
+
+def test_a_sweep_says_why_a_result_is_made_again(here: Path) -> None:
+    call("--recipe", "sweep.toml", "-o", "out")
+    write_jobs([job("a", gpu_seconds=10)], "jobs.jsonl")
+    done = call("--recipe", "sweep.toml", "-o", "out")
+    assert "2 results to be made again: the jobs changed" in done.stderr
+    assert "made again" not in call("--recipe", "sweep.toml", "-o", "out").stderr

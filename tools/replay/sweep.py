@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import PliantError
-from pliant.schemas.files import atomic_write
 from pliant.tools.replay import batch
 from pliant.tools.replay.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.pool import worker_pool
+from pliant.tools.replay.sweep_origin import differences, read_origin, write_origin
 from pliant.tools.replay.sweep_tasks import SweepTask
 
 KEYS: Final = ".sweep"
@@ -37,10 +37,19 @@ def event_file(task: SweepTask, folder: Path) -> Path:
 
 
 def is_finished(task: SweepTask, folder: Path) -> bool:
-    """Whether the task's event file is there and was made from the same inputs."""
-    with suppress(OSError):
-        return event_file(task, folder).exists() and _key_file(task, folder).read_text() == task.key
-    return False
+    """Whether the task's event file is there and was made from the same inputs by the same code."""
+    return event_file(task, folder).exists() and read_origin(_key_file(task, folder)) == task.made_from
+
+
+def outdated(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
+    """How many tasks have a result that no longer counts, by what has changed since, in words."""
+    reasons: Counter[str] = Counter()
+    for task in tasks:
+        origin = read_origin(_key_file(task, folder)) if event_file(task, folder).exists() else None
+        changed = [] if origin is None else differences(origin, task.made_from)
+        if changed:
+            reasons[", ".join(changed)] += 1
+    return reasons
 
 
 def strangers(tasks: Sequence[SweepTask], folder: Path) -> list[str]:
@@ -55,9 +64,7 @@ def carry_out(task: SweepTask, folder: Path) -> None:
     :raises PliantError: an input is wrong, or the policy broke a rule.
     """
     batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
-    key_file = _key_file(task, folder)
-    key_file.parent.mkdir(exist_ok=True)
-    atomic_write(key_file, task.key.encode())
+    write_origin(_key_file(task, folder), task.made_from)
 
 
 def sweep(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -19,13 +16,15 @@ from pliant.schemas.files import read_bytes, write_bytes
 from pliant.schemas.io import write_jobs
 from pliant.schemas.jsonlines import encode, header, read_lines
 from pliant.schemas.record import Identifier, NonNegativeInt, PositiveInt
-from pliant.tools.replay.costs import is_event_file, parse_costs
+from pliant.schemas.wording import counted
+from pliant.tools.replay.costs import parse_costs
 from pliant.tools.replay.failures import Mtbf, read_failures
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress_choice import Training
 from pliant.tools.replay.recipe import read_recipe
 from pliant.tools.replay.replay import Run
+from pliant.tools.replay.sweep_origin import Digests, differences, file_digest, made_from
 from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World
 from pliant.tools.replay.synth import synthesize
 from pliant.tools.schedule.registry import make_policy
@@ -40,8 +39,8 @@ class SweepTask(World):
 
     name: Identifier
     """Stem of its files."""
-    key: str
-    """Hash of all that its outcome depends on: the bytes of its inputs, its parameters, the version."""
+    made_from: dict[str, str] = Field(default_factory=dict)
+    """Digest of each thing that its outcome depends on: the bytes of its inputs, its settings, the code."""
     jobs: str
     jobs_limit: PositiveInt | None = None
     cluster: str
@@ -85,7 +84,6 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
                 task = SweepTask.model_validate(
                     {
                         "name": _name(parts, policy, parameters, seed if len(recipe.seeds) > 1 else None),
-                        "key": "",
                         "jobs": jobs,
                         "jobs_limit": trace.jobs_limit,
                         "cluster": machines.path,
@@ -100,8 +98,8 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
                 if task.name in tasks:
                     raise BadInputError(f'two replays of this sweep would be called "{task.name}"')
                 tasks[task.name] = task
-    digest = cache(_digest)
-    return [task.model_copy(update={"key": _key(task, digest)}) for task in tasks.values()]
+    digests = Digests()
+    return [task.model_copy(update={"made_from": made_from(task, digests)}) for task in tasks.values()]
 
 
 def write_table(tasks: list[SweepTask], folder: Path) -> Path:
@@ -124,15 +122,35 @@ def read_table(folder: Path) -> list[SweepTask]:
     return [task for _, task in lines]
 
 
-def task_of(folder: Path, number: int) -> SweepTask:
+def table_digest(folder: Path) -> str:
+    """What tells a folder's task table from those of other recipes and other inputs.
+
+    :raises BadInputError: there is no table.
+    """
+    return file_digest(str(folder / TABLE))[:16]
+
+
+def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
     """One task of a folder's table, counted from 0.
 
-    :raises UsageError: there are not so many.
+    :param table: the digest that the table must have; None: any.
+    :raises UsageError: the table has fewer tasks.
+    :raises BadInputError: it is another table, or what the task was made from has changed since.
     """
+    path = folder / TABLE
+    if table is not None and table_digest(folder) != table:
+        text = "was written again after this job array was submitted (another recipe, input or code): "
+        text += "submit the sweep again"
+        raise BadInputError.one(str(path), text)
     tasks = read_table(folder)
     if number >= len(tasks):
-        raise UsageError(f"--task {number}: {folder / TABLE} has {len(tasks)} tasks, counted from 0")
-    return tasks[number]
+        raise UsageError(f"--task {number}: {path} has {counted(len(tasks), 'task')}, counted from 0")
+    task = tasks[number]
+    changed = differences(task.made_from, made_from(task))
+    if changed:
+        text = f"{task.name}: {', '.join(changed)} changed after this table was written: submit again"
+        raise BadInputError.one(str(path), text, line=number + 2)
+    return task
 
 
 def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
@@ -168,19 +186,3 @@ def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: 
     if len(plain) <= _LONGEST:
         return plain
     return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def _key(task: SweepTask, digest: Callable[[str], str]) -> str:
-    """The task's content: file names do not matter, their bytes do."""
-    fields = task.model_dump(mode="json", exclude={"name", "key"})
-    costs = [
-        name for name in ("start_cost", "rescale_cost", "resume_cost") if is_event_file(fields[name] or "")
-    ]
-    for name in ("jobs", "cluster", "profile", "convergence", "failures", *costs):
-        fields[name] = fields[name] and digest(fields[name])
-    fields["pliant"] = version("pliant")
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,19 @@ from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay.costs import Cost
 from pliant.tools.replay.progress_choice import Training
 from pliant.tools.replay.recipe import read_recipe
-from pliant.tools.replay.sweep import carry_out, event_file, is_finished, strangers, sweep
+from pliant.tools.replay.sweep import KEYS, carry_out, event_file, is_finished, outdated, strangers, sweep
 from pliant.tools.replay.sweep_recipe import read_sweep
-from pliant.tools.replay.sweep_tasks import SweepTask, read_table, sweep_tasks, task_of, write_table
+from pliant.tools.replay.sweep_tasks import (
+    SweepTask,
+    read_table,
+    sweep_tasks,
+    table_digest,
+    task_of,
+    write_table,
+)
 from pliant.tools.replay.synth import synthesize
 from tests.builders import cluster, job
+from tests.tools.schedule.test_registry import install
 
 JOBS = [job(f"j{n}", at=10.0 * n, low=1, high=4, gpu_seconds=100) for n in range(5)]
 SWEEP = """
@@ -125,11 +134,12 @@ def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> No
     carry_out(first, folder / "out")
     (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"measured.parquet"'))
     (folder / "measured.parquet").write_bytes(event_file(first, folder / "out").read_bytes())
-    keys = [tasks_of(folder)[1].key]
+    keys = [tasks_of(folder)[1].made_from["rescale_cost"]]
     carry_out(tasks_of(folder)[0], folder / "out")
     (folder / "measured.parquet").write_bytes(event_file(tasks_of(folder)[0], folder / "out").read_bytes())
-    keys.append(tasks_of(folder)[1].key)
-    assert len({first.key, *keys}) == 3
+    keys.append(tasks_of(folder)[1].made_from["rescale_cost"])
+    assert "rescale_cost" not in first.made_from
+    assert len(set(keys)) == 2
 
 
 def test_a_missing_event_file_is_made_again_whatever_its_key_says(folder: Path) -> None:
@@ -156,6 +166,87 @@ def test_a_task_is_carried_out_from_the_table_alone(folder: Path) -> None:
     assert [is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
     with pytest.raises(UsageError, match=r"--task 9: .* has 9 tasks, counted from 0"):
         task_of(out, 9)
+
+
+FOREIGN = """
+from pliant.tools.schedule.policies.fifo import Fifo
+from foreign_order import ORDER
+
+class Mine(Fifo):
+    name = "mine"
+    order = ORDER
+"""
+
+
+@pytest.fixture
+def foreign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep of a policy that another package brings, in a module and one beside it."""
+    (folder / "foreign_order.py").write_text("ORDER = 1\n")
+    install(folder, "mine", "foreign_policy:Mine", FOREIGN)
+    (folder / "sweep.toml").write_text(SWEEP.replace('"ares"]', '"mine"]').partition("[parameters")[0])
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
+    monkeypatch.delitem(sys.modules, "foreign_order", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("changed", ["foreign_policy.py", "foreign_order.py"])
+def test_results_of_a_policy_whose_code_changed_are_made_again(foreign: Path, changed: str) -> None:
+    tasks, out = tasks_of(foreign)[:2], foreign / "out"
+    assert sweep(tasks, out) == []
+    assert [is_finished(task, out) for task in tasks_of(foreign)[:2]] == [True, True]
+    with (foreign / changed).open("a") as code:
+        code.write("# another rule\n")
+    again = tasks_of(foreign)[:2]
+    assert [(task.policy, is_finished(task, out)) for task in again] == [("fifo", True), ("mine", False)]
+    assert outdated(again, out) == {"the policy's code": 1}
+
+
+def test_results_of_another_pliant_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    monkeypatch.setattr("pliant.tools.replay.sweep_origin.pliant_digest", lambda: "another")
+    task = tasks_of(folder)[0]
+    assert not is_finished(task, out)
+    assert outdated([task], out) == {"pliant itself": 1}
+
+
+def test_what_changed_is_said_by_its_name(folder: Path) -> None:
+    assert sweep(tasks_of(folder)[:1], folder / "out") == []
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"6"'))
+    assert outdated(tasks_of(folder), folder / "out") == {"the jobs, the recipe's settings": 1}
+
+
+@pytest.mark.parametrize("key", [b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"])
+def test_a_key_that_cannot_be_read_counts_as_none(folder: Path, key: bytes) -> None:
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    (out / KEYS / f"{task.name}.key").write_bytes(key)
+    assert not is_finished(task, out)
+    assert outdated([task], out) == {}
+
+
+def test_a_task_of_a_recipe_that_changed_since_is_refused(folder: Path) -> None:
+    out = folder / "out"
+    write_table(tasks_of(folder), out)
+    queued = table_digest(out)
+    assert task_of(out, 1, queued).name == "real-ares-alpha0.5"
+    write_table(tasks_of(folder), out)
+    assert table_digest(out) == queued
+    (folder / "sweep.toml").write_text(SWEEP.replace('"fifo", ', ""))
+    write_table(tasks_of(folder), out)
+    with pytest.raises(BadInputError, match=r"tasks\.jsonl: was written again after this job array"):
+        task_of(out, 1, queued)
+
+
+def test_a_task_whose_input_changed_since_is_refused(folder: Path) -> None:
+    out = folder / "out"
+    write_table(tasks_of(folder), out)
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    with pytest.raises(BadInputError, match=r"tasks\.jsonl:3: real-ares-alpha0\.5: the jobs changed after"):
+        task_of(out, 1)
+    assert task_of(out, 4).name == "made-t1-ares-alpha0.5"
 
 
 def test_event_files_of_other_sweeps_are_noticed(folder: Path) -> None:
