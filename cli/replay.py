@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant.cli.assumptions import STRICT, heed
 from pliant.cli.common import stated
 from pliant.cli.console import note, progress
 from pliant.cli.replay_sweep import Executor, check_sweep_options, replay_sweep, replay_task
@@ -58,7 +59,7 @@ def replay(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option("--profile", help="Measured speeds (Parquet).", show_default="linear scaling"),
+        typer.Option("--profile", help="Measured speeds (Parquet).", show_default="1 sample/s a GPU"),
     ] = None,
     convergence: Annotated[
         str | None,
@@ -191,6 +192,7 @@ def replay(
             show_default="into the summary",
         ),
     ] = None,
+    strict: STRICT = False,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -283,7 +285,7 @@ def replay(
         compat,
     )
     tasks = [
-        Task(Run(name, parameters[name], seed, interval, physics, training), path, timing)
+        Task(Run(name, parameters[name], seed, interval, physics, training), path, timing, strict)
         for name, path in zip(names, output_paths(output, names), strict=False)
     ]
     with progress("replay", "jobs") as advance:
@@ -292,9 +294,8 @@ def replay(
             tasks,
             workers=workers or 1,
             advance=advance,
+            heed=heed,
         )
-    if profile is None:
-        note("no profile: speed is assumed to grow in proportion to the GPUs")
     _tell(tasks, summaries)
 
 

@@ -112,13 +112,13 @@ def _folder(output: str) -> Path:
 
 
 def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
-    from pliant.tools.replay.sweep import sweep
+    from pliant.tools.replay.sweep import assumptions, sweep
 
     with progress("sweep", "replays") as advance:
         cores = len(os.sched_getaffinity(0))
         failures = sweep(tasks, folder, workers=workers or cores, advance=advance)
-    if any(task.profile is None for task in tasks):
-        note("no profile for some: their speed is assumed to grow in proportion to the GPUs")
+    for text, replays in assumptions(tasks, folder).items():
+        note(f"{text} ({replays} of {counted(len(tasks), 'replay')})")
     note(f"{len(tasks) - len(failures)} of {len(tasks)} replays are in {folder}")
     if failures:
         lines = [f"{failure.name}: {failure.message}" for failure in failures]

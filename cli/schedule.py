@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from pliant.cli.assumptions import STRICT, heed
 from pliant.cli.console import note, stderr
 from pliant.schemas.errors import BadInputError, UsageError
 
 if TYPE_CHECKING:
+    from pliant.schemas.assumption import Assumption
     from pliant.schemas.profile import Profile, ProfileRow
     from pliant.schemas.schedule import Schedule
     from pliant.tools.schedule.decide import Question
@@ -61,6 +63,7 @@ def schedule(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when waiting jobs will start; a table on stderr.")
     ] = False,
+    strict: STRICT = False,
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Write how long the decision took.")
     ] = True,
@@ -88,11 +91,20 @@ def schedule(
         raise UsageError("name --jobs and --cluster, or a --state directory")
     else:
         found = _from_files(profile, jobs, cluster, question, now)
+    heed(_assumed(found), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
 
         stderr().print(table(found))
     write_schedule(found, output)
+
+
+def _assumed(found: Schedule) -> Sequence[Assumption]:
+    """The speeds that a schedule takes for granted."""
+    from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
+
+    measured = None if found.profile is None else kinds_measured(found.profile)
+    return speeds_assumed({job.model for job in found.jobs}, found.cluster, measured)
 
 
 def _from_files(
@@ -103,7 +115,7 @@ def _from_files(
 
     if [profile, jobs, cluster].count("-") > 1:
         raise UsageError("only one input can come from stdin")
-    found = decide(
+    return decide(
         read_jobs(jobs),
         read_cluster(cluster),
         _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
@@ -111,9 +123,6 @@ def _from_files(
         now_s=now,
         source="<stdin>" if jobs == "-" else jobs,
     )
-    if found.profile is None:
-        note("no profile: speed is assumed to grow in proportion to the GPUs")
-    return found
 
 
 def _from_state(

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
@@ -43,6 +44,8 @@ class RunInfo(Record):
     interference: NonNegativeFloat = 0.0
     """Part of their speed that jobs of a simulation lost where they spanned nodes and shared one."""
     interval_s: float | None = None
+    assumptions: tuple[Assumption, ...] = ()
+    """What was taken for granted because no input said it."""
     counters: dict[str, float] = Field(default_factory=dict)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(count: int, noun: str) -> str:
     """``1 job``, ``2 jobs``; for nouns whose plural takes an s."""
@@ -11,3 +13,9 @@ def counted(count: int, noun: str) -> str:
 def in_gpus(count: int) -> str:
     """``1 GPU``, ``2 GPUs``."""
     return counted(count, "GPU")
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """``"a", "b", "c" and 2 more``."""
+    text = ", ".join(f'"{name}"' for name in names[:shown])
+    return text if len(names) <= shown else f"{text} and {len(names) - shown} more"

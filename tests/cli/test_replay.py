@@ -51,7 +51,7 @@ def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -
     assert done.exit_code == 0
     events = parse_events(done.stdout_bytes, "stdout")
     assert [(event.time, event.job) for event in events if event.event == "finish"] == [(10, "a"), (25, "b")]
-    assert "no profile: speed is assumed to grow in proportion" in done.stderr
+    assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
     assert call("replay", *FILES, "--policy", "fifo").stdout_bytes == done.stdout_bytes
 

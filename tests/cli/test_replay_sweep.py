@@ -48,7 +48,7 @@ def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:
         "t-fifo.parquet",
         "t-las.parquet",
     ]
-    assert "no profile for some: their speed is assumed to grow in proportion to the GPUs" in done.stderr
+    assert "no profile: every GPU is taken to train 1 sample per second (2 of 2 replays)" in done.stderr
 
 
 def test_a_missing_recipe_leaves_no_folder(here: Path) -> None:

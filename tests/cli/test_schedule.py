@@ -50,7 +50,7 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     found = json.loads(done.stdout)
     assert [given["job"] for given in found["allocations"]] == ["a"]
     assert "decision_seconds" not in found
-    assert "no profile: speed is assumed to grow in proportion" in done.stderr
+    assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     assert call("schedule", *FILES, "--policy", "fifo", "--no-timing").stdout == done.stdout
 
 

@@ -24,6 +24,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.simplices import Point, Simplices
+from pliant.tools.profile.stand_in import stand_in
 from pliant.tools.profile.throughput import Placement
 
 MOST_NODES: Final = 16
@@ -206,9 +207,7 @@ class PlacementTimes:
         by_type = self._rows.get(model)
         if by_type is None:
             raise BadInputError(f"model '{model}' is not in the profile; measure it with `pliant profile`")
-        known = gpu_type
-        if gpu_type not in by_type:
-            known = min(by_type, key=lambda name: (-len(by_type[name]), name))
+        known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
         table = PlacementTable(by_type[known], self._metadata.get(_key(model, known), ""))
         return table, self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
 

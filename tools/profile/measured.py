@@ -11,6 +11,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.rows import key, shape
+from pliant.tools.profile.stand_in import stand_in
 from pliant.tools.profile.steptable import AllReduce, StepTable
 from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 
@@ -116,9 +117,7 @@ class MeasuredThroughput:
         by_type = self._rows.get(model)
         if by_type is None:
             raise BadInputError(_unprofiled(model, self._rows))
-        known = gpu_type
-        if gpu_type not in by_type:
-            known = min(by_type, key=lambda name: (-len(by_type[name]), name))
+        known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
         table = StepTable(by_type[known], self._allreduce.get(known, AllReduce(())))
         return table, self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
 

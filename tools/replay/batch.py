@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pliant.schemas.assumption import Assumption
 from pliant.schemas.bulk import spared_by_garbage_collection
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
 from pliant.schemas.files import PIPE
+from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.output import write
 from pliant.tools.replay.replay import Run, Summary, replay
+from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+
+Heed = Callable[[Sequence[Assumption]], None]
+"""Takes note of assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class Task:
     path: str
     timing: bool | None = None
     """Times of this machine: in both files (True), in the summary (None), nowhere (False)."""
+    strict: bool = False
+    """Whether to fail where something would be assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +56,19 @@ class WorkerError(PliantError):
 
 
 def replay_all(
-    sources: Sources, tasks: Sequence[Task], *, workers: int = 1, advance: Advance | None = None
+    sources: Sources,
+    tasks: Sequence[Task],
+    *,
+    workers: int = 1,
+    advance: Advance | None = None,
+    heed: Heed | None = None,
 ) -> list[Summary]:
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
     :param workers: processes; each reads the inputs itself.
     :param advance: told of jobs that are done, over all tasks.
-    :raises BadInputError: with every problem of the inputs.
+    :param heed: called with what the replays take for granted, each thing once, before the first begins.
+    :raises BadInputError: with every problem of the inputs, or with what strict tasks would assume.
     :raises UsageError: a policy or a parameter is unknown, or stdin would have to be read by several workers.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
@@ -63,6 +78,11 @@ def replay_all(
     if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
+    assumptions = tuple(dict.fromkeys(each for task in tasks for each in assumed(inputs, task.run)))
+    if any(task.strict for task in tasks):
+        refuse(assumptions)
+    if heed is not None:
+        heed(assumptions)
     if workers > 1:
         return _side_by_side(sources, tasks, workers, len(inputs.jobs), advance)
     parts = enumerate(tasks)
@@ -73,7 +93,12 @@ def replay_all(
 
 
 def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Summary:
-    """Carry out one task on inputs that are read already, and write its files."""
+    """Carry out one task on inputs that are read already, and write its files.
+
+    :raises BadInputError: the task is strict and something would be assumed.
+    """
+    if task.strict:
+        refuse(assumed(inputs, task.run))
     with spared_by_garbage_collection():
         done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
         write(

@@ -26,6 +26,8 @@ class Cost:
 
     default_s: float = 0.0
     by_model: Mapping[str, float] = field(default_factory=dict)
+    option: str = field(default="", compare=False)
+    """The option that names these models one by one; empty: they were measured."""
 
     def of(self, model: str) -> float:
         """Seconds for one model."""
@@ -175,7 +177,7 @@ def parse_cost(
             by_model[model] = _seconds(number, part, option)
         else:
             default_s = _seconds(number, part, option)
-    return Cost(default_s, by_model)
+    return Cost(default_s, by_model, option)
 
 
 def _read_costs(text: str, option: str, profile: str | None) -> Measured:

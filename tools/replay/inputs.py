@@ -70,6 +70,11 @@ class Inputs:
         return trace_hash(self.jobs)
 
     @cached_property
+    def models(self) -> frozenset[str]:
+        """The models that its jobs train."""
+        return frozenset(job.model for job in self.jobs)
+
+    @cached_property
     def profile_columns(self) -> dict[str, list[object]] | None:
         """The profile as event files embed it."""
         return None if self.profile is None else profile_to_columns(self.profile.rows)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.files import PIPE, make_folder, write_bytes
@@ -64,6 +64,15 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
 def summary_path(path: str) -> str:
     """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
     return str(Path(path).with_suffix(".summary.json"))
+
+
+def read_summary(path: str) -> dict[str, Any]:
+    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def summary_bytes(summary: Summary) -> bytes:

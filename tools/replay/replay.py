@@ -12,6 +12,7 @@ from typing import Any
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.wording import counted
+from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.compat import preset, settle
 from pliant.tools.replay.costs import FREE
 from pliant.tools.replay.engine import Advance, Engine
@@ -22,7 +23,6 @@ from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.progress_choice import Setting, Training, World, compat_parameters, setting
 from pliant.tools.replay.submissions import Submissions, measured_sizes
 from pliant.tools.replay.unfinished import Unfinished, in_words, rejections, unfinished
-from pliant.tools.schedule.protocol import Policy
 from pliant.tools.schedule.registry import make_policy, parse_pairs
 from pliant.tools.schedule.session import Session
 
@@ -64,6 +64,8 @@ class Summary:
     mean_decision_seconds: float | None
     wall_seconds: float | None
     """Time that the engine took on this machine, reading and writing left out."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted because no input said it."""
 
     def lines(self) -> list[str]:
         """The outcome in words, jobs that are left and why included."""
@@ -126,7 +128,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     started = time.perf_counter()
     engine.run()
     wall_s = time.perf_counter() - started
-    summary = _summary(inputs, engine, policy, run.seed, wall_s)
+    summary = _summary(inputs, engine, run, wall_s)
     told = summary if timing else summary.without_timing()
     engine.log.details[info_row] = partial(_info, inputs, run, session, trained, told)
     return Replayed(run, engine.log, summary, session)
@@ -150,12 +152,12 @@ def _check_nodes(inputs: Inputs, physics: Physics) -> None:
             raise BadInputError(f'node event at {event.time_s:g} s: the cluster has no node "{event.node}"')
 
 
-def _summary(inputs: Inputs, engine: Engine, policy: Policy, seed: int, wall_s: float) -> Summary:
+def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary:
     counters = engine.counters
     return Summary(
-        policy=policy.name,
+        policy=engine.session.policy.name,
         trace_hash=inputs.trace_hash,
-        seed=seed,
+        seed=run.seed,
         jobs=len(inputs.jobs),
         finished=counters.finished,
         rejected=counters.rejected,
@@ -167,6 +169,7 @@ def _summary(inputs: Inputs, engine: Engine, policy: Policy, seed: int, wall_s: 
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=wall_s,
+        assumptions=tuple(assumption.text for assumption in assumed(inputs, run)),
     )
 
 
@@ -195,6 +198,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         resume_cost_s=None if physics.resume_cost is None else physics.resume_cost.for_models(models),
         interference=physics.interference,
         interval_s=trained.interval_s,
+        assumptions=assumed(inputs, run),
         counters=counters,
     )
     return info.model_dump_json(by_alias=True, exclude_defaults=True)

@@ -15,6 +15,7 @@ from pliant.schemas.errors import PliantError
 from pliant.tools.replay import batch
 from pliant.tools.replay.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.output import read_summary, summary_path
 from pliant.tools.replay.pool import worker_pool
 from pliant.tools.replay.sweep_origin import differences, read_origin, write_origin
 from pliant.tools.replay.sweep_tasks import SweepTask
@@ -58,12 +59,20 @@ def strangers(tasks: Sequence[SweepTask], folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.parquet") if path.name not in own)
 
 
+def assumptions(tasks: Sequence[SweepTask], folder: Path) -> Counter[str]:
+    """What the finished replays took for granted, with the number of replays that did."""
+    paths = [summary_path(str(event_file(task, folder))) for task in tasks if is_finished(task, folder)]
+    return Counter(text for path in paths for text in read_summary(path).get("assumptions", ()))
+
+
 def carry_out(task: SweepTask, folder: Path) -> None:
     """Replay one task and write its files; the key comes last, so that a torn task counts as none.
 
     :raises PliantError: an input is wrong, or the policy broke a rule.
     """
-    batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
+    batch.carry_out(
+        _inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder)), strict=task.strict)
+    )
     write_origin(_key_file(task, folder), task.made_from)
 
 

@@ -40,7 +40,7 @@ class Trace(Record):
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """Of a recipe: one trace each. Default: the recipe's own seed."""
     profile: str | None = None
-    """Default: speed grows in proportion to the GPUs."""
+    """Default: every GPU trains 1 sample per second."""
     convergence: str | None = None
     """Table of epochs. Default: no job has one."""
     jobs_limit: PositiveInt | None = None
@@ -79,6 +79,8 @@ class World(Record):
     speeds: Literal["additive", "placement"] = "additive"
     """`placement`: interpolate speeds between measured placements."""
     compat: str | None = None
+    strict: bool = False
+    """Fail where something would be assumed."""
 
 
 class SweepRecipe(World):

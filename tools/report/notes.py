@@ -31,7 +31,7 @@ def provenance(run: RunRecord) -> str:
 
 def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     """Sentences about one run that its figures do not say."""
-    found = []
+    found = [assumption.text for assumption in run.info.assumptions]
     open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
     told = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
     if told:

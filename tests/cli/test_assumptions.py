@@ -1,0 +1,119 @@
+"""What the inputs leave open: said once on stderr, kept in the report's footer, an error with --strict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pliant.cli.common import command
+from pliant.cli.replay import replay
+from pliant.cli.report import report
+from pliant.cli.schedule import schedule
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
+from pliant.schemas.profile import Profile
+from tests.builders import cluster, job
+from tests.tools.profile.rows_builder import step
+
+app = typer.Typer()
+for each in (replay, report, schedule):
+    app.command(each.__name__)(command(each))
+
+FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+PROFILE = ["--profile", "profile.parquet"]
+NO_PROFILE = "no profile: every GPU is taken to train 1 sample per second"
+NO_TABLE = 'there is no --convergence table for "run-1": 2 jobs train by samples instead'
+UNUSED = '--rescale-cost: no job has the model "bert"'
+OTHER_TYPE = 'the profile lacks GPU type "new" for "net": it is taken to be as fast as "old"'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    work = {"epochs": 1, "dataset_size": 80}
+    trained = [job(name, model="net", gpus=1, batch=8, work=work, convergence="run-1") for name in ("a", "b")]
+    write_jobs(trained, "jobs.jsonl")
+    write_cluster(cluster(2, gpu_type="new"), "cluster.json")
+    write_profile(Profile((step(1, 8, 0.1, gpu_type="old"),)), "profile.parquet")
+    return tmp_path
+
+
+def call(*args: str):
+    return CliRunner().invoke(app, [*args])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], [NO_PROFILE, NO_TABLE]),
+        (["--progress", "samples"], [NO_PROFILE]),
+        ([*PROFILE], [OTHER_TYPE, NO_TABLE]),
+        (["--rescale-cost", "bert=30,net=2"], [NO_PROFILE, NO_TABLE, UNUSED]),
+        (
+            ["--progress", "goodput", "--noise-scale", "bert=1,5"],
+            [NO_PROFILE, '--noise-scale: no job has the model "bert"'],
+        ),
+    ],
+)
+def test_what_a_replay_assumes_is_said_once_and_stands_in_the_report(
+    here: Path, options: list[str], said: list[str]
+) -> None:
+    done = call("replay", *FILES, *options, "--policy", "fifo,las", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[: len(said)] == [f"pliant: {text}" for text in said]
+    assert all(lines.count(f"pliant: {text}") == 1 for text in said)
+    shown = call("report", "out").stdout
+    assert all(f"fifo: {text}" in shown and f"las: {text}" in shown for text in said)
+    assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == said
+
+    refused = call("replay", *FILES, *options, "--policy", "fifo", "--strict", "-o", "none/")
+    assert refused.exit_code == 3
+    assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in said]
+    assert not (here / "none").exists()
+
+
+def test_a_validation_run_that_the_table_lacks_is_named(here: Path) -> None:
+    write_convergence([ConvergenceRow("run-2", 8, 0, 10, 0.5, 0.5, 1.0, 1.0)], "table.parquet")
+    done = call("replay", *FILES, "--convergence", "table.parquet", "--policy", "fifo", "-o", "x.jsonl")
+    assert 'the --convergence table lacks "run-1": 2 jobs train by samples instead' in done.stderr
+
+
+def test_inputs_that_leave_nothing_open_pass_strictly_and_in_silence(here: Path) -> None:
+    write_profile(Profile((step(1, 8, 0.1, gpu_type="new"),)), "profile.parquet")
+    costs = ["--rescale-cost", "net=3,5", "--start-cost", "2"]
+    options = [*PROFILE, *costs, "--progress", "samples", "--strict"]
+    done = call("replay", *FILES, *options, "--policy", "fifo", "-o", "x.parquet")
+    assert done.exit_code == 0
+    assert [line.partition(":")[2][:6] for line in done.stderr.splitlines()] == [" fifo:", " fifo:"]
+
+
+def test_a_schedule_says_what_it_assumes_and_with_strict_is_not_written(here: Path) -> None:
+    for arguments, text in ([], NO_PROFILE), (["profile.parquet"], OTHER_TYPE):
+        done = call("schedule", *arguments, *FILES, "--policy", "fifo", "-o", "s.json")
+        assert (done.exit_code, done.stderr) == (0, f"pliant: {text}\n")
+        (here / "s.json").unlink()
+        done = call("schedule", *arguments, *FILES, "--policy", "fifo", "--strict", "-o", "s.json")
+        assert (done.exit_code, done.stderr) == (3, f"pliant: --strict: {text}\n")
+        assert not (here / "s.json").exists()
+
+
+def test_a_strict_sweep_fails_replays_that_would_assume_something(here: Path) -> None:
+    sweep = """
+    policies = ["fifo"]
+    progress = "samples"
+    strict = {}
+    traces = [{{name = "t", jobs = "jobs.jsonl"}}, {{name = "u", jobs = "jobs.jsonl", jobs_limit = 1}}]
+    clusters = [{{name = "c", path = "cluster.json"}}]
+    """
+    (here / "sweep.toml").write_text(sweep.format("true"))
+    done = call("replay", "--recipe", "sweep.toml", "-o", "out", "--workers", "1")
+    assert done.exit_code == 5
+    assert f"t-fifo: --strict: {NO_PROFILE}" in done.stderr
+    (here / "sweep.toml").write_text(sweep.format("false"))
+    done = call("replay", "--recipe", "sweep.toml", "-o", "out", "--workers", "1")
+    assert (done.exit_code, done.stderr.count(f"pliant: {NO_PROFILE} (2 of 2 replays)\n")) == (0, 1)

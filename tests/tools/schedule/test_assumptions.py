@@ -1,0 +1,70 @@
+"""What speeds are taken for granted where a profile does not tell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.schedule.assumptions import refuse, speeds_assumed
+from tests.builders import cluster
+from tests.tools.profile.rows_builder import step
+
+
+def mixed(**fields: object) -> Cluster:
+    nodes = [{"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 2, "gpu_type": "new"}]
+    return Cluster.model_validate({"nodes": tuple(nodes), **fields})
+
+
+def texts(*args: object) -> list[str]:
+    return [assumption.text for assumption in speeds_assumed(*args)]  # type: ignore[arg-type]
+
+
+def test_without_a_profile_every_gpu_trains_one_sample_per_second() -> None:
+    found = "no profile: every GPU is taken to train 1 sample per second"
+    assert texts({"net"}, cluster(2), None) == [found]
+    fast = mixed(speeds={"new": 2.0})
+    assert texts({"net"}, fast, None) == [f"{found}, times its type's relative speed"]
+
+
+def test_a_profile_that_has_every_type_leaves_nothing_open() -> None:
+    assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
+
+
+def test_a_type_that_the_profile_lacks_is_named_with_the_one_that_stands_in_for_it() -> None:
+    measured = [(model, "old") for model in ("a", "b", "c", "d", "unused")]
+    lacks = 'the profile lacks GPU type "new" for "a", "b", "c" and 1 more: it is taken to be'
+    assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
+    fast = mixed(speeds={"new": 3.0, "old": 2.0})
+    assert texts({"a", "b", "c", "d"}, fast, measured) == [f'{lacks} 1.5 times as fast as "old"']
+
+
+def test_a_node_without_gpus_needs_no_speed() -> None:
+    nodes = ({"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 0, "gpu_type": "new"})
+    assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
+
+
+def test_what_is_said_is_what_the_throughput_model_does() -> None:
+    rows = (step(1, 8, 0.1), step(1, 8, 0.4, gpu_type="rare"), step(1, 16, 0.2))
+    usual = rows[0].gpu_type
+    speed = MeasuredThroughput(Profile(rows), {"new": 2.0})
+    assert speed.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.05)
+    here = Cluster.model_validate(
+        {"nodes": ({"name": "n0", "gpus": 2, "gpu_type": "new"},), "speeds": {"new": 2.0}}
+    )
+    assert texts({"net"}, here, [(row.model, row.gpu_type) for row in rows]) == [
+        f'the profile lacks GPU type "new" for "net": it is taken to be 2 times as fast as "{usual}"'
+    ]
+
+
+def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
+    refuse([])
+    measured = [("a", "x"), ("b", "y"), ("b", "y")]
+    with pytest.raises(BadInputError) as caught:
+        refuse(speeds_assumed({"a", "b"}, cluster(2, gpu_type="z"), measured))
+    assert str(caught.value).splitlines() == [
+        '--strict: the profile lacks GPU type "z" for "a": it is taken to be as fast as "x"',
+        '--strict: the profile lacks GPU type "z" for "b": it is taken to be as fast as "y"',
+    ]

@@ -1,0 +1,47 @@
+"""What a replay takes for granted because its inputs do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pliant.schemas.assumption import Assumption
+from pliant.schemas.wording import counted, listed
+from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
+
+if TYPE_CHECKING:
+    from pliant.tools.replay.inputs import Inputs
+    from pliant.tools.replay.replay import Run
+
+
+def assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:
+    """All that one replay takes for granted, each thing once however many jobs it concerns."""
+    columns = inputs.profile_columns
+    measured = None if columns is None else kinds_measured(columns)
+    speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
+    return (*speeds, *_progress(inputs, run), *_unused(inputs, run))
+
+
+def _progress(inputs: Inputs, run: Run) -> Iterator[Assumption]:
+    """Jobs that train by samples though they name a validation run; nobody asked for a progress model."""
+    if run.training.progress is not None or run.training.compat is not None:
+        return
+    named = [job.convergence for job in inputs.jobs if job.convergence is not None]
+    missing = [name for name in named if name not in inputs.tables]
+    if missing:
+        lacks = "the --convergence table lacks" if inputs.tables else "there is no --convergence table for"
+        runs = listed(sorted(set(missing)))
+        text = f"{lacks} {runs}: {counted(len(missing), 'job')} train by samples instead"
+        yield Assumption(kind="progress", text=text)
+
+
+def _unused(inputs: Inputs, run: Run) -> Iterator[Assumption]:
+    """Options that name a model which no job has."""
+    physics = run.physics
+    costs = (physics.start_cost, physics.rescale_cost, physics.resume_cost)
+    named = [(cost.option, tuple(cost.by_model)) for cost in costs if cost is not None and cost.option]
+    named.append(("--noise-scale", tuple(name for name in run.training.noise_scale if name)))
+    for option, models in named:
+        missing = [model for model in models if model not in inputs.models]
+        if missing:
+            yield Assumption(kind="unused_option", text=f"{option}: no job has the model {listed(missing)}")

@@ -1,0 +1,70 @@
+"""What is taken for granted: speeds that the profile does not tell, and the refusal of all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pliant.schemas.assumption import Assumption
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.wording import listed
+from pliant.tools.profile.stand_in import stand_in
+
+Kind = tuple[str, str]
+"""A model and a GPU type."""
+
+
+def kinds_measured(columns: Mapping[str, Sequence[Any]]) -> Iterator[Kind]:
+    """The model and the GPU type of each training row of a profile, which comes as columns."""
+    rows = zip(columns["kind"], columns["model"], columns["gpu_type"], strict=True)
+    return ((model, gpu_type) for kind, model, gpu_type in rows if kind == "train")
+
+
+def speeds_assumed(
+    models: Collection[str], cluster: Cluster, measured: Iterable[Kind] | None
+) -> list[Assumption]:
+    """One assumption where there is no profile, else one for each GPU type that stands in for another.
+
+    :param models: those of the jobs.
+    :param measured: model and GPU type of each training row; None: there is no profile.
+    """
+    if measured is None:
+        return [_without_profile(cluster)]
+    rows: dict[str, Counter[str]] = {}
+    for model, gpu_type in measured:
+        rows.setdefault(model, Counter())[gpu_type] += 1
+    found: dict[tuple[str, str], list[str]] = {}
+    for gpu_type in sorted({node.gpu_type for node in cluster.nodes if node.gpus}):
+        for model in sorted(set(models) & rows.keys()):
+            known = stand_in(rows[model], gpu_type)
+            if known != gpu_type:
+                found.setdefault((gpu_type, known), []).append(model)
+    return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
+
+
+def refuse(assumptions: Iterable[Assumption]) -> None:
+    """Fail where anything is assumed.
+
+    :raises BadInputError: one line for each assumption.
+    """
+    lines = [f"--strict: {assumption.text}" for assumption in assumptions]
+    if lines:
+        raise BadInputError("\n".join(lines))
+
+
+def _without_profile(cluster: Cluster) -> Assumption:
+    of_type = ", times its type's relative speed" if cluster.speeds else ""
+    return Assumption(
+        kind="speed", text=f"no profile: every GPU is taken to train 1 sample per second{of_type}"
+    )
+
+
+def _of_another_type(
+    gpu_type: str, known: str, models: Sequence[str], speeds: Mapping[str, float]
+) -> Assumption:
+    factor = speeds.get(gpu_type, 1.0) / speeds.get(known, 1.0)
+    as_fast = "as fast as" if factor == 1 else f"{factor:.3g} times as fast as"
+    what = f'the profile lacks GPU type "{gpu_type}" for {listed(models)}'
+    return Assumption(kind="gpu_type", text=f'{what}: it is taken to be {as_fast} "{known}"')
