@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from pliant.schemas.errors import UsageError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Advance = Callable[[int, int | None], None]
+UNKNOWN_WIDTH: Final = 80
+"""Columns of a terminal that does not say how wide it is."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,19 @@ def abandon(stream: TextIO) -> None:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
     return stream is not None and stream.isatty()
+
+
+def width_for(stream: TextIO | None) -> int | None:
+    """Columns of the terminal at the other end, $COLUMNS first; None: there is none, so nothing is cut."""
+    if stream is None or not is_terminal(stream):
+        return None
+    stated = os.environ.get("COLUMNS", "")
+    if stated.isdecimal() and int(stated):
+        return int(stated)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or UNKNOWN_WIDTH
+    except (OSError, ValueError):
+        return UNKNOWN_WIDTH
 
 
 def reader_left(stream: TextIO) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import note, out_text
+from pliant.cli.console import note, out_text, width_for
 from pliant.schemas.errors import PliantError
 
 if TYPE_CHECKING:
@@ -22,25 +23,42 @@ def policies(
 
     Example: pliant policies ares
     """
+    from pliant.schemas.text import fitted
     from pliant.tools.schedule.registry import describe, policy_names
 
+    width = width_for(sys.stdout)
     if name is not None:
-        out_text(_page(describe(name)))
+        out_text("".join(f"{line}\n" for line in fitted(page(describe(name)), width)))
         return
-    width = max(map(len, policy_names()))
+    longest = max(map(len, policy_names()))
     for each in policy_names():
         try:
-            out_text(f"{each:{width}}  {describe(each).summary}\n")
+            out_text("".join(f"{line}\n" for line in entry(each, describe(each).summary, longest, width)))
         except PliantError as error:
             note(str(error))
 
 
-def _page(found: Description) -> str:
+def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]:
+    """A policy in the list: its summary beside its name, or below it where the terminal is narrow."""
+    from pliant.schemas.text import wrapped
+
+    beside = f"{name:{longest}}  {summary}"
+    if width is None or len(beside) <= width:
+        return [beside]
+    indent = " " * (longest + 2)
+    if len(indent) > width // 2:
+        return [name, *(f"  {line}" for line in wrapped(summary, width - 2))]
+    first, *rest = wrapped(summary, width - len(indent))
+    return [f"{name:{longest}}  {first}", *(indent + line for line in rest)]
+
+
+def page(found: Description) -> list[str]:
+    """All about a policy, in lines."""
     every = "at every change" if found.interval_s is None else f"every {found.interval_s:g} s"
     lines = [
         f"{found.name} ({found.source})",
         "",
-        found.text,
+        *found.text.splitlines(),
         "",
         f"changes of a job: {found.elasticity}",
         f"decides: {every}",
@@ -48,4 +66,4 @@ def _page(found: Description) -> str:
         "parameters:" if found.parameters else "parameters: none",
     ]
     lines += [f"  {each.name}={each.default}  {each.expected}" for each in found.parameters]
-    return "\n".join(lines) + "\n"
+    return lines

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, note, nothing_comes_in, out_text, stderr
+from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
 from pliant.schemas.bulk import garbage_collection_paused
 
 
@@ -115,12 +115,12 @@ def report(
         () if expectations is None else check_expectations(made, expectations),
     )
     kind: FormatName = format.value
-    on_terminal = output == "-" and is_terminal(sys.stdout)
-    text = render(made, kind, extras, width=_width() if on_terminal else None)
-    if kind == "table" and (on_terminal if plot is None else plot):
+    width = width_for(sys.stdout) if output == "-" else None
+    text = render(made, kind, extras, width=width)
+    if kind == "table" and (width is not None if plot is None else plot):
         from pliant.tools.report.terminal_plot import jct_plot
 
-        text += "\n" + jct_plot(made, min(_width(), 100)) + "\n"
+        text += "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
     if output == "-":
         out_text(text)
     else:
@@ -133,7 +133,8 @@ def report(
         for warning in made.warnings:
             note(f"warning: {warning}")
         if extras.checked:
-            stderr().print(as_table([expectations_section(extras.checked)]), end="", soft_wrap=True)
+            table = as_table([expectations_section(extras.checked)], width_for(sys.stderr))
+            stderr().print(table, end="", soft_wrap=True, markup=False)
     refuse_missed(extras.checked)
 
 
@@ -150,9 +151,3 @@ def _seconds(hours: str | None) -> tuple[float, ...]:
     if not all(isfinite(time_s) and time_s >= 0 for time_s in found):
         raise UsageError(f"--completed-at {hours}: expected hours of 0 or more, like 4,8.5")
     return found
-
-
-def _width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns

@@ -147,7 +147,7 @@ def expectations_section(checked: tuple[Checked, ...]) -> Section:
         )
         for each in checked
     )
-    return Section("Expected figures", headers, rows, 4)
+    return Section("Expected figures", headers, rows, 4, keys=2)
 
 
 def _found(report: Report, expected: Expected) -> float | None:

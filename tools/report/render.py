@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from io import StringIO
-from textwrap import fill
-from typing import Any, Final
+from typing import Any
 
 from pliant.schemas.documents import document_bytes
+from pliant.tools.report.blocks import drawn
 from pliant.tools.report.labels import parameters_text
 from pliant.tools.report.report import Report
 from pliant.tools.report.sections import FIGURES, Section, ratio_to
-
-_UNBOUNDED: Final = 10_000
-"""Columns of a console that breaks no line."""
 
 
 def as_json(report: Report) -> str:
@@ -24,45 +21,7 @@ def as_json(report: Report) -> str:
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:
     """Tables for a terminal of ``width`` columns; None: as wide as they need to be."""
-    return "\n".join(_terminal_text(section, width) for section in sections)
-
-
-def _terminal_text(section: Section, width: int | None) -> str:
-    """One table; where it does not fit, its headers are broken between words, its cells never."""
-    from rich.console import Console
-
-    text = StringIO()
-    console = Console(file=text, width=_UNBOUNDED, highlight=False, color_system=None)
-    table = _rich_table(section, section.headers)
-    if width is not None and console.measure(table).maximum > width:
-        table = _rich_table(section, _narrow_headers(section))
-    console.print(table)
-    notes = Console(file=text, width=width or _UNBOUNDED, highlight=False, color_system=None)
-    for note in section.notes:
-        notes.print(f"  {note}", markup=False)
-    lines = text.getvalue().rstrip().splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def _narrow_headers(section: Section) -> list[str]:
-    columns = zip(*section.rows, strict=True) if section.rows else ((),) * len(section.headers)
-    return [
-        fill(header, max(len(word) for word in (*cells, *header.split(), " ")), break_long_words=False)
-        for header, cells in zip(section.headers, columns, strict=True)
-    ]
-
-
-def _rich_table(section: Section, headers: Sequence[str]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, header in enumerate(headers):
-        is_text = index < section.text_columns
-        table.add_column(header.replace("[", r"\["), justify="left" if is_text else "right")
-    for row in section.rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    return table
+    return "\n".join(drawn(section, width) for section in sections)
 
 
 def as_markdown(sections: Sequence[Section]) -> str:

@@ -16,13 +16,17 @@ Kind = Literal["time", "percent", "ratio", "count", "ms"]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled table. The first ``text_columns`` columns are words, the others numbers."""
+    """A titled table. The first ``text_columns`` columns are words, the others numbers.
+
+    Where it is shown in blocks of columns, each has the first ``keys`` columns.
+    """
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
     notes: tuple[str, ...] = ()
+    keys: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def metrics_section(report: Report) -> Section:
     notes = (f"{each.label}: {note}" for each in report.runs for note in (each.provenance, *each.caveats))
     base = () if report.baseline is None else (f"in brackets: relative to {report.baseline.label}",)
     headers = ("", "", *(each.label for each in report.runs))
-    return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings))
+    return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings), keys=2)
 
 
 def value_of(metrics: RunMetrics, name: str) -> float | None:

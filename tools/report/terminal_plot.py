@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
+from pliant.schemas.text import width_of, wrapped
 from pliant.tools.report.figures.cdf import cumulated, jcts
 from pliant.tools.report.report import Report
 from pliant.tools.report.units import time_unit
@@ -12,6 +14,7 @@ from pliant.tools.report.units import time_unit
 _MARKERS: Final = ("●", "+", "x", "o", "*", "#")
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _HEIGHT: Final = 16
+_INDENT: Final = "     "
 
 
 def jct_plot(report: Report, width: int) -> str:
@@ -34,8 +37,20 @@ def jct_plot(report: Report, width: int) -> str:
             figure.draw(figure.signal(x, y, marker=_MARKERS[index % len(_MARKERS)]).lines())
     drawn = _ESCAPES.sub("", str(figure.build()))
     figure.clear()
-    names = "   ".join(f"{_MARKERS[index % len(_MARKERS)]} {label}" for index, (label, _) in enumerate(found))
-    return "\n".join([*(line.rstrip() for line in drawn.splitlines()), f"     {names}"])
+    names = (f"{_MARKERS[index % len(_MARKERS)]} {label}" for index, (label, _) in enumerate(found))
+    return "\n".join([*(line.rstrip() for line in drawn.splitlines()), *_legend(names, width)])
+
+
+def _legend(names: Iterable[str], width: int) -> list[str]:
+    """Names beside each other as far as they fit, a longer one on several lines."""
+    lines: list[str] = []
+    for name in names:
+        joined = f"{lines[-1]}   {name}" if lines else ""
+        if lines and width_of(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += [f"{_INDENT}{line}" for line in wrapped(name, width - len(_INDENT), indent="  ")]
+    return lines
 
 
 def _corners(values: list[float]) -> tuple[list[float], list[float]]:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.cli.policies import entry, page, policies
+from pliant.schemas.text import fitted, width_of
+from pliant.tools.schedule.registry import describe, policy_names
+
+NAMES = policy_names()
+
+
+@given(st.integers(40, 200))
+def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
+    longest = max(map(len, NAMES))
+    for name in NAMES:
+        listed = entry(name, describe(name).summary, longest, width)
+        told = fitted(page(describe(name)), width)
+        assert max(map(width_of, [*listed, *told])) <= width
+        assert "".join("".join(listed).split()) == "".join(f"{name}{describe(name).summary}".split())
+        assert "".join("".join(told).split()) == "".join("".join(page(describe(name))).split())
+
+
+def test_a_pipe_gets_one_line_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    policies()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(NAMES)
