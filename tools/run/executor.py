@@ -223,24 +223,31 @@ class Executor:
                 yield Proven(job_id, tuple(proven))
 
     def _reconcile(self) -> None:
-        busy: set[Slot] = set()
         for job_id, gang in sorted(self.gangs.items()):
             with self._faults.of(job_id):
                 target = self.targets.get(job_id)
                 if job_id not in self._condemned and not gang.stopping and not gang.serves(target):
                     self.switch(gang, target)
+        taken = {*self.gangs, *self._condemned, *self._unclear.jobs}
+        awaited = sorted(self.targets.keys() - taken)
+        busy = self._busy() if awaited else set()
+        for job_id in awaited:
+            target = self.targets[job_id]
+            if busy.isdisjoint(target.slots):
+                busy.update(target.slots)
+                with self._faults.of(job_id, doing="cannot be started"):
+                    self._launch(job_id, target)
+
+    def _busy(self) -> set[Slot]:
+        """Slots that something runs on, or may run on."""
+        busy: set[Slot] = set()
         for job_id, gang in self.gangs.items():
             busy.update(gang.target.slots)
             with self._faults.of(job_id):
                 busy.update(gang.busy)
         for job_id in self._unclear.jobs & self.targets.keys():
             busy.update(self.targets[job_id].slots)
-        for job_id, target in sorted(self.targets.items()):
-            taken = job_id in self.gangs or job_id in self._condemned or job_id in self._unclear.jobs
-            if not taken and busy.isdisjoint(target.slots):
-                busy.update(target.slots)
-                with self._faults.of(job_id, doing="cannot be started"):
-                    self._launch(job_id, target)
+        return busy
 
     def switch(self, gang: Gang, target: Target | None) -> None:
         """Take a running gang to another target, or to none. The one place where that is done.

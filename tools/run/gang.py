@@ -12,7 +12,7 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
 
 from pliant.schemas.event import Event
@@ -244,9 +244,9 @@ class Gang:
         trains = self._trains()
         if self.target.job.elastic == "none" or trains is None:
             return False
-        trained = set(trains.workers)
+        trained = self._folder.get("trained", lambda: frozenset(trains.workers))
         self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
-        lost = {worker for worker in self._workers if self._lost(worker, trained=worker in trained)}
+        lost = self._lost(trained)
         if not lost:
             return False
         left = [one for one in self.plan.members if one.worker not in lost]
@@ -277,13 +277,16 @@ class Gang:
         found = self._outcome(worker)
         return "" if found is None else found.message
 
-    def _lost(self, worker: int, *, trained: bool) -> bool:
-        """Whether a worker is gone without a word, or with one before it trained.
+    def _lost(self, trained: Set[int]) -> set[int]:
+        """Workers that are gone without a word, or with one before they trained.
 
         A crash of the script in training is the job's, and would happen to the others, too.
         """
-        if (found := self._outcome(worker)) is not None:
-            return found.outcome == "crashed" and not trained
+        said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
+        early = {worker for worker, end in said.items() if end == "crashed" and worker not in trained}
+        return early | {worker for worker in self._workers if worker not in said and self._is_gone(worker)}
+
+    def _is_gone(self, worker: int) -> bool:
         running = worker < len(self.statuses) and self.statuses[worker].state == "running"
         return not running or self._roll.life(worker) == "gone"
 

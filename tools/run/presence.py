@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import struct
 import sys
+import weakref
 from pathlib import Path
 from threading import Event, Thread
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 BEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
 _KNOWS_FLOCK: Final = sys.platform == "linux" and struct.calcsize("P") == 8
-_FLOCK: Final = "hhqqi4x"
+_LAYOUT: Final = struct.Struct("hhqqi4x")
 """``struct flock`` there: type, whence, start, length, process."""
+_WANTED: Final = _LAYOUT.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_FLAGS: Final = (os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR) | os.O_CLOEXEC
 
 
 class Presence:
@@ -51,7 +55,7 @@ class Presence:
 def life(path: str | Path) -> Life:
     """What another process's file says; never ask for one's own, that would free its lock."""
     try:
-        descriptor = os.open(path, (os.O_RDONLY if _KNOWS_FLOCK else os.O_RDWR) | os.O_CLOEXEC)
+        descriptor = os.open(path, _FLAGS)
     except OSError:
         return "absent"
     try:
@@ -62,13 +66,58 @@ def life(path: str | Path) -> Life:
         os.close(descriptor)
 
 
+class Sighting:
+    """One worker's file, looked at again and again: it stays open while its worker lives.
+
+    So a look costs one system call. Where half of the descriptors that the system allows are in use for
+    this, further files are opened for each look.
+    """
+
+    _kept: ClassVar[int] = 0
+    """Files that are open, of all workers."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._descriptor = -1
+        self._close: weakref.finalize[[int], Sighting] | None = None
+
+    def life(self) -> Life:
+        """What the file says. Only a lock that is held is believed of a file that was opened before."""
+        if self._close is not None:
+            with contextlib.suppress(OSError):
+                if _is_locked(self._descriptor):
+                    return "alive"
+            self._close()
+            self._close = None
+        found = life(self._path)
+        if found == "alive" and _has_room(Sighting._kept):
+            self._keep()
+        return found
+
+    def _keep(self) -> None:
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(self._path, _FLAGS)
+            self._close = weakref.finalize(self, _let_go, self._descriptor)
+            self._close.atexit = False
+            Sighting._kept += 1
+
+
+def _has_room(kept: int) -> bool:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return allowed == resource.RLIM_INFINITY or kept < allowed // 2
+
+
+def _let_go(descriptor: int) -> None:
+    Sighting._kept -= 1
+    os.close(descriptor)
+
+
 def _is_locked(descriptor: int) -> bool:
     """Whether another process holds the lock. Looking takes no lock, so several may look at once."""
     if not _KNOWS_FLOCK:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    found: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))[0]
+    found: int = _LAYOUT.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _WANTED))[0]
     return found != fcntl.F_UNLCK
 
 

@@ -10,7 +10,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.tools.run.layout import AttemptDir
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import read_plan_of
-from pliant.tools.run.presence import BEAT_S, Life, last_beat, life
+from pliant.tools.run.presence import BEAT_S, Life, Sighting, last_beat
 from pliant.tools.run.slots import Slot
 
 _ABSENCE_S: Final = 5.0
@@ -24,6 +24,7 @@ class Roll:
         self._files = files
         self._slots: dict[int, Slot] = {}
         self._presences: dict[int, str] = {}
+        self._sightings: dict[int, Sighting] = {}
         self._beats: dict[int, tuple[float, float]] = {}
         self._looked_s = float("-inf")
         for path in files.path.glob("plan-*.json"):
@@ -36,7 +37,9 @@ class Roll:
         """Take up the workers of a plan."""
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
-            self._presences[worker] = str(self._files.presence(worker))
+            if worker not in self._presences:
+                path = self._files.presence(worker)
+                self._presences[worker], self._sightings[worker] = str(path), Sighting(path)
 
     def slot(self, worker: int) -> Slot:
         """Where a worker is."""
@@ -44,7 +47,7 @@ class Roll:
 
     def life(self, worker: int) -> Life:
         """What the worker's own file says."""
-        return life(self._presences[worker])
+        return self._sightings[worker].life()
 
     def proven(self, workers: Iterable[int], age_s: float) -> set[Slot]:
         """Slots of workers that still ran so long after their generation had begun to train."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from pliant.tools.run.layout import AttemptDir
 from pliant.tools.run.plan import Member, Plan
-from pliant.tools.run.presence import last_beat, life
+from pliant.tools.run.presence import Sighting, last_beat, life
 from pliant.tools.run.roll import Roll
 from tests.tools.run.site import until
 
@@ -91,3 +92,43 @@ def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) ->
     assert roll.silent([0], 12.0, 10.0) == [0]
     assert roll.silent([0], 60.0, 10.0) == [], "nobody looked for so long: the machine may have slept"
     os.kill(worker.process.pid, signal.SIGCONT)
+
+
+def test_a_file_stays_open_while_its_worker_lives_so_a_look_opens_nothing(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sighting = Sighting(worker.path)
+    assert sighting.life() == "alive"
+    with monkeypatch.context() as during:
+        during.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
+        assert [sighting.life() for _ in range(3)] == ["alive"] * 3
+    worker.end()
+    assert sighting.life() == "gone"
+    worker.path.unlink()
+    assert sighting.life() == "absent"
+
+
+def test_a_worker_that_took_the_place_of_another_one_is_seen_to_live(worker: Worker, tmp_path: Path) -> None:
+    sighting = Sighting(worker.path)
+    assert sighting.life() == "alive"
+    worker.end()
+    (tmp_path / "next").mkdir()
+    other = Worker(tmp_path / "next")
+    other.path.replace(worker.path)
+    assert sighting.life() == "alive"
+    other.end()
+    os.kill(other.child, signal.SIGKILL)
+    assert sighting.life() == "gone"
+
+
+def test_looking_at_many_workers_leaves_half_of_the_descriptors_free(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that runs out of them could start nothing any more."""
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (8, 8))
+    sightings = [Sighting(worker.path) for _ in range(20)]
+    assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
+    assert psutil.Process().num_fds() <= before + 4
+    sightings.clear()
+    assert psutil.Process().num_fds() == before, "what nobody looks at any more is closed"

@@ -18,6 +18,8 @@ _START_TICKS: Final = 19
 _ENDED: Final = frozenset(("Z", "X", ""))
 """States of a process that has ended, whether or not its parent has taken note."""
 _STOPPED: Final = "T"
+_STAT_BYTES: Final = 4096
+"""More than ``stat`` has."""
 _LOOK_S: Final = 1.0
 """Between two looks at whether a launcher stands still."""
 _SURE_S: Final = 1.0
@@ -116,9 +118,15 @@ def _children(pid: int) -> list[int]:
 def _state(pid: int) -> str:
     """The letter of a process's state; empty where it is gone."""
     try:
-        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        descriptor = os.open(f"{_PROC}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return ""
+    try:
+        return os.read(descriptor, _STAT_BYTES).rpartition(b") ")[2][:1].decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 @cache
