@@ -102,10 +102,12 @@ def profile(
 
     from pliant.schemas.files import write_bytes
     from pliant.schemas.io import read_profile, write_profile
+    from pliant.schemas.outputs import check_output
     from pliant.tools.profile.rows import merged
     from pliant.tools.profile.studies import Options
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
+    check_output(out)
     if predict is not None:
         measures = costs or (iterations, warmup) != (ITERATIONS, WARMUP)
         if imported or append or allreduce or allreduce_file or refresh or measures:
@@ -123,6 +125,8 @@ def profile(
     refuse_terminal(out)
     old = read_profile(append) if append else None
     keeper = Keeper(allreduce_file or _beside(out), refresh)
+    if options.allreduce and keeper.path is not None:
+        check_output(keeper.path)
     new = _imported(imported, jobs) if imported else _measured(_source(jobs), cluster, options, keeper)
     rows = merged(old.rows if old else (), new.profile.rows)
     write_profile(replace(new.profile, rows=rows), out)

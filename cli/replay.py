@@ -252,7 +252,7 @@ def replay(
         from pliant.tools.replay.costs import parse_costs
         from pliant.tools.replay.failures import Mtbf, read_failures
         from pliant.tools.replay.inputs import Sources
-        from pliant.tools.replay.output import output_paths
+        from pliant.tools.replay.output import check_paths, output_paths
         from pliant.tools.replay.physics import Physics
         from pliant.tools.replay.progress_choice import Training, parse_noise_scales
         from pliant.tools.replay.replay import Run, parameters_by_policy
@@ -284,9 +284,11 @@ def replay(
         speeds is SpeedsChoice.placement,
         compat,
     )
+    paths = output_paths(output, names)
+    check_paths(paths)
     tasks = [
         Task(Run(name, parameters[name], seed, interval, physics, training), path, timing, strict)
-        for name, path in zip(names, output_paths(output, names), strict=False)
+        for name, path in zip(names, paths, strict=True)
     ]
     with progress("replay", "jobs") as advance:
         summaries = replay_all(

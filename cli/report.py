@@ -86,6 +86,7 @@ def report(
     """
     from pliant.schemas.errors import UsageError
     from pliant.schemas.files import write_bytes
+    from pliant.schemas.outputs import check_folder, check_output
     from pliant.tools.report.compare import compare_runs
     from pliant.tools.report.expect import (
         check_expectations,
@@ -102,6 +103,9 @@ def report(
 
     if not events and nothing_comes_in():
         raise UsageError("no events: name event files, or pipe one in")
+    check_output(output)
+    if figures is not None:
+        check_folder(figures)
     expectations = None if expect is None else read_expectations(expect)
     wanted = Wanted(bound, _seconds(completed_at))
     made = read_report(events or ["-"], reference=reference.value, baseline=baseline, wanted=wanted)

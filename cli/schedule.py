@@ -77,11 +77,13 @@ def schedule(
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
     from pliant.schemas.io import write_schedule
+    from pliant.schemas.outputs import check_output
     from pliant.tools.schedule.decide import Question
     from pliant.tools.schedule.registry import parse_pairs
 
     if now is not None and not 0 <= now < float("inf"):
         raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
+    check_output(output)
     question = Question(policy, parse_pairs(param or []), seed, explain, timing)
     if state is not None:
         if jobs is not None:

@@ -75,9 +75,11 @@ def synth(
     Example: pliant trace synth poisson --jobs 160 --rate 20 --models resnet18:256=3,bert:32 -o trace.jsonl
     """
     from pliant.schemas.io import write_jobs
+    from pliant.schemas.outputs import check_output
     from pliant.tools.replay.recipe import read_recipe
     from pliant.tools.replay.synth import synthesize
 
+    check_output(output)
     given: dict[str, Any] = {
         "jobs": jobs,
         "hours": hours,

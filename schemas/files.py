@@ -136,16 +136,24 @@ def probe_room(folder: Path, size_bytes: int = _PROBE) -> None:
 
     :raises ServiceMissingError: it does not.
     """
-    temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            write_all(descriptor, bytes(size_bytes))
-        finally:
-            os.close(descriptor)
-            temporary.unlink(missing_ok=True)
+        make_and_remove(folder, size_bytes)
     except OSError as error:
         raise ServiceMissingError(f"{folder}: cannot be written: {_reason(error)}") from error
+
+
+def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
+    """Write a file of that size into a folder, and remove it.
+
+    :raises OSError: one of the two cannot be done.
+    """
+    temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(descriptor, bytes(size_bytes))
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 def write_all(descriptor: int, data: bytes) -> None:

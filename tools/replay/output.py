@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.files import PIPE, make_folder, write_bytes
+from pliant.schemas.outputs import check_output
 from pliant.tools.replay.log import EventLog
 from pliant.tools.replay.parquet import parquet_bytes
 from pliant.tools.replay.replay import Summary
@@ -46,6 +47,17 @@ def _refuse_no_folder(output: str) -> None:
         raise UsageError(
             f"-o {output}: events go into .parquet or .jsonl; a folder of that name is written {output}/"
         )
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Refuse event files that could not be written, before the replays; nothing is made.
+
+    :raises PliantError: as :func:`~pliant.schemas.outputs.check_output` does.
+    """
+    for path in paths:
+        check_output(path, makes_folder=True)
+        if path != PIPE:
+            check_output(summary_path(path), makes_folder=True)
 
 
 def write(log: EventLog, summary: Summary, path: str) -> None:

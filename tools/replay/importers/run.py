@@ -13,6 +13,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.files import PIPE, atomic_write, write_chunks
 from pliant.schemas.job import Job
+from pliant.schemas.outputs import check_folder, check_output
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.interpolated import with_triangulations
 from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
@@ -52,6 +53,8 @@ def import_trace(
     intake = Intake(report, lenient=lenient, progress=progress)
     if isinstance(found, TraceFormat):
         _refuse_workload(found, workload)
+        if cluster_out is not None:
+            check_output(cluster_out)
         cluster = _cluster(found, paths, cluster_out, intake)
         _import_jobs(found.jobs(paths, intake), found.absolute, out, intake)
         if cluster is not None and cluster_out is not None:
@@ -103,6 +106,7 @@ def _workload_path(folder: Path, workload: str | None) -> Path | None:
 
 
 def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, intake: Intake) -> None:
+    check_output(out)
     with JobSpool() as spool:
         _collect(jobs, spool, intake)
         if not len(spool):
@@ -133,6 +137,7 @@ def _import_folder(
 ) -> None:
     if out == PIPE:
         raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
+    check_folder(out)
     imported = found.read(folder, workload, intake)
     with JobSpool() as spool:
         _collect(imported.jobs, spool, intake)
