@@ -18,12 +18,16 @@ def submit(
     ] = None,
     *,
     state: Annotated[Path, typer.Option("--state", help="State directory; made if it is not there.")],
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Take jobs also where their script is not found here.")
+    ] = False,
 ) -> None:
     """Give jobs to a state directory, all of them or none, and print their ids.
 
     A run that lives (pliant run --follow, --until-done) takes them up at
     once; else they wait for the next one. When an id is printed, it is on
-    disk. submit_time counts from now.
+    disk. submit_time counts from now. A job is refused whose script is
+    missing or is not Python, seen from the job's workdir.
 
     Example: pliant submit jobs.jsonl --state live
     """
@@ -38,7 +42,14 @@ def submit(
     if jobs is None and nothing_comes_in():
         raise UsageError("no jobs to submit: name a file, or pipe one in")
     path = jobs or "-"
-    ids = ask(state, read_jobs(path), source_name(path), folder=Path.cwd(), now_s=time.time())
+    ids = ask(
+        state,
+        read_jobs(path),
+        source_name(path),
+        folder=Path.cwd(),
+        now_s=time.time(),
+        check_scripts=not no_check,
+    )
     out_text("".join(f"{job_id}\n" for job_id in ids))
     if holder_of(StateDir(state).lock) is None:
         note(f"nobody runs {state}: they wait for pliant run --follow --state {state}")

@@ -12,21 +12,25 @@ from pliant.tools.run.clock import EPOCH_LIKE_S
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.runnable import at_home, job_problems
+from pliant.tools.run.script_check import script_obstacle
 from pliant.tools.run.spool import Spool
 
 
-def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s: float) -> list[str]:
+def submit(
+    state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s: float, check_scripts: bool = True
+) -> list[str]:
     """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
 
     A ``submit_time`` counts from now unless it is UTC already, as it counts from the start of a run.
 
     :param source: what messages call the jobs.
     :param folder: where a job starts that names no folder.
+    :param check_scripts: refuse jobs whose script is not there or is not a Python script.
     :raises BadInputError: an id is in use, the cluster, the profile or the policy of the state directory
         cannot do with a job, or its log is damaged.
     """
     listed = [at_home(job, folder) for job in jobs]
-    problems = [found for job in listed for found in job_problems(job, source)]
+    problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
     if problems:
         raise BadInputError(problems)
     dirs = StateDir(state.resolve())
@@ -42,6 +46,15 @@ def submit(state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s
         spool.take_back({job.id for job in listed})
         spool.ask_to_run(_in_utc(job, now_s) for job in listed)
     return [job.id for job in listed]
+
+
+def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
+    found = job_problems(job, source)
+    if found or not check_script:
+        return found
+    obstacle = script_obstacle(job.command or (), Path(job.workdir or ""))
+    text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
+    return [] if obstacle is None else [Problem(source, None, "/command", text)]
 
 
 def cancel(state: Path, job_ids: Sequence[str]) -> None:

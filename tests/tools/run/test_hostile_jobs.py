@@ -73,7 +73,7 @@ class Place:
         }
         path = self.folder / f"{job_id}.jsonl"
         path.write_text(json.dumps(record) + "\n")
-        submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0)
+        submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0, check_scripts=False)
 
     def spoil(self, job_id: str, way: str, error: Exception) -> None:
         """Something happens after a job was accepted."""

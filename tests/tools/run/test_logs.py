@@ -76,7 +76,7 @@ def test_following_reads_the_log_once(state: State, monkeypatch: pytest.MonkeyPa
 def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit(tmp_path, [job("c", command=("x",))], "jobs.jsonl", folder=tmp_path, now_s=2e9)
+    submit(tmp_path, [job("c", command=("x",))], "jobs", folder=tmp_path, now_s=2e9, check_scripts=False)
 
     def take_up() -> None:
         state.record([submit_event(job("c"), 2.0)])
