@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
-"""Last line of a Python traceback."""
+ERROR_LINE: Final = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b")
+"""Last line of a Python traceback; torch puts the rank before it."""
+_SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+_PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+"""Where a traceback says that it was."""
 LONGEST: Final = 200
 """Characters of a line that are kept."""
 _END_BYTES: Final = 65536
@@ -22,14 +25,23 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     It is one line that a terminal shows as it is; empty: there is none.
 
     :param workers: stderr of each worker, in files whose folder is named after the worker's number.
-    :param others: what else may have something to say, asked last.
+    :param others: what else may have something to say, asked where no worker was started: what a launcher
+        says of a worker that failed is only that it did.
     """
-    for path in (*sorted(workers, key=_failed_first), *others):
+    for path in sorted(workers, key=_failed_first) or others:
         lines = [line.strip() for line in _end_of(path).splitlines() if line.strip()]
-        errors = [line for line in lines if ERROR_LINE.match(line)]
         if lines:
-            return printable((errors or lines)[-1])
+            return printable(_most_telling(lines))
     return ""
+
+
+def _most_telling(lines: list[str]) -> str:
+    place = max((i for i, line in enumerate(lines) if ERROR_LINE.match(line)), default=len(lines) - 1)
+    line = lines[place]
+    if _SYNTAX_ERROR.match(line):  # its message alone does not say where
+        where = [found for before in lines[:place] if (found := _PLACE.match(before))]
+        return f"{line} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else line
+    return line
 
 
 def printable(line: str) -> str:

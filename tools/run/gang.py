@@ -203,7 +203,7 @@ class Gang:
         elastic = self.target.job.elastic != "none"
         unit = self.plan.workers[place] if elastic else place
         files = self.handle.files
-        return last_words(files.worker_errors(unit), files.launcher_log(unit))
+        return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""

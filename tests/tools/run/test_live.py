@@ -164,7 +164,7 @@ def test_a_failing_job_is_tried_again_three_times_and_then_given_up_while_others
         "fail bad 0",
     ]
     assert log.jobs["good"].phase == "finished"
-    with pytest.raises(JobsFailedError, match="job bad failed: exit code 7\n1 of 2 jobs failed"):
+    with pytest.raises(JobsFailedError, match="job bad failed: exit code 7: nothing on stderr\n1 of 2"):
         check_failed(log, site.state)
 
 
@@ -429,7 +429,7 @@ def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(s
     run_once(site.options("fifo"))
     until(lambda: left_running(site.folder) == [])
     log, failed = run_once(site.options("fifo", retries=0))
-    with pytest.raises(JobsFailedError, match="job b failed: exit code 9\n1 of 2 jobs failed"):
+    with pytest.raises(JobsFailedError, match="job b failed: exit code 9: nothing on stderr\n1 of 2"):
         check_failed(log, site.state, failed)
     _, failed = run_once(site.options("fifo", retries=0))
     assert failed == []

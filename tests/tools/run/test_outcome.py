@@ -6,6 +6,7 @@ from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.outcome import Verdict, broken, describe, judge
 from pliant.tools.run.plan import LOST_PEER, WorkerOutcome
 
+KILLED = "killed by SIGKILL, which the system sends where memory runs out"
 CLEAN = UnitStatus("exited", 0)
 FAILED = UnitStatus("exited", 1)
 LOST = UnitStatus("lost")
@@ -57,7 +58,7 @@ def test_the_crash_that_others_only_noticed_is_the_one_that_is_told() -> None:
 
 def test_a_rank_without_a_word_was_killed() -> None:
     found = verdict({0: said("stopped")}, CLEAN, UnitStatus("exited", -9))
-    assert (found.end, found.message) == ("failed", "rank 1 vanished (killed by SIGKILL)")
+    assert (found.end, found.message) == ("failed", f"rank 1 vanished ({KILLED})")
 
 
 def test_a_kill_during_a_requested_stop_is_a_stop_with_a_remark() -> None:
@@ -111,7 +112,7 @@ def test_an_exit_in_words() -> None:
     words = {0: "", 1: "KeyError: 7"}
     assert describe([CLEAN, FAILED], words.__getitem__) == "exit code 1: KeyError: 7"
     assert describe([FAILED, CLEAN], words.__getitem__) == "exit code 1"
-    assert describe([CLEAN, UnitStatus("exited", -9)], words.__getitem__) == "killed by SIGKILL"
+    assert describe([CLEAN, UnitStatus("exited", -9)], words.__getitem__) == KILLED
     assert describe([UnitStatus("exited", -40)]) == "killed by signal 40"
     assert describe([CLEAN, UnitStatus("exited", -11)]) == "killed by SIGSEGV"
     assert describe([CLEAN]) == "no exit code"

@@ -215,7 +215,12 @@ def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(sit
     ("text", "reason"),
     [
         ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "killed by SIGKILL, which the system sends where memory runs out",
+        ),
+        ("import sys; sys.exit(3)", "exit code 3: nothing on stderr"),
+        ("def train(:\n    pass\n", "exit code 1: SyntaxError: invalid syntax (a.py, line 1)"),
     ],
 )
 def test_a_rigid_job_that_fails_says_why(site: Site, text: str, reason: str) -> None:
