@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from pliant.schemas.files import probe_room
+from pliant.tools.run.elastic.connections import Connections
 from pliant.tools.run.elastic.folder_store import FolderStore, shared_store
 from pliant.tools.run.elastic.interface import stay_on_this_machine
 from pliant.tools.run.elastic.setting import Setting
@@ -50,6 +51,7 @@ class Group:
         self._backend = backend or default_backend(setting)
         self._stores: tuple[dist.Store, ...] = ()
         self._own: Path | None = None
+        self._connections = Connections()
 
     def check_room(self, folder: Path) -> None:
         """Look whether a disk takes what the group writes to its store while it forms, outside of Python.
@@ -75,7 +77,8 @@ class Group:
         store.set_timeout(COLLECTIVE)
 
     def leave(self) -> None:
-        """Give up the process group, if there is one."""
+        """Give up the process group, if there is one, also where the script still refers to it."""
+        self._connections.close()
         leave()
         if self._own is not None:
             self._own.unlink(missing_ok=True)
@@ -107,9 +110,10 @@ class Group:
     def _init(self, store: dist.Store, limit: timedelta, device: torch.device | None = None) -> None:
         rank, size = self._setting.rank, self._setting.world_size
         hook = sys.excepthook
-        dist.init_process_group(
-            self._backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device
-        )
+        with self._connections.opened():
+            dist.init_process_group(
+                self._backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device
+            )
         # PyTorch puts one of its own around it each time, which names the rank that this worker has by then
         sys.excepthook = hook
 

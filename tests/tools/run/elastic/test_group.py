@@ -21,13 +21,14 @@ from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.tools.run.elastic import group as group_module
 from pliant.tools.run.elastic import interface
 from pliant.tools.run.elastic.circle import CONNECT, TRIES, Circle, LeftAloneError
+from pliant.tools.run.elastic.failure import cut_off
 from pliant.tools.run.elastic.folder_store import pause
 from pliant.tools.run.elastic.group import COLLECTIVE, Group, leave
 from pliant.tools.run.elastic.interface import stay_on_this_machine, use_interface
 from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders, Setting
-from pliant.tools.run.elastic.watch import PlanWatch
+from pliant.tools.run.elastic.watch import PlanWatch, world
 from pliant.tools.run.layout import JobDir
 from pliant.tools.run.plan import Plan
 from pliant.tools.run.planning import write_plan
@@ -113,6 +114,27 @@ def test_workers_of_one_machine_listen_on_its_loopback_address_only(
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert in_processes(listens_on, 2, tmp_path) == [{"127.0.0.1"}] * 2
+
+
+def keeps_what_it_leaves(rank: int, count: int, folder: Path) -> str:
+    """Worker 1 leaves, and keeps the group and an operation of it."""
+    group = Group(cpu(rank, count), None)
+    group.form(folder, never, LIMIT)
+    kept = [dist.group.WORLD, world().allreduce([torch.ones(1)])]
+    kept[1].wait()
+    if rank == 1:
+        group.leave()
+        until(lambda: (folder / "heard-0").exists() and (folder / "heard-2").exists())
+        return "left" if len(kept) == 2 else ""
+    with pytest.raises(RuntimeError) as lost:
+        world().allreduce([torch.ones(1)]).wait()
+    (folder / f"heard-{rank}").touch()
+    return "lost a worker" if cut_off(lost.value) else str(lost.value)
+
+
+def test_who_leaves_a_group_that_it_still_refers_to_is_missed_by_the_others_at_once(tmp_path: Path) -> None:
+    told = in_processes(keeps_what_it_leaves, 3, tmp_path)
+    assert told == ["lost a worker", "left", "lost a worker"]
 
 
 def test_a_script_s_own_group_goes_through_one_two_three_two_one_workers(tmp_path: Path) -> None:

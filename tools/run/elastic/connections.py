@@ -1,0 +1,99 @@
+"""Closing the connections of a gloo process group while something still refers to it.
+
+Gloo closes them only when the group and every operation of it are freed; ``shutdown`` and ``abort`` do
+nothing (PyTorch 2.13). A script that keeps the group in a variable, or an error that remembers an operation,
+would leave the other workers waiting for this one as if it were still there.
+
+Gloo polls its connections, and the socket that it listens on, with an epoll instance of its own. So what it
+has opened is known from those that appear while a group forms. Where the system does not say what an epoll
+instance watches, nothing is known and nothing is closed early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_PROCESS: Final = Path("/proc/self")
+_EPOLL: Final = "anon_inode:[eventpoll]"
+_WATCHED: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+
+
+class Connections:
+    """The sockets of one process group after the other."""
+
+    def __init__(self) -> None:
+        self._inodes: frozenset[int] = frozenset()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Remember what gloo opens meanwhile."""
+        before = set(_epolls())
+        yield
+        found = [_sockets(one) for one in _epolls() if one not in before]
+        self._inodes = frozenset(inode for inodes, listens in found if listens for inode in inodes)
+
+    def close(self) -> None:
+        """End the connections: waiting for them ends in an error, here and in the other workers.
+
+        The descriptors stay gloo's, which frees them in its own time. Any thread may call it.
+        """
+        inodes, self._inodes = self._inodes, frozenset()
+        if inodes:
+            for number, _ in _descriptors():
+                with _borrowed(number) as found:
+                    if found is not None and os.fstat(found.fileno()).st_ino in inodes:
+                        found.shutdown(socket.SHUT_RDWR)
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    """What is open, and what it is."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_PROCESS / "fd"):
+            with contextlib.suppress(OSError):
+                yield int(name), os.readlink(_PROCESS / "fd" / name)
+
+
+def _epolls() -> list[int]:
+    return [number for number, kind in _descriptors() if kind == _EPOLL]
+
+
+def _sockets(epoll: int) -> tuple[set[int], bool]:
+    """The inodes of the connections that an epoll instance watches, and whether it listens for others."""
+    inodes, listens = set(), False
+    with contextlib.suppress(OSError):
+        for number in map(int, _WATCHED.findall((_PROCESS / "fdinfo" / str(epoll)).read_text())):
+            with _borrowed(number) as found:
+                if found is None:
+                    continue
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    listens = True
+                else:
+                    inodes.add(os.fstat(found.fileno()).st_ino)
+    return inodes, listens
+
+
+@contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket | None]:
+    """A socket, by a descriptor that stays its own if gloo closes the other one; None: it is not one."""
+    try:
+        copy = os.dup(number)
+    except OSError:
+        copy = -1
+    try:
+        found = socket.socket(fileno=copy) if copy >= 0 else None
+    except OSError:
+        os.close(copy)
+        found = None
+    try:
+        with contextlib.suppress(OSError):  # closed by the other side meanwhile
+            yield found
+    finally:
+        if found is not None:
+            found.close()
