@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from pliant.cli.assumptions import STRICT, heed
-from pliant.cli.console import note, stderr
+from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import BadInputError, UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def schedule(
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why, and when waiting jobs will start; a table on stderr.")
+        bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
     ] = False,
     strict: STRICT = False,
     timing: Annotated[
@@ -97,7 +98,7 @@ def schedule(
     if explain:
         from pliant.tools.schedule.explain import table
 
-        stderr().print(table(found))
+        stderr().print(table(found, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
     write_schedule(found, output)
 
 

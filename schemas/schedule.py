@@ -36,6 +36,8 @@ class Allocation(Record):
     lr_scale: PositiveFloat = 1.0
     action: Action
     reason: str = ""
+    predicted_end: NonNegativeFloat | None = None
+    """When it ends at this size and its speed, seconds (with --explain)."""
 
     @model_validator(mode="after")
     def _placement_adds_up(self) -> Self:

@@ -13,6 +13,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.private import check_seen
+from pliant.tools.run.refine import measured_speeds
 from pliant.tools.run.spool import Request, Spool
 from pliant.tools.run.state import Lock, size_and_time
 from pliant.tools.schedule.decide import History
@@ -42,7 +43,7 @@ class Glance:
             kept, events = self.view.history(basis, now_s)
             return kept, (*events, *asked)
 
-        return History(self.log.info, self.log.origin_s or 0.0, since)
+        return History(self.log.info, self.log.origin_s or 0.0, since, measured_speeds(self.log))
 
 
 def look_at(state: Path, *, wait_s: float = 0.0) -> Glance:

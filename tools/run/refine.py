@@ -42,6 +42,13 @@ def _with_progress(event: Event, log: RunLog) -> Event:
     return replace(event, samples_done=found.samples_done, loss=found.loss) if found.gpus else event
 
 
+def measured_speeds(log: RunLog) -> dict[str, float]:
+    """Samples per second of the jobs that run, as far as their workers have measured it at this size."""
+    jobs = (refined(job, log.newest.get(job_id)) for job_id, job in log.active.items() if job.gpus)
+    found = ((job.job.id, job.samples_per_second) for job in jobs)
+    return {job_id: speed for job_id, speed in found if speed}
+
+
 class Reports:
     """The newest reports on all jobs of a state directory, read again when they were replaced."""
 

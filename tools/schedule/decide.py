@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.schedule.explain import explanations, predicted_starts
+from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.intake import Intake, check_demand
+from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.protocol import Explanation, Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Applied, Session
@@ -87,6 +88,8 @@ class History:
     """What the schedules of that run have their clock behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[KeptSession | None, Iterable[Event]]]
     """A session that was kept, if there is one under this basis, and the events after it; else all."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Samples per second of jobs that run, as their workers measured last."""
 
 
 def decide_from_events(
@@ -140,6 +143,29 @@ def decide_from_history(
     :raises BadInputError: the log contradicts itself or the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
+    session, profile = session_from_history(
+        history, question, now_s=now_s, cluster=cluster, profile=profile, previous=previous, source=source
+    )
+    turn_away_unfit(session, new, now_s)
+    check_demand([job.spec for job in session.jobs.values()], session.policy, source)
+    return _ask(session, now_s, question, [], profile, measured=history.measured)
+
+
+def session_from_history(
+    history: History,
+    question: Question,
+    *,
+    now_s: float,
+    cluster: Cluster | None = None,
+    profile: Profile | None = None,
+    previous: Schedule | None = None,
+    source: str = "events",
+) -> tuple[Session, Profile | None]:
+    """The session where a log ends, before its next decision, and the profile that it has its speeds from.
+
+    :raises BadInputError: the log contradicts itself or the cluster.
+    :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
+    """
     info = history.info
     if info is not None and profile is None and info.profile is not None:
         profile = Profile(profile_from_columns(info.profile, source))
@@ -148,7 +174,7 @@ def decide_from_history(
         raise BadInputError.one(source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)
     kept, events = history.since(Basis.of(cluster, profile))
-    session = session_from_events(
+    found = session_from_events(
         events,
         policy,
         cluster,
@@ -159,9 +185,7 @@ def decide_from_history(
         source=source,
         kept=kept,
     )
-    turn_away_unfit(session, new, now_s)
-    check_demand([job.spec for job in session.jobs.values()], policy, source)
-    return _ask(session, now_s, question, [], profile)
+    return found, profile
 
 
 def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
@@ -182,12 +206,19 @@ def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
 
 
 def schedule_of(
-    session: Session, effects: Iterable[Applied], time_s: float, *, explain: bool = False
+    session: Session,
+    effects: Iterable[Applied],
+    time_s: float,
+    *,
+    explain: bool = False,
+    measured: Mapping[str, float] | None = None,
 ) -> Schedule:
     """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected.
 
-    ``explain``: say of those that wait what they need and when they are predicted to start.
+    :param explain: say what jobs that wait need, and when jobs are predicted to start and to end.
+    :param measured: samples per second of jobs that run, for these predictions.
     """
+    expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
     done = {effect.job.id: effect for effect in effects}
     reasons = explanations(session, time_s)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
@@ -202,11 +233,15 @@ def schedule_of(
             name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
         ),
         allocations=tuple(
-            _allocation(session, job, done.get(job.id), reasons[job.id])
+            _allocation(session, job, done.get(job.id), reasons[job.id], expected.get(job.id))
             for job in active
             if job.gpus or job.id in done
         ),
-        waiting=_waiting(session, [job for job in active if not job.gpus], reasons, time_s, explain=explain),
+        waiting=tuple(
+            _waits(job, reasons[job.id], expected.get(job.id), explain=explain)
+            for job in active
+            if not job.gpus
+        ),
         rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
@@ -226,12 +261,18 @@ def policy_for(question: Question, profile: Profile | None) -> Policy:
 
 
 def _ask(
-    session: Session, now_s: float, question: Question, future: Iterable[Job], profile: Profile | None
+    session: Session,
+    now_s: float,
+    question: Question,
+    future: Iterable[Job],
+    profile: Profile | None,
+    *,
+    measured: Mapping[str, float] | None = None,
 ) -> Schedule:
     started = time.perf_counter()
     effects = session.decide(now_s)
     seconds = time.perf_counter() - started
-    found = schedule_of(session, effects, now_s, explain=question.explain)
+    found = schedule_of(session, effects, now_s, explain=question.explain, measured=measured)
     ahead = sorted(future, key=lambda job: (job.submit_time, job.id))
     arriving = tuple(Verdict(job=job.id, reason=f"arrives at {job.submit_time:.10g} s") for job in ahead)
     return found.model_copy(
@@ -244,29 +285,20 @@ def _ask(
     )
 
 
-def _waiting(
-    session: Session,
-    jobs: Sequence[JobState],
-    reasons: Mapping[str, Explanation],
-    time_s: float,
-    *,
-    explain: bool,
-) -> tuple[Verdict, ...]:
+def _waits(job: JobState, why: Explanation, expected: Prediction | None, *, explain: bool) -> Verdict:
     if not explain:
-        return tuple(Verdict(job=job.id, reason=reasons[job.id].reason) for job in jobs)
-    starts = predicted_starts(session, time_s)
-    return tuple(
-        Verdict(
-            job=job.id,
-            reason=reasons[job.id].reason,
-            needs_gpus=reasons[job.id].needs_gpus or job.spec.min_gpus,
-            predicted_start=starts.get(job.id),
-        )
-        for job in jobs
+        return Verdict(job=job.id, reason=why.reason)
+    return Verdict(
+        job=job.id,
+        reason=why.reason,
+        needs_gpus=why.needs_gpus or job.spec.min_gpus,
+        predicted_start=None if expected is None else expected.start_s,
     )
 
 
-def _allocation(session: Session, job: JobState, effect: Applied | None, why: Explanation) -> Allocation:
+def _allocation(
+    session: Session, job: JobState, effect: Applied | None, why: Explanation, expected: Prediction | None
+) -> Allocation:
     step = effect.step if effect is not None else "keep"
     return Allocation.model_validate(
         {
@@ -277,6 +309,7 @@ def _allocation(session: Session, job: JobState, effect: Applied | None, why: Ex
             "lr_scale": job.global_batch / job.reference_batch,
             "action": _ACTIONS.get(step, step),
             "reason": why.reason,
+            "predicted_end": None if expected is None else expected.end_s,
         }
     )
 

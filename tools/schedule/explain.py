@@ -1,21 +1,28 @@
-"""Why each job got what it got, and when those that wait will start."""
+"""Why each job got what it got, and until when it holds it or waits."""
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.text_table import Column, text_table
+from pliant.schemas.times import when_text
 from pliant.schemas.wording import in_gpus
 from pliant.tools.schedule.protocol import Explanation
 from pliant.tools.schedule.session import Session
 from pliant.tools.schedule.snapshot import JobState, Phase
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-DECISIONS_AHEAD: Final = 1000
-"""A predicted start is looked for this many decisions ahead and no further."""
+Row = tuple[str, ...]
+COLUMNS: Final = (
+    Column("job"),
+    Column("action", 1),
+    Column("GPUs", 2),
+    Column("when", 3),
+    Column("where", 6),
+    Column("batch", 5),
+    Column("why", 4, least=20),
+)
 
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
@@ -31,62 +38,33 @@ def _plain(job: JobState) -> Explanation:
     return Explanation(f"waits {again}for at least {in_gpus(job.spec.min_gpus)}", job.spec.min_gpus)
 
 
-def predicted_starts(session: Session, time_s: float) -> dict[str, float]:
-    """When each waiting job would get GPUs if nothing else arrived: the policy itself, asked ahead on a copy.
+def table(schedule: Schedule, width: int | None = None) -> str:
+    """The schedule for people: one line a job, what it holds or what it waits for, until when, and why.
 
-    Jobs end when their stated work is done at the predicted speed. A job is left out where that does not
-    lead to its start: work unknown, or too far ahead.
+    :param width: of the terminal, in columns; None: there is none, so nothing is left out or cut.
     """
-    ahead = _copy(session)
-    waiting = {job.id for job in ahead.jobs.values() if not job.gpus}
-    starts: dict[str, float] = {}
-    for _ in range(DECISIONS_AHEAD):
-        next_s = _next_event_s(ahead, time_s)
-        if not waiting or next_s is None:
-            break
-        time_s = next_s
-        for job in sorted(ahead.jobs.values(), key=lambda job: job.id):
-            end_s = job.finish_time_s()
-            if end_s is not None and end_s <= time_s:
-                ahead.end(job.id, time_s)
-        for effect in ahead.decide(time_s):
-            if effect.step in ("start", "resume") and effect.job.id in waiting:
-                waiting.remove(effect.job.id)
-                starts[effect.job.id] = time_s
-    return starts
+    return text_table(COLUMNS, [*_held(schedule), *_waiting(schedule), *_rejected(schedule)], width)
 
 
-def _copy(session: Session) -> Session:
-    """A session of its own; what never changes (specifications, speeds) is shared."""
-    jobs = (*session.jobs.values(), *session.ended.values())
-    shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
-    return copy.deepcopy(session, {id(thing): thing for thing in shared})
-
-
-def _next_event_s(session: Session, time_s: float) -> float | None:
-    """The next moment at which the policy would be asked: a job ends, a round, or its own wish."""
-    ends = [end for job in session.jobs.values() if (end := job.finish_time_s()) is not None]
-    moments = [max(end, time_s) for end in ends]
-    if session.ask_again_s is not None and session.ask_again_s > time_s:
-        moments.append(session.ask_again_s)
-    if moments and session.policy.default_interval_s is not None:
-        return time_s + session.policy.default_interval_s
-    return min(moments, default=None)
-
-
-def table(schedule: Schedule) -> Table:
-    """The schedule for people: one line a job, what it holds or what it waits for, and why."""
-    from rich.table import Table
-
-    shown = Table("job", "GPUs", "where", "batch", "action", "why", box=None, header_style="bold")
+def _held(schedule: Schedule) -> Iterator[Row]:
     for given in schedule.allocations:
         where = " ".join(f"{node}:{count}" for node, count in given.placement)
         batch = str(given.batch.global_) if given.batch is not None else ""
-        shown.add_row(given.job, str(given.gpus), where, batch, given.action, given.reason)
+        ends = _when("ends", given.predicted_end, schedule.time)
+        yield (given.job, given.action, str(given.gpus), ends, where, batch, given.reason)
+
+
+def _waiting(schedule: Schedule) -> Iterator[Row]:
     for verdict in schedule.waiting:
         needs = "" if verdict.needs_gpus is None else f"needs {verdict.needs_gpus}"
-        start = "" if verdict.predicted_start is None else f" (starts at {verdict.predicted_start:.0f} s)"
-        shown.add_row(verdict.job, needs, "", "", "wait", verdict.reason + start)
+        starts = _when("starts", verdict.predicted_start, schedule.time)
+        yield (verdict.job, "wait", needs, starts, "", "", verdict.reason)
+
+
+def _rejected(schedule: Schedule) -> Iterator[Row]:
     for verdict in schedule.rejected:
-        shown.add_row(verdict.job, "", "", "", "reject", verdict.reason)
-    return shown
+        yield (verdict.job, "reject", "", "", "", "", verdict.reason)
+
+
+def _when(word: str, at_s: float | None, now_s: float) -> str:
+    return "" if at_s is None else f"{word} {when_text(at_s, now_s)}"

@@ -10,8 +10,8 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.batch import plan_batch, shares
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.effects import Holding
-from pliant.tools.schedule.explain import predicted_starts
 from pliant.tools.schedule.policies.ares import Ares
+from pliant.tools.schedule.prediction import copy_of, predictions
 from pliant.tools.schedule.protocol import Decision
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session import Session
@@ -303,7 +303,8 @@ def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
         )
     held.submit(job("rigid", gpus=7, gpu_seconds=200), 0)
     held.decide(0)
-    predicted = predicted_starts(held, 0)
+    expected = predictions(copy_of(held), 0)
+    predicted = {job_id: each.start_s for job_id, each in expected.items() if each.start_s is not None}
     assert len(predicted) > 5
     started: dict[str, float] = {}
     while held.jobs:

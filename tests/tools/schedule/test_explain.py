@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.text import width_of
+from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.explain import table
+from tests.builders import cluster, job
+from tests.strategies import schedules
+
+JOBS = (job("a", gpus=8, gpu_seconds=1440.0), job("b", gpus=4, gpu_seconds=400.0))
+
+
+def test_the_table_says_until_when_jobs_run_and_wait() -> None:
+    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
+    assert table(found).splitlines() == [
+        "job  action  GPUs     when                        where  batch  why",
+        "a    start   8        ends in 3 min (at 180 s)    n0:8   960    runs on 8 GPUs",
+        (
+            "b    wait    needs 4  starts in 3 min (at 180 s)                "
+            "first in line: waits until 4 GPUs of one type are free"
+        ),
+    ]
+
+
+def test_a_narrow_terminal_loses_columns_but_no_digits() -> None:
+    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
+    assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
+
+
+@given(schedules(), st.integers(40, 200))
+@settings(deadline=None, max_examples=50)
+def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
+    assert max(map(width_of, table(schedule, width).splitlines())) <= width  # type: ignore[arg-type]

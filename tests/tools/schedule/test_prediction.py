@@ -1,0 +1,83 @@
+"""When jobs start and end: from speeds that were measured, else from those that the profile predicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.measured import throughput_from
+from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.snapshot import JobState
+from tests.builders import cluster, job, session
+from tests.tools.schedule.test_decide import PROFILE
+
+NODES = cluster(4)
+
+
+def decided(*jobs: Job, policy: str = "fifo") -> Session:
+    held = session(make_policy(policy), NODES)
+    for each in jobs:
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    return held
+
+
+def test_a_job_ends_when_its_work_is_done_at_the_speed_that_was_measured() -> None:
+    held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
+    assert predictions(copy_of(held), 0.0)["a"].end_s == 100.0
+    assert predictions(copy_of(held), 0.0, {"a": 2.0})["a"].end_s == 200.0
+
+
+def test_a_job_that_waits_starts_when_slow_jobs_really_end() -> None:
+    held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
+    assert predictions(copy_of(held), 0.0)["b"] == Prediction(start_s=100.0, jobs_ahead=0)
+    assert predictions(copy_of(held), 0.0, {"a": 2.0})["b"] == Prediction(start_s=200.0, jobs_ahead=0)
+
+
+def test_jobs_of_one_model_are_as_fast_as_those_that_were_measured() -> None:
+    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc"))
+    found = predictions(copy_of(held), 0.0, {"a": 2.0})
+    assert [found[name].start_s for name in "bc"] == [200.0, 400.0]
+    assert [found[name].jobs_ahead for name in "bc"] == [0, 1]
+
+
+def test_without_a_profile_no_end_of_samples_is_predicted_before_a_speed_was_measured() -> None:
+    held = decided(*(job(name, gpus=4, work={"samples": 800.0}) for name in "ab"))
+    assert predictions(copy_of(held), 0.0) == {}
+    found = predictions(copy_of(held), 0.0, {"a": 80.0})
+    assert (found["a"].end_s, found["b"].start_s) == (10.0, 10.0)
+
+
+def test_with_a_profile_it_is_predicted() -> None:
+    held = session(make_policy("fifo"), NODES, throughput_from(Profile(PROFILE.rows), NODES))
+    held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
+    held.decide(0.0)
+    assert predictions(held, 0.0)["a"].end_s == pytest.approx(800.0 / held.jobs["a"].samples_per_second)
+
+
+def test_a_job_that_should_have_ended_has_no_end_unless_it_is_measured() -> None:
+    held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
+    assert predictions(copy_of(held), 150.0) == {}
+    held.jobs["a"].report_progress(150.0, 200.0)
+    assert predictions(copy_of(held), 150.0, {"a": 2.0})["a"].end_s == 250.0
+
+
+def test_a_policy_that_has_not_been_asked_yet_is_asked_first() -> None:
+    held = session(make_policy("fifo"), NODES)
+    held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
+    assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
+    assert predictions(copy_of(held), 5.0) == {}
+
+
+def test_predicting_leaves_the_session_as_it_is() -> None:
+    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
+
+    def seen(each: JobState) -> tuple[object, ...]:
+        return each.gpus, each.samples_per_second, each.samples_done(10.0)
+
+    before = {name: seen(each) for name, each in held.jobs.items()}
+    predictions(copy_of(held), 0.0, {"a": 2.0})
+    assert {name: seen(each) for name, each in held.jobs.items()} == before
