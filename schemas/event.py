@@ -14,7 +14,7 @@ from pliant.schemas.table import Column, Table
 EventName = Literal[
     "submit", "admit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",
     "checkpoint", "fail", "requeue", "finish", "cancel", "node_down", "node_up", "decision",
-    "slot_down", "slot_up",
+    "slot_down", "slot_up", "release",
 ]  # fmt: skip
 EVENT_NAMES: Final[tuple[str, ...]] = EventName.__args__  # type: ignore[attr-defined]
 

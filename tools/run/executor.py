@@ -35,6 +35,7 @@ from pliant.tools.run.planning import (
     target_of,
     write_plan,
 )
+from pliant.tools.run.private import check_job
 from pliant.tools.run.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.runnable import check_startable
@@ -94,6 +95,11 @@ class Executor:
         serving = {job_id for job_id, gang in self.gangs.items() if gang.serves(self.targets.get(job_id))}
         return {*self._condemned, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
+    def released(self, ended: Iterable[str]) -> list[str]:
+        """Those of the jobs that have ended of which nothing runs any more."""
+        busy = (self.gangs, self._condemned, self._unclear.jobs)
+        return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
+
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
         """What :meth:`apply` would have to be told for the shares to run."""
         return plan_steps(self.targets, wanted, self.node_gpus, set(started), self.suspects.deaths_on)
@@ -145,11 +151,11 @@ class Executor:
     def _adopt(self, handle: Handle, log: RunLog) -> None:
         job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
         statuses = self._backend.poll([handle])[handle]
-        if plan is None or plan.attempt != handle.attempt or not statuses:
-            if job is not None and not job.ended:  # its files are lost, or were never written
-                self._backend.stop(handle, "kill")
-            return
         if job is None:
+            return
+        if plan is None or plan.attempt != handle.attempt or not statuses:  # lost, or never written
+            if not job.ended or any(status.state != "exited" for status in statuses):
+                self._backend.stop(handle, "kill")
             return
         if all(status.state != "running" for status in statuses) and (
             job.ended or handle.attempt <= job.failed_attempt
@@ -287,6 +293,7 @@ class Executor:
 
     def _launch(self, job_id: str, target: Target) -> None:
         check_startable(target.job)
+        check_job(self._dirs, job_id)
         job_dir = self._dirs.job(job_id)
         try:
             before = read_plan(job_dir)

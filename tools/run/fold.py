@@ -25,6 +25,8 @@ How ``run`` uses the log:
 - A ``requeue`` after a failure also says the ``failures`` in a row, how many ``retries`` there are, and for
   how many ``wait_seconds`` the job is not started.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
+- ``release``: nothing of a job runs any more that was ended while something of it might. A job that
+  finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ class RunLog:
     active: dict[str, JobLog] = field(default_factory=dict)
     """Jobs that were submitted and have not ended."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
-    """Jobs that ended otherwise than by finishing, which is recorded when nothing of the job is left."""
+    """Jobs that have ended, and of which something may still run."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
@@ -215,17 +217,19 @@ class RunLog:
             self.jobs[event.job] = self.active[event.job] = job
         elif event.event in ("slot_down", "slot_up"):
             self.suspects.add(event.job, event.event, event.detail or {})
+        elif event.event == "release":
+            self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
             job = self.jobs[event.job]
             job.add(event)
             if job.ended:
                 self.active.pop(event.job, None)
-                if job.phase != "finished":
+                if event.event in _ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
 
     def may_be_there(self) -> Iterable[str]:
-        """Ids of the jobs of which something may be left: all but those that finished."""
+        """Ids of the jobs of which something may be left."""
         return (*self.active, *self.broken_off)
 
     def _decided(self, event: Event) -> None:
@@ -233,6 +237,11 @@ class RunLog:
             self.info = RunInfo.model_validate_json(_json(event))
         else:
             self.origin_s = (event.detail or {}).get("origin_s", self.origin_s)
+
+
+def _breaks_off(event: Event, job: JobLog) -> bool:
+    """Whether something of a job may still run when this event ends it."""
+    return event.event != "finish" and "attempt" not in (event.detail or {}) and job.started_s is not None
 
 
 def fold(events: Iterable[Event]) -> RunLog:

@@ -86,6 +86,11 @@ def cancel_event(job_id: str, time_s: float) -> Event:
     return Event(time_s, "cancel", job_id, gpus=0, placement=())
 
 
+def release_event(job_id: str, time_s: float) -> Event:
+    """Nothing is left of a job that was ended while something of it might run."""
+    return Event(time_s, "release", job_id)
+
+
 def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
     """A job is done."""
     detail = {"attempt": attempt}

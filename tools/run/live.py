@@ -25,6 +25,7 @@ from pliant.tools.run.journal import (
     interruption_event,
     progress_event,
     reject_event,
+    release_event,
     report_events,
     submit_event,
 )
@@ -143,6 +144,7 @@ class LiveRun:
         for report in self.executor.tick():
             happened |= self._take(report, since_s)
         happened |= self._end_given_up()
+        self._release()
         if self.drained:
             return
         happened |= self._arrive()
@@ -253,6 +255,11 @@ class LiveRun:
     def _give_up(self, job_id: str, reason: str) -> None:
         """There was an error in the work for a job, which ends it."""
         self._given_up.setdefault(job_id, reason)
+
+    def _release(self) -> None:
+        """Write down of which of the jobs that were broken off nothing is left."""
+        released = self.executor.released(self.state.log.broken_off)
+        self.state.record(release_event(job_id, self.clock()) for job_id in released)
 
     def _end_given_up(self) -> bool:
         """End the jobs that errors were found in; True: the policy shall be asked."""

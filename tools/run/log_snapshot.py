@@ -38,7 +38,7 @@ from pliant.tools.schedule.state import SessionFold
 from pliant.tools.schedule.withheld import Withheld
 
 SCHEMA: Final = "pliant.snapshot/1"
-MEANING: Final = 1
+MEANING: Final = 2
 """To be raised where events come to mean something else, so that older snapshots are made again."""
 _JOB: Final = TypeAdapter(JobLog)
 _RUN: Final = TypeAdapter(RunLog)

@@ -12,6 +12,7 @@ from pliant.schemas.wording import counted
 from pliant.tools.run.executor import next_handle
 from pliant.tools.run.layout import AttemptDir, StateDir
 from pliant.tools.run.output_file import Gone, OutputFile
+from pliant.tools.run.private import check_job
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.tail import Tail
 
@@ -28,6 +29,7 @@ def job_output(state: Path, job_id: str, *, follow: bool = False) -> Iterator[by
     """
     dirs = StateDir(state)
     _check_known(dirs, job_id)
+    check_job(dirs, job_id)
     output, ends = _Output(dirs, job_id), Tail(dirs.events, only=ENDS)
     while follow and all(event.job != job_id for event in ends.read()):
         yield from output.fresh()

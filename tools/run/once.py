@@ -16,6 +16,7 @@ from pliant.tools.run.journal import (
     decision_event,
     give_up_event,
     reject_event,
+    release_event,
     report_events,
     submit_event,
 )
@@ -112,6 +113,8 @@ class Once:
                 self._executor.condemn(job_id, reason)
             elif job_id in self._state.log.active:
                 self._state.record([give_up_event(job_id, self._clock(), reason)])
+        released = self._executor.released(self._state.log.broken_off)
+        self._state.record(release_event(job_id, self._clock()) for job_id in released)
 
     def _give_up(self, job_id: str, reason: str) -> None:
         """There was an error in the work for a job, which ends it."""

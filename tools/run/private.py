@@ -1,7 +1,11 @@
 """A state directory is its owner's alone: what is asked for there is executed, and its files hold secrets.
 
 As ``ssh`` does with its files: who uses one must own it, and no other user may be able to write in it. What
-others can only read is closed to them. Nothing in it is a symbolic link, so nothing leads out of it.
+others can only read is closed to them. Nothing in it that is used is a symbolic link, so nothing leads out of
+it.
+
+Jobs come by the thousand, so their folders are looked at when they are used (:func:`check_job`). All of them
+are where others can enter, and might have put something there.
 """
 
 from __future__ import annotations
@@ -81,6 +85,18 @@ def check_seen(dirs: StateDir) -> None:
         _check_kind(path, found)
 
 
+def check_job(dirs: StateDir, job_id: str) -> None:
+    """Make sure that a job's folder, if it is there, is a folder, and of the state directory's owner.
+
+    :raises UsageError: it is not.
+    """
+    path = f"{dirs.jobs}/{job_id}"
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        _check_owner(path, found, os.lstat(dirs.path).st_uid)
+        _check_kind(path, found)
+
+
 def read_own(path: Path) -> bytes:
     """The bytes of a plain file of a state directory; never waits, follows no link.
 
@@ -98,16 +114,19 @@ def read_own(path: Path) -> bytes:
 
 
 def _parts(dirs: StateDir) -> Iterator[tuple[str, os.stat_result]]:
-    """The state directory and what lies directly in it and in its folder of jobs."""
-    yield str(dirs.path), os.lstat(dirs.path)
-    for folder in (dirs.path, dirs.jobs):
-        if folder.is_dir() and not folder.is_symlink():
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    try:
-                        yield entry.path, entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
+    """The state directory and what lies directly in it; and the jobs' folders, where others can enter."""
+    own = os.lstat(dirs.path)
+    yield str(dirs.path), own
+    yield from _entries(dirs.path)
+    if own.st_mode & _OPEN and dirs.jobs.is_dir() and not dirs.jobs.is_symlink():
+        yield from _entries(dirs.jobs)
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False)
 
 
 def _is_its(dirs: StateDir, path: Path) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pliant.schemas.event import Event
 from pliant.tools.run.fold import JobLog, RunLog
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.private import check_job
 from pliant.tools.run.progress_file import Progress, ProgressFile
 
 
@@ -57,11 +58,15 @@ class Reports:
         self._files: dict[str, ProgressFile] = {}
 
     def lay_over(self, log: RunLog) -> None:
-        """Let the log know them."""
+        """Let the log know them.
+
+        :raises UsageError: a job's folder is not a plain one of the state directory's owner.
+        """
         for job_id, job in log.active.items():
             if not job.gpus:
                 continue
             if job_id not in self._files:
+                check_job(self._dirs, job_id)
                 self._files[job_id] = ProgressFile(self._dirs.job(job_id).progress)
             file = self._files[job_id]
             file.fresh()

@@ -22,7 +22,7 @@ from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_snapshot import Rebuilding, renew_snapshot
 from pliant.tools.run.log_view import LogView
-from pliant.tools.run.private import PRIVATE, make_own
+from pliant.tools.run.private import PRIVATE, check_job, make_own
 from pliant.tools.run.refine import with_progress
 from pliant.tools.schedule.session_facts import Basis, KeptSession
 
@@ -153,9 +153,10 @@ class State:
 
     def _sweep(self) -> None:
         """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
-        jobs = (self.dirs.job(job_id).path for job_id in self.log.may_be_there())
-        for folder in (self.dirs.path, *jobs):
-            remove_temporaries(folder)
+        remove_temporaries(self.dirs.path)
+        for job_id in self.log.may_be_there():
+            check_job(self.dirs, job_id)
+            remove_temporaries(self.dirs.job(job_id).path)
 
     def record(self, events: Iterable[Event]) -> None:
         """Append events: on disk when this returns.

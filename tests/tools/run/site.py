@@ -69,7 +69,7 @@ class Site:
 
     def story(self, *leave_out: str) -> list[str]:
         """The log in short, reports of the workers and decisions left out: ``start a 2``."""
-        silent = {"progress", "epoch", "checkpoint", "decision", *leave_out}
+        silent = {"progress", "epoch", "checkpoint", "decision", "release", *leave_out}
         return [
             f"{event.event} {event.job}" + ("" if event.gpus is None else f" {event.gpus}")
             for event in self.events()

@@ -17,6 +17,7 @@ from pliant.tools.run.journal import (
     finish_event,
     interruption_event,
     reject_event,
+    release_event,
     run_event,
     submit_event,
 )
@@ -156,6 +157,8 @@ class Story:
             self.session.end(job.id, now, "failed")
         elif what == "cancel":
             self._say(job, cancel_event(job.id, now))
+            if job.first_start_s is not None:
+                self.events.append(release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
 
     def _trained(self, job: JobState) -> Event:

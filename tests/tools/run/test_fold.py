@@ -6,7 +6,14 @@ from typing import Any
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.fold import JobLog, RunLog, fold
-from pliant.tools.run.journal import decision_event, on_clock, report_events, run_event, submit_event
+from pliant.tools.run.journal import (
+    decision_event,
+    on_clock,
+    release_event,
+    report_events,
+    run_event,
+    submit_event,
+)
 from pliant.tools.run.outcome import Verdict
 from pliant.tools.run.reports import Ended, Hindered, Said
 from pliant.tools.run.retries import Record
@@ -258,3 +265,19 @@ def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log() -> None:
     assert told(19.5, since_s=19.0) == 19.5
     assert told(1.0, since_s=19.0) == 19.0
     assert told(1.0) == START.time
+
+
+def test_something_may_be_left_of_a_job_that_is_broken_off_until_its_release() -> None:
+    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
+    assert list(log(*cancelled).may_be_there()) == ["a"]
+    assert list(log(*cancelled, release_event("a", 13.0)).may_be_there()) == []
+    assert list(log(event(12.0, "cancel", gpus=0)).may_be_there()) == [], "it was never started"
+    failed = event(12.0, "fail", gpus=0, detail={"reason": "internal error"})
+    assert list(log(START, failed).may_be_there()) == ["a"], "nothing says that its attempt has ended"
+    ended = event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})
+    assert list(log(START, ended).may_be_there()) == []
+
+
+def test_a_release_changes_nothing_else_of_a_job() -> None:
+    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
+    assert of(*cancelled, release_event("a", 13.0)) == of(*cancelled)

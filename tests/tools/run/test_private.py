@@ -6,15 +6,19 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run import private, runner
+from pliant.tools.run.journal import cancel_event, finish_event, release_event, submit_event
 from pliant.tools.run.layout import StateDir
+from pliant.tools.run.logs import job_output
 from pliant.tools.run.options import Options
 from pliant.tools.run.runner import run_until_done
 from pliant.tools.run.sight import Bystander
@@ -24,6 +28,8 @@ from pliant.tools.run.submit import cancel, submit
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
+
+STARTED = Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))
 
 
 @pytest.fixture
@@ -170,7 +176,7 @@ def test_root_may_look_at_what_belongs_to_another_user_and_runs_nothing_of_it(
         private.check_own(dirs)
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs", "jobs/a"])
+@pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs"])
 @pytest.mark.parametrize("use", ["run", "status"])
 def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: str) -> None:
     ask(dirs)
@@ -179,10 +185,70 @@ def test_a_link_in_a_state_directory_is_refused(dirs: StateDir, name: str, use: 
     path = dirs.path / name
     if path.is_dir():
         path.rename(dirs.path.parent / "moved")
-    path.symlink_to(target if name in ("spool", "jobs", "jobs/a") else target / "file")
+    path.symlink_to(target if name in ("spool", "jobs") else target / "file")
     with pytest.raises(UsageError, match="is a symbolic link"):
         (USES | LOOKS)[use](dirs)
     assert list(target.iterdir()) == []
+
+
+def link_for(dirs: StateDir, job_id: str) -> Path:
+    """Instead of the job's folder a link to one outside, which is returned."""
+    outside = dirs.path.parent / "outside"
+    (outside / "attempts" / "1").mkdir(parents=True)
+    (outside / "left.tmp").touch()
+    dirs.job(job_id).path.symlink_to(outside)
+    return outside
+
+
+def contents(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("use", [*USES, *LOOKS])
+def test_a_link_among_the_jobs_of_a_folder_that_others_can_enter_is_refused(dirs: StateDir, use: str) -> None:
+    ask(dirs)
+    link_for(dirs, "whoever")
+    dirs.path.chmod(0o755)
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        (USES | LOOKS)[use](dirs)
+
+
+@pytest.mark.parametrize("use", ["run", "status", "log"])
+def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: StateDir, use: str) -> None:
+    with State(dirs.path) as state:
+        state.record([submit_event(runs("a"), 1.0), STARTED])
+    outside = link_for(dirs, "a")
+    before = contents(outside)
+    reads_output = {"log": lambda dirs: list(job_output(dirs.path, "a"))}
+    with pytest.raises(UsageError, match="a: is a symbolic link"):
+        (USES | LOOKS | reads_output)[use](dirs)
+    assert contents(outside) == before
+
+
+def test_a_job_in_place_of_whose_folder_there_is_a_link_is_not_started(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs)
+    outside = link_for(dirs, "a")
+    before = contents(outside)
+    run(dirs, monkeypatch)
+    found = Bystander(dirs.path).look().log.jobs["a"]
+    assert (found.phase, "is a symbolic link" in found.reason) == ("failed", True)
+    assert contents(outside) == before
+
+
+def test_a_start_looks_at_the_folders_of_no_jobs_but_those_of_which_something_may_be_left(
+    dirs: StateDir,
+) -> None:
+    """A service has thousands of jobs behind it."""
+    with State(dirs.path) as state:
+        state.record([submit_event(runs("a"), 1.0), STARTED, finish_event("a", 3.0, 1, 1.0)])
+        state.record([submit_event(runs("b"), 1.0), replace(STARTED, job="b"), cancel_event("b", 3.0)])
+        state.record([release_event("b", 4.0)])
+    for job_id in "ab":
+        dirs.job(job_id).path.symlink_to(dirs.path.parent / "nowhere")
+    State(dirs.path).close()
+    Bystander(dirs.path).look()
 
 
 def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:

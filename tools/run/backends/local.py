@@ -193,8 +193,7 @@ class LocalBackend:
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over. Units whose start was cut short are killed."""
         handles = []
-        names = os.listdir(self._jobs) if self._jobs.is_dir() else []
-        for job in [self._jobs / name for name in sorted(names) if name not in over]:
+        for job in [self._jobs / name for name in _folders(self._jobs) if name not in over]:
             folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
             if folder is not None:
                 handle = Handle(job.name, int(folder.name), folder)
@@ -204,6 +203,15 @@ class LocalBackend:
                         self._end_unknown(handle, record)
                 handles.append(handle)
         return handles
+
+
+def _folders(jobs: Path) -> list[str]:
+    """Names of the folders in a folder; of links nothing is taken up."""
+    try:
+        with os.scandir(jobs) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
 
 
 def _attempts(job: Path) -> list[Path]:
