@@ -51,6 +51,8 @@ class Engine:
         self._phase = IN_EPOCH
         self._micro: MicroBatch | None = None
         self._mid_step = False
+        self._in_loop = False
+        """The author's code is in the loop over the loader."""
         self._stepped = False
         """The optimizer has made the step that is under way."""
         self._in_epoch = False
@@ -96,6 +98,10 @@ class Engine:
         between = self._micro is not None and not self._micro.last
         return between or self._catching_up or self.failed
 
+    def after_loop(self) -> bool:
+        """Whether the author's code is past the loop over the loader: what it does is not part of a step."""
+        return not self._in_loop and not self._catching_up
+
     def leave(self) -> None:
         """The author has left ``epochs``, or ends the script without letting go of it."""
         if not self._in_epoch:
@@ -135,10 +141,15 @@ class Engine:
                 "or evaluate with a DataLoader"
             )
         self._settle()
+        self._in_loop = True
 
     def end_pass(self) -> None:
         """The loader has served all of the epoch."""
-        self._passed = True
+        self._passed, self._in_loop = True, False
+
+    def leave_loop(self) -> None:
+        """The author has left the loop over the loader by ``break``, or by an exception."""
+        self._in_loop = False
 
     def begin(self, micro: MicroBatch) -> None:
         """The loop body gets a micro-batch."""

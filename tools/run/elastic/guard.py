@@ -15,11 +15,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.tools.run.elastic.closure import Closure, StepVoidError
 
-_PER_STEP: Final[tuple[tuple[type, tuple[str, ...]], ...]] = (
-    (LRScheduler, ("step",)),
-    (ReduceLROnPlateau, ("step",)),
-    (GradScaler, ("unscale_", "step", "update")),
-    (AveragedModel, ("update_parameters",)),
+_PER_STEP: Final = ("unscale_", "step", "update")
+_PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
+    (LRScheduler, "step"),
+    (ReduceLROnPlateau, "step"),
+    (AveragedModel, "update_parameters"),
 )
 
 
@@ -63,16 +63,24 @@ def _guarded(
     return guarded
 
 
-def guard_helper(helper: object, quiet: Callable[[], bool]) -> None:
+def guard_helper(
+    helper: object, quiet: Callable[[], bool], after_loop: Callable[[], bool] = lambda: False
+) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
+
+    ``after_loop()``: the step that is quiet was left by ``break``. A scheduler or an averaged model that
+    acts then does so for the epoch; a scaler acts for the step.
 
     The class is changed to a subclass of the same name: what is in the instance would end up in the state
     dictionary of a scheduler. Other objects stay as they are.
     """
-    names = {name for kind, names in _PER_STEP if isinstance(helper, kind) for name in names}
-    if names:
-        kind = type(helper)
-        methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+    kind = type(helper)
+    names = _PER_STEP if isinstance(helper, GradScaler) else ()
+    methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+    for known, name in _PER_STEP_OR_EPOCH:
+        if isinstance(helper, known):
+            methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
+    if methods:
         helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 

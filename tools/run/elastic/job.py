@@ -153,7 +153,7 @@ class ElasticJob:
             if name in helpers:
                 raise UsageError(f"{name}: an object of this name is registered already")
             helpers[name] = helper
-            guard_helper(helper, self._quiet)
+            guard_helper(helper, self._quiet, self._after_loop)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left of ``count``, from 0; the loader is iterated inside.
@@ -241,6 +241,9 @@ class ElasticJob:
 
     def _quiet(self) -> bool:
         return not self.sync_gradients
+
+    def _after_loop(self) -> bool:
+        return self._engine is not None and self._engine.after_loop()
 
     def _checked(self, closure: Closure) -> Closure:
         engine = self._trained()

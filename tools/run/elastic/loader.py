@@ -37,9 +37,13 @@ class ElasticLoader:
         engine = self._engine
         engine.begin_pass()
         division = -1
-        while division != engine.division:
-            division = engine.division
-            yield from self._until_divided_anew(division)
+        try:
+            while division != engine.division:
+                division = engine.division
+                yield from self._until_divided_anew(division)
+        except GeneratorExit:
+            engine.leave_loop()
+            raise
         engine.end_pass()
 
     def _until_divided_anew(self, division: int) -> Iterator[Any]:

@@ -37,6 +37,10 @@ class Measurement:
         del count
         yield 0
 
+    def after_loop(self) -> bool:
+        """Never: what is measured is steps."""
+        return False
+
     def quiet(self) -> bool:
         """Whether the loop body is in a micro-step that does not end its step."""
         return not self._sweep.boundary

@@ -22,6 +22,8 @@ options = {
     "broken": None,  # [worker, pass]: from then on what it exchanges fails there
     "unlike": None,  # "wider" or "frozen": the model of worker 1
     "full": None,  # a worker that has no room for a checkpoint
+    "breaks": None,  # out of the loop over the loader, in each epoch after so many passes
+    "decays": False,  # the learning rate, by a scheduler that acts at the end of each epoch
     "leaves": None,  # the loop over the loader after so many passes, and begins it again
     "nan": False,  # as loss, as metric and as what rank 0 tells
     "noisy": False,  # batch normalization and dropout; tells how each pass begins
@@ -82,6 +84,8 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
 stopping = elastic.EarlyStopping(patience=2)
 job.register(stopping=stopping)
 model, optimizer, loader = job.prepare(net, optimizer, data, find_unused_parameters=options["unused"])
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+job.register(scheduler)
 steps: list[None] = []
 optimizer.register_step_post_hook(lambda *_: steps.append(None))
 out = Path(options["out"])
@@ -91,6 +95,7 @@ if options["full"] == worker:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
 passes = 0
 for epoch in job.epochs(options["epochs"]):
+    began = passes
     leaves = options["leaves"] if epoch == 0 else None
     for x, y, index in chain(islice(loader, leaves), loader) if leaves else loader:
         passes += 1
@@ -106,11 +111,17 @@ for epoch in job.epochs(options["epochs"]):
         job.log(loss=loss * float("nan") if options["nan"] else loss)
         seen.write(json.dumps(row | {"steps": len(steps)}) + "\n")
         seen.flush()
+        if passes - began == options["breaks"]:
+            break
+    if options["decays"]:
+        scheduler.step()
     if options["nan"]:
         heard = job.agree(float("nan") if job.rank == 0 else 1.0)
         assert heard != heard
         job.log(metric=heard)
         if stopping.reached(heard):
             break
+rate = optimizer.param_groups[0]["lr"]
+(out / f"rate-{worker}").write_text(f"{rate} {scheduler.last_epoch}")
 if job.rank == 0:
-    torch.save({"model": net.state_dict(), "lr": 0.05}, out / "final.pt")
+    torch.save({"model": net.state_dict(), "lr": rate}, out / "final.pt")

@@ -107,6 +107,19 @@ def test_a_void_step_that_the_script_leaves_the_loader_in_leaves_no_trace_either
         assert first["began"] != void["began"]
 
 
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_scheduler_acts_at_the_end_of_an_epoch_that_was_left_in_a_void_or_unfinished_step(
+    gang: Make, tmp_path: Path, unfinished: bool
+) -> None:
+    accum = 2 if unfinished else 1
+    job = gang(samples=48, die=[2, 2], breaks=3 if unfinished else 2, decays=True)
+    job.start(3, accum=accum, global_batch=12)
+    killed(job, 2, accum=accum, global_batch=12)
+    assert job.end() == [0, 0, -signal.SIGKILL]
+    rates = [(tmp_path / f"rate-{number}").read_text() for number in (0, 1)]
+    assert rates == [f"{0.05 * 0.5**EPOCHS} {EPOCHS}"] * 2
+
+
 def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
     job = gang(nan=True)
     job.start(2, checkpoint_s=1e-9)
