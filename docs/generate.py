@@ -66,6 +66,7 @@ def schemas_page() -> str:
             for c in table.columns
         ]
         parts.append(_table(("column", "type", "may be null", "meaning"), rows))
+    parts.append(_progress_text())
     return "\n".join(parts)
 
 
@@ -80,6 +81,20 @@ more than {times} times its size in memory, {least} MiB at least, where a row co
 strings; so is one with a string of more than {longest} MiB. Gzipped traces have the same limits.
 `{FACTOR}=10` in the environment makes all of them ten times as large.
 """
+
+
+def _progress_text() -> str:
+    from pliant.tools.run.progress_file import LastCheckpoint, Progress
+
+    schema = Progress.model_fields["schema_"].default
+    intro = f"""\
+## progress
+
+JSON, `jobs/ID/progress.json` in a state directory. Schema identifier `{schema}`. Rank 0
+replaces the file as a whole about once a second while it trains; other programs may read it at any
+time. Fields that are null are left out. `pliant schema` and `pliant validate` do not take this kind.
+"""
+    return "\n".join([intro, _record_table(Progress), _record_table(LastCheckpoint)])
 
 
 def _words(words: tuple[str, ...]) -> str:

@@ -24,6 +24,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_the_page_of_file_kinds_has_each_field_of_a_job_s_progress_file() -> None:
+    from pliant.tools.run.progress_file import Progress
+
+    section = (ROOT / "docs" / "schemas.md").read_text().partition("## progress\n")[2]
+    names = [field.alias or name for name, field in Progress.model_fields.items()]
+    assert [name for name in names if f"| `{name}` |" not in section] == []
+
+
 def test_every_command_is_in_the_reference() -> None:
     from pliant.cli.main import COMMANDS, GROUPS
 

@@ -30,7 +30,9 @@ class LastCheckpoint(Record):
     """The newest checkpoint of this attempt."""
 
     step: NonNegativeInt
+    """Optimizer steps done in it."""
     samples_done: NonNegativeFloat
+    """Samples trained in it."""
     seconds: NonNegativeFloat
     """What it took to write."""
     age_s: NonNegativeFloat
@@ -43,13 +45,19 @@ class Progress(Record):
     schema_: Literal["pliant.progress/1"] = Field(default="pliant.progress/1", alias="schema")
     job: Identifier
     attempt: PositiveInt
+    """The start of the job, from 1, that it comes from."""
     generation: PositiveInt
     """The plan that it trains under."""
     gpus: PositiveInt
+    """Workers that train."""
     global_batch: PositiveInt
+    """Samples per optimizer step."""
     step: NonNegativeInt
+    """Optimizer steps done."""
     epoch: NonNegativeInt
+    """Epochs that are complete."""
     samples_done: NonNegativeFloat
+    """Samples trained, over all epochs."""
     loss: float | None = None
     """Mean over rank 0's samples since the report before."""
     samples_per_second: NonNegativeFloat | None = None
