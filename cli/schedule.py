@@ -24,6 +24,8 @@ T = TypeVar("T")
 PATIENCE_S: Final = 2.0
 """How long a pipe may be silent before we say that we wait for it."""
 
+REJECTED_SHOWN: Final = 20
+
 
 def schedule(
     profile: Annotated[
@@ -72,6 +74,10 @@ def schedule(
 ) -> None:
     """Decide who gets which GPUs now, and with which batch size.
 
+    A job that the cluster or the policy cannot serve is rejected, with the
+    reason on stderr and in the schedule; the exit code stays 0, and is 4
+    where every job is larger than the cluster.
+
     With --state it decides for a run that is not in progress: what a run that
     lives decides, and why, pliant status shows.
 
@@ -99,7 +105,15 @@ def schedule(
         from pliant.tools.schedule.explain import table
 
         stderr().print(table(found, width_for(sys.stderr)), end="", markup=False, soft_wrap=True)
+    _name_rejected(found)
     write_schedule(found, output)
+
+
+def _name_rejected(found: Schedule) -> None:
+    for verdict in found.rejected[:REJECTED_SHOWN]:
+        note(f'job "{verdict.job}" is rejected: {verdict.reason}')
+    if len(found.rejected) > REJECTED_SHOWN:
+        note(f"… and {len(found.rejected) - REJECTED_SHOWN} more are rejected: the schedule says why")
 
 
 def _assumed(found: Schedule) -> Sequence[Assumption]:

@@ -17,23 +17,25 @@ def check_fits(jobs: Iterable[Job], cluster: Cluster, source: str) -> None:
 
     :raises BadInputError: one problem a job.
     """
+    found = oversized(jobs, cluster)
+    if found:
+        raise BadInputError(
+            [Problem(source, None, "", f'job "{job_id}" {reason}') for job_id, reason in found.items()]
+        )
+
+
+def oversized(jobs: Iterable[Job], cluster: Cluster) -> dict[str, str]:
+    """The jobs whose smallest size is more than any one GPU type has, and what they need, as a clause."""
     by_type: Counter[str] = Counter()
     for node in cluster.expanded():
         by_type[node.gpu_type] += node.gpus
     most = max(by_type.values(), default=0)
     of_one_type = " of one type" if len(by_type) > 1 else ""
-    problems = [
-        Problem(
-            source,
-            None,
-            "",
-            f'job "{job.id}" needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {most}',
-        )
+    return {
+        job.id: f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {most}"
         for job in jobs
         if job.min_gpus > most
-    ]
-    if problems:
-        raise BadInputError(problems)
+    }
 
 
 def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) -> None:

@@ -56,7 +56,10 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
 
 def test_the_profile_comes_from_a_file_and_the_schedule_goes_to_one(here: Path):
     done = call("schedule", "profile.parquet", *FILES, "--policy", "ares", "-o", "out.json")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == (
+        'pliant: job "b" is rejected: model "m" at batch 960 does not run on 3 GPUs of any type\n'
+    )
     assert json.loads((here / "out.json").read_text())["profile"]["model"] == ["m"] * 4
 
 
@@ -89,11 +92,33 @@ def test_what_is_wrong_is_said_in_one_line(here: Path, args: list[str], code: in
     assert done.stdout == ""
 
 
-def test_a_job_larger_than_the_cluster_names_the_file(here: Path):
-    write_jobs([job("a", gpus=9)], "jobs.jsonl")
+def test_a_job_larger_than_the_cluster_is_rejected_and_the_others_are_scheduled(here: Path):
+    write_jobs([job("a", gpus=9), job("b"), job("c", at=50, gpus=7)], "jobs.jsonl")
     done = call("schedule", *FILES, "--policy", "fifo")
-    assert done.exit_code == 3
-    assert 'jobs.jsonl: job "a" needs 9 GPUs, the cluster has 4' in done.stderr
+    assert done.exit_code == 0
+    assert 'job "a" is rejected: needs 9 GPUs, the cluster has 4' in done.stderr
+    assert 'job "c" is rejected: needs 7 GPUs, the cluster has 4' in done.stderr
+    found = json.loads(done.stdout)
+    assert [given["job"] for given in found["allocations"]] == ["b"]
+    assert [(out["job"], out["reason"]) for out in found["rejected"]] == [
+        ("a", "needs 9 GPUs, the cluster has 4"),
+        ("c", "needs 7 GPUs, the cluster has 4"),
+    ]
+
+
+def test_no_more_than_twenty_rejected_jobs_are_named(here: Path):
+    write_jobs([job("a"), *(job(f"large-{i}", gpus=9) for i in range(30))], "jobs.jsonl")
+    done = call("schedule", *FILES, "--policy", "fifo")
+    assert done.stderr.count(" is rejected: ") == 20
+    assert "… and 10 more are rejected: the schedule says why" in done.stderr
+
+
+def test_only_jobs_larger_than_the_cluster_are_infeasible_and_nothing_is_written(here: Path):
+    write_jobs([job("a", gpus=9), job("b", gpus=8)], "jobs.jsonl")
+    done = call("schedule", *FILES, "--policy", "fifo", "-o", "out.json")
+    assert done.exit_code == 4
+    assert 'jobs.jsonl: job "a" needs 9 GPUs, the cluster has 4; of 2 jobs none fits' in done.stderr
+    assert not (here / "out.json").exists()
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.checks import check_profiled, oversized
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
@@ -55,27 +55,43 @@ def decide(
 ) -> Schedule:
     """The decision on an idle cluster at ``now_s``, by default when the first job arrives.
 
-    Without a profile, speed is assumed to grow in proportion to the GPUs. ``source`` is what messages call
-    the jobs.
+    Without a profile, speed is assumed to grow in proportion to the GPUs. A job that is larger than the
+    cluster is rejected, also one that arrives later. ``source`` is what messages call the jobs.
 
-    :raises BadInputError: a job is larger than the cluster, its model is not profiled, or it states no work
-        and the policy needs that.
+    :raises BadInputError: the model of a job is not profiled, or it states no work and the policy needs that.
+    :raises InfeasibleError: every job is larger than the cluster.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
     jobs = tuple(jobs)
     throughput = throughput_for(profile, cluster)
-    check_fits(jobs, cluster, source)
+    too_large = _too_large(jobs, cluster, source)
+    fitting = [job for job in jobs if job.id not in too_large]
     if throughput.models():
-        check_profiled(jobs, throughput.models(), source)
+        check_profiled(fitting, throughput.models(), source)
     if now_s is None:
         now_s = min((job.submit_time for job in jobs), default=0.0)
     policy = policy_for(question, profile)
-    check_demand(jobs, policy, source)
+    check_demand(fitting, policy, source)
     session = Session(policy, cluster, throughput, seed=question.seed)
-    for job in arrivals_until(jobs, now_s):
-        session.submit(job, now_s)
-    future = [job for job in jobs if job.submit_time > now_s]
+    for job in arrivals_until(jobs, now_s, too_large):
+        if job.id not in too_large:
+            session.submit(job, now_s)
+        else:
+            if session.take_up(job, now_s) is not None:
+                session.reject(job.id, now_s)
+            session.turned_away[job.id] = too_large[job.id]
+    future = [job for job in fitting if job.submit_time > now_s]
     return _ask(session, now_s, question, future, profile)
+
+
+def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, str]:
+    """Why jobs are rejected at once, unless that would leave none."""
+    found = oversized(jobs, cluster)
+    if found and len(found) == len(jobs):
+        job_id, reason = next(iter(found.items()))
+        others = f"; of {len(found)} jobs none fits" if len(found) > 1 else ""
+        raise InfeasibleError(f'{source}: job "{job_id}" {reason}{others}')
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ decision. Any event of a job may correct its progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from pydantic import ValidationError
@@ -131,7 +131,7 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     """
     session = Session(policy, schedule.cluster, throughput, seed=schedule.policy.seed)
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
-    for job in arrivals_until(schedule.jobs, schedule.time):
+    for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.take_up if job.id in out else session.submit)(job, schedule.time)
     holdings = [
         Holding(given.job, given.placement, given.batch.global_ if given.batch is not None else None)
@@ -150,11 +150,13 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     return session
 
 
-def arrivals_until(jobs: Iterable[Job], time_s: float) -> list[Job]:
-    """Jobs submitted by ``time_s``, in order of (submit_time, id)."""
-    return sorted(
-        (job for job in jobs if job.submit_time <= time_s), key=lambda job: (job.submit_time, job.id)
-    )
+def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ()) -> list[Job]:
+    """Jobs submitted by ``time_s``, in order of (submit_time, id).
+
+    :param out: ids of jobs that are rejected whenever they arrive; they count as submitted.
+    """
+    arrived = (job for job in jobs if job.submit_time <= time_s or job.id in out)
+    return sorted(arrived, key=lambda job: (job.submit_time, job.id))
 
 
 def _tell(session: Session, events: Sequence[Event]) -> None:

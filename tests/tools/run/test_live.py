@@ -677,3 +677,13 @@ def test_who_only_looks_sees_how_far_a_job_is(site: Site) -> None:
     site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
     run_until_done(site.options(), when(reported(400.0), look))
     assert seen[0] >= 400.0
+
+
+@pytest.mark.parametrize("at", [0.0, 1e6])
+def test_a_job_larger_than_the_cluster_is_out_and_the_others_run(site: Site, at: float) -> None:
+    site.job("a", samples=20)
+    site.job("big", gpus=9, at=at)
+    log, _ = run_until_done(site.options("fifo"), lambda *_: None)
+    assert site.of("big") == ["submit big", "reject big 0"]
+    assert (log.jobs["a"].phase, log.jobs["big"].phase) == ("finished", "rejected")
+    assert log.jobs["big"].reason == "needs 9 GPUs, the cluster has 2"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 from pliant.tools.schedule.decide import Question, decide, decide_from_events, throughput_for
 from pliant.tools.schedule.policies.srtf import Srtf
+from pliant.tools.schedule.registry import BUILT_IN
 from tests.builders import cluster, job, mixed_cluster
 
 NODES = cluster(4, 4)
@@ -128,9 +129,20 @@ def test_every_policy_can_be_asked_ahead(policy: str):
     assert all(verdict.predicted_start for verdict in told.waiting)
 
 
-def test_a_job_larger_than_the_cluster_is_bad_input():
-    with pytest.raises(BadInputError, match='jobs: job "a" needs 9 GPUs, the cluster has 8'):
+def test_jobs_that_are_all_larger_than_the_cluster_are_infeasible():
+    with pytest.raises(InfeasibleError, match='jobs: job "a" needs 9 GPUs, the cluster has 8'):
         ask(job("a", gpus=9))
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+@pytest.mark.parametrize("at", [0.0, 100.0])
+def test_every_policy_schedules_the_others_where_a_job_is_larger_than_the_cluster(policy: str, at: float):
+    works = {"gpu_seconds": 60.0, "low": 1, "high": 8}
+    large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="nobody-has-it", batch=32)
+    found = decide([job("a", batch=32, model="m", **works), large], NODES, PROFILE, Question(policy))
+    assert [(out.job, out.reason) for out in found.rejected] == [("big", "needs 9 GPUs, the cluster has 8")]
+    assert set(held(found)) == {"a"}
+    assert {each.id for each in found.jobs} == {"a", "big"}
 
 
 def test_a_model_that_is_not_profiled_is_bad_input():
