@@ -35,13 +35,14 @@ def when_text(at_s: float, now_s: float) -> str:
     relative = f"in {span}" if at_s > now_s else f"{span} ago"
     if abs(at_s - now_s) < 0.5:
         relative = "now"
-    return f"{relative} ({clock_text(at_s, now_s)})"
+    at = "at " if at_s < EPOCH_LIKE_S else ""
+    return f"{relative} ({at}{clock_text(at_s, now_s)})"
 
 
 def clock_text(at_s: float, now_s: float) -> str:
     """The local time of day, with the date where that is not today's; of a trace, its seconds."""
     if at_s < EPOCH_LIKE_S:
-        return f"at {at_s:,.0f} s"
+        return f"{at_s:,.0f} s"
     try:
         at, today = time.localtime(at_s), time.localtime(now_s)
     except (OverflowError, ValueError, OSError):

@@ -44,6 +44,15 @@ def _most_telling(lines: list[str]) -> str:
     return line
 
 
+def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
+    """The last lines of the file that :func:`last_words` speaks from, each fit for a terminal."""
+    for path in sorted(workers, key=_failed_first) or others:
+        lines = [line.rstrip() for line in _end_of(path).splitlines() if line.strip()]
+        if lines:
+            return [printable(line) for line in lines[-most:]]
+    return []
+
+
 def printable(line: str) -> str:
     """A line without what would act on a terminal, cut to :data:`LONGEST` characters."""
     text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from pliant.schemas.times import EPOCH_LIKE_S
+
 SLEW: Final = 0.5
 """Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""
 
@@ -43,10 +45,6 @@ class Clock:
         """
         passed_s = max(0.0, self._wall() - written_s)
         self._shown_s = max(self(), time_s + passed_s * SLEW)
-
-
-EPOCH_LIKE_S = 1e9
-"""Schedule times above this (September 2001) are UTC already; below, they count from the start of the run."""
 
 
 def origin(schedule_time_s: float, now_s: float, known_s: float | None = None) -> float:

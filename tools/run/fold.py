@@ -18,7 +18,8 @@ How ``run`` uses the log:
 - What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted).
-- ``shrink`` also says that new workers died and the others train on without them. Then ``slot_down`` follows
+- ``shrink`` also says (``setback`` in its detail) that new workers died and the others train on without
+  them. Then ``slot_down`` follows
   for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
   the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
   slot after the other, it gets no further GPU for ``wait_seconds``.
@@ -101,6 +102,8 @@ class JobLog:
     failed_attempt: int = 0
     """The last attempt that failed."""
     reason: str = ""
+    trouble: str = ""
+    """Why it lost GPUs, or all of them, last without the policy's doing; until the policy changes them."""
     stall_s: float | None = None
     """What the last measured change of its GPUs cost."""
     points: tuple[tuple[float, float], ...] = ()
@@ -153,6 +156,9 @@ class JobLog:
         detail = event.detail or {}
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
+        if event.gpus is not None:
+            told = event.event == "requeue" or "setback" in detail
+            self.trouble = self.reason if told else ""
         if event.event in CHANGES:
             self.phase, self.change = "running", (event.event, event.time)
             self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))

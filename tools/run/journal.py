@@ -132,7 +132,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
         return [Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail), *downs]
     if share.gpus == job.gpus:
         return downs
-    detail |= {"accum": share.accum, "lr_scale": share.lr_scale}
+    detail |= {"accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
     return [
         Event(
             time_s,

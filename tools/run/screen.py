@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.sight import Sight
-from pliant.tools.run.view import line, summary, table
+from pliant.tools.run.view import line, status_text, summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,10 @@ class Screen:
             self._console.print(f"pliant: {self._headline}", soft_wrap=True, markup=False)
             self._headline = None
         if self._live is not None:
-            self._live.update(table(Sight(log), now_s), refresh=True)
+            from rich.text import Text
+
+            shown = status_text(Sight(log), now_s, self._console.width)
+            self._live.update(Text(shown, no_wrap=True), refresh=True)
         else:
             self._console.print(f"pliant: {line(log)}", soft_wrap=True, markup=False)
 
@@ -70,7 +73,8 @@ class Screen:
         with self._unseen():
             if self._live is not None:
                 self._live.stop()
-            self._console.print(summary(log))
+            width = self._console.width if self._console.is_terminal else None
+            self._console.print(summary(log, width), end="", soft_wrap=True, markup=False)
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
-from pliant.tools.run.clock import EPOCH_LIKE_S
+from pliant.schemas.times import EPOCH_LIKE_S
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_view import LogView
 from pliant.tools.run.runnable import at_home, job_problems

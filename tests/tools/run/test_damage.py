@@ -63,7 +63,7 @@ def submitted(state: StateDir) -> None:
 
 
 COMMANDS: dict[str, Callable[[StateDir], Any]] = {
-    "status": lambda state: status(state.path),
+    "status": lambda state: status(state=state.path),
     "submit": submitted,
     "cancel": lambda state: cancel(["nobody"], state=state.path),
     "schedule": decided,

@@ -184,6 +184,7 @@ def test_a_job_that_could_not_grow_shrinks_in_the_log_and_does_not_get_the_slot_
         "reason": "no memory; n0/1 is left out for 60 s",
         "accum": 1,
         "lr_scale": 1.0,
+        "setback": True,
     }
     assert (down.event, down.job) == ("slot_down", "a")
     for each in (shrink, down):

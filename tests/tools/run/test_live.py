@@ -19,6 +19,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run import journal, runner
 from pliant.tools.run.fold import RunLog
+from pliant.tools.run.job_status import in_order as jobs_in_order
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.live import LiveRun
 from pliant.tools.run.options import Options
@@ -28,7 +29,6 @@ from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
-from pliant.tools.run.view import in_order as jobs_in_order
 from pliant.tools.schedule.decide import Question, decide_from_events
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend

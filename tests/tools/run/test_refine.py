@@ -43,7 +43,7 @@ def test_status_shows_what_workers_report_though_the_log_does_not_hold_it() -> N
     found = log(START, FIRST)
     found.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
     shown = status_text(Sight(found), 16.0).splitlines()[1]
-    assert shown.split() == ["a", "running", "n0:2", "8", "30", "%", "100/s", "2", "s", "0.125", "7", "s"]
+    assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
 
 
 def test_a_report_from_before_the_newest_start_says_nothing_about_it() -> None:

@@ -175,7 +175,7 @@ def test_a_second_writer_is_told_to_try_again(site: Site, started: list[subproce
     assert second.returncode == 75
     assert f"in use by process {run.pid}: try again later" in second.stderr
     shown = pliant(site, "status", "--state", site.state)
-    assert shown.stdout.splitlines()[1].split()[:3] == ["a", "running", "n0:1"]
+    assert shown.stdout.splitlines()[1].split()[:3] == ["a", "running", "1/8"]
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=120)
 

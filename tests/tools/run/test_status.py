@@ -1,0 +1,226 @@
+"""``pliant status`` on state directories as runs leave them: any terminal, programs, one job in detail."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pliant.cli.schedule import schedule
+from pliant.cli.status import Form, status
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_schedule, write_cluster, write_schedule
+from pliant.schemas.text import width_of
+from pliant.tools.run import job_page, sight
+from pliant.tools.run.fold import RunLog
+from pliant.tools.run.job_page import history
+from pliant.tools.run.job_status import STATES, in_order, statuses
+from pliant.tools.run.journal import decision_event, run_event, submit_event
+from pliant.tools.run.layout import StateDir
+from pliant.tools.run.outlook import outlook
+from pliant.tools.run.progress_file import write_progress
+from pliant.tools.run.sight import Bystander, Sight
+from pliant.tools.run.state import State, read_log
+from pliant.tools.run.status_document import job_fields, status_document
+from pliant.tools.run.view import status_text
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster, job
+from tests.tools.run.stories import Story
+from tests.tools.run.test_progress_file import report
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:[.,:/]\d+)*", text))
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(5, 80),
+    st.integers(40, 200),
+    st.sampled_from(["fifo", "fair-share", "srtf"]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
+) -> None:
+    told = Story(seed, policy)
+    told.go_on(steps)
+    seen = Bystander(told.write(tmp_path_factory.mktemp("site") / "state").path)
+    found = seen.look(ahead=True)
+    whole = status_text(found, told.now_s, explain=explain)
+    fitted = status_text(found, told.now_s, width, explain=explain)
+    assert max(map(width_of, fitted.splitlines())) <= width
+    assert [line.split()[0] for line in fitted.splitlines()] == [
+        line.split()[0] for line in whole.splitlines()
+    ]
+    for narrow, wide in zip(fitted.splitlines(), whole.splitlines(), strict=True):
+        assert numbers(narrow) <= numbers(wide)
+    for each in statuses(found, told.now_s):
+        page = job_page.job_page(
+            *(each, found, history(seen.dirs, each.id), ["ValueError: 12345"], told.now_s),
+            state=seen.dirs.path,
+            width=width,
+        )
+        assert max(map(width_of, page.splitlines())) <= width
+
+
+@given(st.integers(0, 1000), st.integers(5, 60))
+@settings(deadline=None, max_examples=15)
+def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int) -> None:
+    told = Story(seed, "fair-share")
+    told.go_on(steps)
+    found = Bystander(told.write(tmp_path_factory.mktemp("site") / "state").path).look(ahead=True)
+    document = json.loads(status_document(found, map(job_fields, statuses(found, told.now_s)), told.now_s))
+    assert document["schema"] == "pliant.status/1"
+    assert sorted(each["id"] for each in document["jobs"]) == sorted(
+        {*told.session.jobs, *told.session.ended}
+    )
+    assert {each["state"] for each in document["jobs"]} <= set(STATES)
+
+
+def test_ids_longer_than_the_terminal_are_cut_as_a_last_resort() -> None:
+    long = job("experiment-" + "x" * 100)
+    lines = status_text(Sight(RunLog(), submitted=(long,)), 0.0, 40).splitlines()
+    assert lines[1].startswith("experiment-xx")
+    assert lines[1].endswith("…")
+    assert len(lines[1]) <= 40
+
+
+NOW_S = 1_700_000_000.0
+
+
+def running(state: Path, *more: Event) -> StateDir:
+    """A directory where ``a`` runs on all GPUs of a cluster, at a fifth of the speed that is predicted."""
+    nodes = cluster(4)
+    jobs = [job(name, at=NOW_S, gpus=4, gpu_seconds=400.0) for name in "abc"]
+    decided = decide(jobs, nodes, None, Question("fifo"), now_s=NOW_S)
+    first = {"attempt": 1, "after": "start"}
+    with State(state) as held:
+        held.record(
+            [
+                run_event(decided, "hash", NOW_S),
+                *(submit_event(each, NOW_S, {"samples": 400.0}) for each in jobs),
+                decision_event(NOW_S, 0.0, "fifo", None),
+                Event(NOW_S, "start", "a", gpus=4, placement=(("n0", 4),), global_batch=960),
+                Event(NOW_S, "progress", "a", samples_done=1.0, overhead_seconds=2.0, detail=first),
+                *more,
+            ]
+        )
+    dirs = StateDir(state)
+    write_cluster(nodes, dirs.cluster)
+    write_schedule(decided, dirs.schedule)
+    dirs.job("a").path.mkdir(parents=True)
+    write_progress(dirs.job("a").progress, report(100.0, samples_per_second=0.8, gpus=4, global_batch=960))
+    return dirs
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+
+
+def test_status_and_schedule_predict_the_same_from_the_measured_speed(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    expected = Bystander(dirs.path).look(ahead=True).outlook or {}
+    assert expected["a"].end_s == NOW_S + 300 / 0.8
+    assert [expected[name].start_s for name in "bc"] == [NOW_S + 375, NOW_S + 875]
+    schedule(policy="fifo", state=str(dirs.path), explain=True, output=str(tmp_path / "s.json"))
+    found = read_schedule(tmp_path / "s.json")
+    ends = [given.predicted_end for given in found.allocations]
+    starts = [verdict.predicted_start for verdict in found.waiting]
+    shift_s = found.time - NOW_S  # schedule decides by the clock
+    assert ends == [pytest.approx((expected["a"].end_s or 0.0) + shift_s)]
+    assert starts == [pytest.approx((expected[name].start_s or 0.0) + shift_s) for name in "bc"]
+
+
+def test_a_policy_that_cannot_be_asked_hides_no_job(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirs = running(tmp_path / "state")
+
+    def raises(*_: object, **__: object) -> None:
+        raise RuntimeError("not installed here")
+
+    monkeypatch.setattr("pliant.tools.run.outlook.session_from_history", raises)
+    found = Bystander(dirs.path).look(ahead=True)
+    text = status_text(found, NOW_S)
+    assert [line.split()[:2] for line in text.splitlines()[1:]] == [
+        ["a", "running"],
+        ["b", "waiting"],
+        ["c", "waiting"],
+    ]
+    assert "waits for 4 GPUs; 1 other job waits" in text
+
+
+def test_one_job_is_described_with_what_happened_to_it_and_its_last_words(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
+    requeue = Event(NOW_S + 60, "requeue", "a", gpus=0, placement=(), detail=detail)
+    dirs = running(tmp_path / "state", requeue)
+    errors = dirs.job("a").attempt(1).logs / "0" / "x" / "attempt_0" / "0"
+    errors.mkdir(parents=True)
+    (errors / "stderr.log").write_text("Traceback\n  line 12\nValueError: \x1b[2J no data\n")
+    status("a", state=dirs.path)
+    text = capsys.readouterr().out
+    assert re.search(r"^state +retrying$", text, re.MULTILINE)
+    assert re.search(r"^why +retry 1 of 3 in \d+ s: exit code 7$", text, re.MULTILINE)
+    happened = text[text.index("history") : text.index("last error lines")].splitlines()
+    told = ["submitted", "started on 4 GPUs (n0:4), batch 960", "stopped: exit code 7"]
+    assert [line.endswith(words) for line, words in zip(happened[1:4], told, strict=True)] == [True] * 3
+    assert text.endswith("  ValueError: \\x1b[2J no data\n")
+
+
+def test_programs_get_the_same_of_one_job(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    status("b", state=dirs.path, output=Form.json)
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (found["id"], found["state"], found["jobs_ahead"]) == ("b", "waiting", 0)
+    assert found["predicted_start_at"] == "2023-11-14T22:19:35.000Z"
+    assert [each["event"] for each in found["history"]] == ["submit"]
+
+
+def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
+    dirs = running(tmp_path / "state")
+    with pytest.raises(UsageError, match="has no job z; it has: a, b, c"):
+        status("z", state=dirs.path)
+
+
+def test_every_field_is_in_the_documentation(tmp_path: Path, at_once: None) -> None:
+    dirs = running(tmp_path / "state")
+    found = Bystander(dirs.path).look(ahead=True)
+    text = (ROOT / "docs" / "running.md").read_text()
+    fields: dict[str, Any] = job_fields(statuses(found, NOW_S)[0])
+    document = json.loads(status_document(found, (), NOW_S))
+    named = {*fields, *document, "history", "error_lines", *STATES}
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
+def test_a_look_that_finds_nothing_new_asks_no_policy(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return outlook(*given)
+
+    monkeypatch.setattr(sight, "outlook", counted)
+    monkeypatch.setattr(sight, "AHEAD_S", float("inf"))
+    seen = Bystander(running(tmp_path / "state").path)
+    assert seen.look(ahead=True).outlook == seen.look(ahead=True).outlook
+    assert len(asked) == 1
+    assert in_order(read_log(seen.dirs.path))[0].job.id == "a"
