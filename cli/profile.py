@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
+from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile, ProfileRow
+    from pliant.tools.profile.points import KeptPoints
     from pliant.tools.profile.studies import Options
     from pliant.tools.profile.sweep import Measured
 
@@ -71,6 +73,14 @@ def profile(
             help="Also time starts, relaunches from a checkpoint and changes in place; replay uses them.",
         ),
     ] = False,
+    points: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keeps what is measured until the profile is written; the same command goes on from it.",
+            show_default="NAME.points.jsonl beside the profile",
+        ),
+    ] = None,
     append: Annotated[
         str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")
     ] = None,
@@ -92,6 +102,7 @@ def profile(
     Every model is started with torchrun on one worker to sweep the local batch, then on more. Batches that do
     not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
     A script that fails costs its own model only: the others are written, then the exit code is 5.
+    The same command goes on from the points of one that was cut short or had a script that failed.
 
     \b
     Examples:
@@ -110,7 +121,7 @@ def profile(
     check_output(out)
     if predict is not None:
         measures = costs or (iterations, warmup) != (ITERATIONS, WARMUP)
-        if imported or append or allreduce or allreduce_file or refresh or measures:
+        if imported or append or points or allreduce or allreduce_file or refresh or measures:
             raise UsageError(
                 "--predict measures nothing: it goes with --cluster, --model, --gpus and --batches"
             )
@@ -127,11 +138,16 @@ def profile(
     keeper = Keeper(allreduce_file or _beside(out), refresh)
     if options.allreduce and keeper.path is not None:
         check_output(keeper.path)
-    new = _imported(imported, jobs) if imported else _measured(_source(jobs), cluster, options, keeper)
-    rows = merged(old.rows if old else (), new.profile.rows)
-    write_profile(replace(new.profile, rows=rows), out)
-    if new.failures:
-        raise JobsFailedError("\n".join(new.failures))
+    if imported:
+        new = _imported(imported, jobs)
+        write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), out)
+        return
+    with kept_points(points or points_beside(out)) as kept:
+        made = _measured(_source(jobs), cluster, options, keeper, kept)
+        rows = merged(old.rows if old else (), made.profile.rows)
+        write_profile(replace(made.profile, rows=rows), out)
+        if made.failures:
+            raise JobsFailedError("\n".join(made.failures))
 
 
 def numbers(text: str, option: str) -> tuple[int, ...] | None:
@@ -158,17 +174,16 @@ def _source(jobs: str | None) -> str:
     return jobs or "-"
 
 
-def _imported(path: str, jobs: str | None) -> Measured:
+def _imported(path: str, jobs: str | None) -> Profile:
     from importlib.metadata import version
 
     from pliant.schemas.profile import Profile
     from pliant.tools.profile.imports import import_rows
-    from pliant.tools.profile.sweep import Measured
 
     if jobs is not None:
         raise UsageError("--import takes rows instead of measuring jobs: give one of the two")
     origin = (("tool", f"pliant {version('pliant')}"), ("imported_from", path))
-    return Measured(Profile(import_rows(path), origin))
+    return Profile(import_rows(path), origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +241,7 @@ def _beside(out: str) -> str | None:
     return None if out == "-" else str(Path(out).with_name(USUAL_NAME))
 
 
-def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper) -> Measured:
+def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper, kept: KeptPoints) -> Measured:
     import shlex
     import sys
     import time
@@ -246,6 +261,7 @@ def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper) 
             progress=advance,
             note=note,
             allreduce=known,
+            kept=kept,
         )
     if options.allreduce and any(
         row.kind == "allreduce" and row not in known for row in measured.profile.rows

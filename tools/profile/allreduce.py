@@ -27,7 +27,10 @@ def main() -> None:
     meter = device_of(device, order.memory_limit)
     record = Recorder(order, dist.get_rank(), 0, meter)
     record.start()
+    known = {point.weights for point in order.known}
     for weights in order.weights:
+        if weights in known:
+            continue
         record.begin(Point(local_batch=0, weights=weights))
         gradients = torch.zeros(weights, device=device)
         meter.reset_peak()

@@ -25,6 +25,7 @@ START_LIMIT_S: Final = 600.0
 """A script that has not begun to serve its sweep by then does not use the elastic library."""
 POLL_S: Final = 0.05
 ADVICE: Final = "profile needs the loop of `elastic.init()` and `job.prepare(…)` from pliant.tools.run"
+Advance = Callable[[Outcome], None]
 _log = logging.getLogger("pliant")
 
 
@@ -60,12 +61,12 @@ class Ended:
     """What it takes to leave with a checkpoint and come back from it; None: not asked for."""
 
 
-def launch(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+def launch(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
     """Carry out one order.
 
     :param order: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
         ``launcher_pid`` by this process.
-    :param advance: called with the number of points measured so far.
+    :param advance: called with what was measured so far, also where the launch is cut short.
     :raises JobsFailedError: the script crashed, or never came to serve the sweep.
     """
     with tempfile.TemporaryDirectory(prefix="pliant-profile-") as name:
@@ -126,7 +127,7 @@ def _run(
     env: Mapping[str, str],
     script: Script,
     folder: Path,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> int:
     """Run to the end, telling of progress; whatever happens, no process of it is left."""
     with (folder / "torchrun.log").open("wb") as log:
@@ -147,18 +148,18 @@ def _run(
             return _wait(process, script, folder / "outcome.json", advance)
         finally:
             end_all(process, (ENV_PROFILE, env[ENV_PROFILE]))
+            if (outcome := read_outcome(folder / "outcome.json")) is not None:
+                advance(outcome)
 
 
-def _wait(
-    process: subprocess.Popen[bytes], script: Script, result: Path, advance: Callable[[int], None]
-) -> int:
+def _wait(process: subprocess.Popen[bytes], script: Script, result: Path, advance: Advance) -> int:
     deadline = time.monotonic() + START_LIMIT_S
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(POLL_S)
         outcome = read_outcome(result)
         if outcome is not None:
-            advance(len(outcome.points))
+            advance(outcome)
         elif time.monotonic() > deadline:
             what = f'model "{script.name}": no measurement was served within {START_LIMIT_S:.0f} s'
             raise JobsFailedError(f"{what}; {ADVICE}")

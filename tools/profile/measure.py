@@ -36,8 +36,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.bracket import Bracket
+from pliant.tools.profile.course import Course
 from pliant.tools.profile.measure_device import Device, device_of, world
 from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome, Point, out_of_memory_mark
 
@@ -92,33 +91,16 @@ class Sweep:
     def __iter__(self) -> Iterator[Any]:
         """Serve every point of the order, then end the process."""
         self._record.start()
-        bracket = Bracket(self._order.local_batches, fits=self._order.fits, misfit=self._order.misfit)
-        while self._order.local_batches and (batch := bracket.next()) is not None:
-            yield from self._serve(batch, 1)
-            bracket.tell(batch, fits=self._record.last.feasible)
-        for batch, accum in self._cuts(bracket):
-            yield from self._serve(batch, accum)
+        course = Course(self._order, self._workers)
+        while (cut := course.next()) is not None:
+            yield from self._serve(*cut)
+            course.tell(cut, fits=self._record.last.feasible)
         if self._order.costs and self._changes is not None:
             self._record.costs(self._changes, self._workers)
         self._record.finish()
         if dist.is_initialized():
             dist.destroy_process_group()
         raise SystemExit(0)
-
-    def _cuts(self, bracket: Bracket) -> list[tuple[int, int]]:
-        """Local batch and accumulation of the wanted global batches that the search has not covered."""
-        below = None if bracket.misfit is None else bracket.misfit - 1
-        limits = (self._order.per_gpu_max, bracket.fits or None, below)
-        known = [limit for limit in limits if limit is not None]
-        if 0 in known:
-            return []
-        cap = min(known, default=None)
-        plans = [
-            plan_batch(size, self._workers, cap)
-            for size in self._order.global_batches
-            if size >= self._workers
-        ]
-        return self._record.missing([(plan.local, plan.accum) for plan in plans])
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
         """Serve the steps of one point; the first of a fresh process warms up for as long as it measures."""
@@ -209,11 +191,6 @@ class Recorder:
             sys.__excepthook__(kind, error, trace)
 
         sys.excepthook = leave_mark
-
-    def missing(self, points: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those that are not measured yet, each once."""
-        seen = {(point.local_batch, point.accum) for point in self._outcome.points}
-        return [point for point in dict.fromkeys(points) if point not in seen]
 
     def begin(self, point: Point) -> None:
         """A point is under way.

@@ -15,6 +15,21 @@ ENV_PROFILE: Final = "PLIANT_PROFILE"
 """Environment variable with the path of the order; the elastic library then serves the sweep."""
 
 
+class Point(Record):
+    """One configuration as measured: step times are the largest over the workers."""
+
+    local_batch: NonNegativeInt
+    accum: PositiveInt = 1
+    weights: NonNegativeInt = 0
+    feasible: bool = True
+    step_s: tuple[NonNegativeFloat, ...] = ()
+    """Seconds of whole steps (or of all-reduces)."""
+    compute_s: tuple[NonNegativeFloat, ...] = ()
+    """Seconds of the same steps without gradient synchronisation; empty with one worker."""
+    peak_memory: NonNegativeInt | None = None
+    """Bytes, the largest over the workers."""
+
+
 class Order(Record):
     """What to measure in one launch. First the local batches, then the global ones cut for the workers."""
 
@@ -34,6 +49,8 @@ class Order(Record):
     """Largest local batch known to fit, from an earlier launch."""
     misfit: PositiveInt | None = None
     """Smallest local batch known not to fit, from an earlier launch."""
+    known: tuple[Point, ...] = ()
+    """Points of it that were measured before: they are not measured again."""
     iterations: PositiveInt = 10
     """Steps measured per point, at least."""
     warmup: NonNegativeInt = 3
@@ -47,21 +64,6 @@ class Order(Record):
     costs: bool = False
     """Also time what changes of the workers are made of: a checkpoint saved and loaded, and a change in
     place."""
-
-
-class Point(Record):
-    """One configuration as measured: step times are the largest over the workers."""
-
-    local_batch: NonNegativeInt
-    accum: PositiveInt = 1
-    weights: NonNegativeInt = 0
-    feasible: bool = True
-    step_s: tuple[NonNegativeFloat, ...] = ()
-    """Seconds of whole steps (or of all-reduces)."""
-    compute_s: tuple[NonNegativeFloat, ...] = ()
-    """Seconds of the same steps without gradient synchronisation; empty with one worker."""
-    peak_memory: NonNegativeInt | None = None
-    """Bytes, the largest over the workers."""
 
 
 class Outcome(Record):

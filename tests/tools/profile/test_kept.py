@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.kept import KeptAllReduce, cluster_label
-from pliant.tools.profile.launch import Ended, Script
+from pliant.tools.profile.launch import Advance, Ended, Script
 from pliant.tools.profile.order import Order, Outcome, Point
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import reduce, step
@@ -29,7 +28,7 @@ class Machine:
         self.seconds = 0.002
         self.reduced_on: list[int] = []
 
-    def __call__(self, script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
         batches = [batch for batch in (*order.local_batches, *order.global_batches) if batch >= workers]
         points = [Point(local_batch=batch, step_s=(0.1,)) for batch in batches]
         points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in order.weights]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +11,7 @@ from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.bracket import Bracket
-from pliant.tools.profile.launch import Ended, Script
+from pliant.tools.profile.launch import Advance, Ended, Script
 from pliant.tools.profile.order import Order, Outcome, Point
 from pliant.tools.profile.studies import Options
 from pliant.tools.profile.sweep import measure
@@ -27,15 +26,17 @@ class Machine:
     crash: int | None = None
     launches: list[tuple[str, int, Order]] = field(default_factory=list)
 
-    def __call__(self, script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
         self.launches.append((script.name, workers, order))
         points: list[Point] = []
         for local, accum in self._points(workers, order):
             if self.crash and local > self.crash:
-                outcome = Outcome(parameters=7, points=tuple(points), current=Point(local_batch=local))
+                outcome = Outcome(
+                    parameters=7, torch="2", points=tuple(points), current=Point(local_batch=local)
+                )
                 return Ended(outcome, out_of_memory=True)
             points.append(self._point(workers, local, accum))
-            advance(len(points))
+            advance(Outcome(parameters=7, torch="2", points=tuple(points)))
         points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in order.weights]
         return Ended(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
 
@@ -110,7 +111,7 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     machine = Machine()
     machine.crash = 0
 
-    def nothing_fits(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+    def nothing_fits(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
         machine.launches.append((script.name, workers, order))
         if order.misfit == 1:
             return Ended(Outcome(done=True))
@@ -172,7 +173,7 @@ def test_progress_never_passes_its_total() -> None:
     assert steps[-1][0] == steps[-1][1]
 
 
-def crashes(script: Script, workers: int, order: Order, advance: Callable[[int], None]) -> Ended:
+def crashes(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
     if script.name == "bad":
         raise JobsFailedError("bad: KeyError: 7")
     return Machine()(script, workers, order, advance)

@@ -18,7 +18,7 @@ from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.launch import Script, launch
 from pliant.tools.profile.measured import MeasuredThroughput
-from pliant.tools.profile.order import ENV_PROFILE, Order
+from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome
 from pliant.tools.profile.studies import Options
 from pliant.tools.profile.sweep import measure
 from tests.builders import job
@@ -57,7 +57,7 @@ def script(*arguments: str) -> Script:
     return Script("net", (SCRIPT, *arguments))
 
 
-def quiet(_done: int) -> None:
+def quiet(_outcome: Outcome) -> None:
     pass
 
 
