@@ -7,6 +7,8 @@ whole or leave it as it was. Equal data gives equal bytes.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ __all__ = [
     "check_fits",
     "check_profiled",
     "profile_from_columns",
+    "profile_hash",
     "profile_to_columns",
     "read_cluster",
     "read_convergence",
@@ -131,6 +134,11 @@ def write_events(events: Iterable[Event], path: str | Path) -> None:
 def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
     """Profile rows as columns: the form embedded in schedules and event files."""
     return to_columns(rows, PROFILE)
+
+
+def profile_hash(columns: Mapping[str, Sequence[Any]]) -> str:
+    """SHA-256, in hexadecimal, of profile rows as columns: equal for equal rows in the same order."""
+    return hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
 
 
 def profile_from_columns(

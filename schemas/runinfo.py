@@ -34,8 +34,10 @@ class RunInfo(Record):
     trace: str | None = None
     """What the trace is called, after its file; null: it came through a pipe, or there was none."""
     cluster: Cluster
+    profile_hash: str | None = None
+    """SHA-256 of the profile's rows; null: there was none, or ``profile`` holds them."""
     profile: dict[str, list[Any]] | None = None
-    """The profile's rows as columns, for the fair-share references; null: linear scaling was assumed."""
+    """The profile's rows as columns, in files of earlier versions; the curves of ``submit`` suffice."""
     pliant_version: str
     start_cost_s: dict[str, float] | float | None = None
     rescale_cost_s: dict[str, float] | float | None = None

@@ -12,7 +12,14 @@ from pliant.schemas.checks import check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.files import PIPE, source_name
-from pliant.schemas.io import profile_to_columns, read_cluster, read_convergence, read_jobs, read_profile
+from pliant.schemas.io import (
+    profile_hash,
+    profile_to_columns,
+    read_cluster,
+    read_convergence,
+    read_jobs,
+    read_profile,
+)
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.trace_hash import trace_hash
@@ -76,8 +83,13 @@ class Inputs:
 
     @cached_property
     def profile_columns(self) -> dict[str, list[object]] | None:
-        """The profile as event files embed it."""
+        """The profile's rows as columns."""
         return None if self.profile is None else profile_to_columns(self.profile.rows)
+
+    @cached_property
+    def profile_hash(self) -> str | None:
+        """The hash of the profile; None: there is none."""
+        return None if self.profile_columns is None else profile_hash(self.profile_columns)
 
 
 def trace_name(path: str) -> str | None:

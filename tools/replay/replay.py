@@ -174,7 +174,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary
 
 
 def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary: Summary) -> str:
-    """The detail of the first event, made when it is written: it repeats the profile."""
+    """The detail of the first event, made when it is written: to digest the profile takes a moment."""
     policy, physics = session.policy, trained.physics
     models = [job.model for job in inputs.jobs]
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
@@ -191,7 +191,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         trace_hash=inputs.trace_hash,
         trace=inputs.name,
         cluster=inputs.cluster,
-        profile=inputs.profile_columns,
+        profile_hash=inputs.profile_hash,
         pliant_version=version("pliant"),
         start_cost_s=(physics.start_cost or FREE).for_models(models),
         rescale_cost_s=(physics.rescale_cost or FREE).for_models(models),

@@ -10,6 +10,7 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.events_io import event_lines
+from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
@@ -31,7 +32,7 @@ def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: fl
         simulated=False,
         trace_hash=trace_hash,
         cluster=schedule.cluster,
-        profile=schedule.profile,
+        profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
         pliant_version=version("pliant"),
         interval_s=interval_s,
     )

@@ -183,8 +183,8 @@ def session_from_history(
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
     info = history.info
-    if info is not None and profile is None and info.profile is not None:
-        profile = Profile(profile_from_columns(info.profile, source))
+    if info is not None and profile is None:
+        profile = _profile_of(info, previous, source)
     cluster = cluster or (info.cluster if info is not None else None)
     if cluster is None:
         raise BadInputError.one(source, "does not name a cluster in its first event")
@@ -339,6 +339,20 @@ def _carried(previous: Schedule | None, policy: Policy, origin_s: float) -> Poli
     if previous is None or previous.policy.parameters != dict(policy.parameters):
         return None
     return None if origin_s else previous.policy_state
+
+
+def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profile | None:
+    """The profile of a run: its rows are in its schedules, and in logs of earlier versions.
+
+    :raises BadInputError: the log names a profile whose rows are elsewhere.
+    """
+    rows = info.profile or (previous.profile if previous is not None else None)
+    if rows is not None:
+        return Profile(profile_from_columns(rows, source))
+    if info.profile_hash is not None:
+        text = "the run began with a profile, expected its profile.parquet or schedule.json beside it"
+        raise BadInputError.one(source, text)
+    return None
 
 
 def _run_info(events: tuple[Event, ...], source: str) -> RunInfo:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.io import profile_from_columns, read_events, write_cluster, write_jobs
+from pliant.schemas.io import profile_hash, profile_to_columns, read_events, write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
@@ -42,12 +42,12 @@ def test_the_first_event_names_the_run() -> None:
     info = RunInfo.model_validate(first.detail, strict=False)
     assert (first.time, first.event, first.job) == (0.0, "decision", None)
     assert (info.policy, info.parameters["alpha"], info.seed, info.simulated) == ("ares", 0.9, 7, True)
-    assert (info.cluster, info.trace_hash, info.profile) == (NODES, trace_hash(TRACE), None)
+    assert (info.cluster, info.trace_hash, info.profile_hash) == (NODES, trace_hash(TRACE), None)
     assert (info.start_cost_s, info.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
     assert info.counters == {"events": done.summary.events, "decisions": done.summary.decisions}
 
 
-def test_the_profile_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
+def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
     rows = tuple(
         ProfileRow(
             "train", "linear", "gpu", 1, gpus, str(gpus), batch // gpus, 1, step_seconds=batch / gpus,
@@ -60,7 +60,8 @@ def test_the_profile_goes_into_the_first_event_and_its_sizes_into_the_curves() -
     done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
     info, submit = list(done.log.events())[:2]
     assert info.detail is not None
-    assert profile_from_columns(info.detail["profile"]) == rows
+    assert info.detail["profile_hash"] == profile_hash(profile_to_columns(rows))
+    assert "profile" not in info.detail, "it is as large as the profile"
     curve = SubmitDetail.model_validate(submit.detail, strict=False).curve
     assert [size for size, _ in curve] == [1, 2, 3]
 

@@ -4,6 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
+from pliant.schemas.events_io import event_lines
+from pliant.schemas.io import profile_hash, profile_to_columns
+from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.fold import JobLog, RunLog, fold
 from pliant.tools.run.journal import (
@@ -20,6 +23,7 @@ from pliant.tools.run.retries import Record
 from pliant.tools.run.setback import Setback
 from pliant.tools.run.slots import Slot
 from pliant.tools.run.steps import Share
+from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 
 
@@ -282,3 +286,18 @@ def test_something_may_be_left_of_a_job_that_is_broken_off_until_its_release() -
 def test_a_release_changes_nothing_else_of_a_job() -> None:
     cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
     assert of(*cancelled, release_event("a", 13.0)) == of(*cancelled)
+
+
+def test_the_first_event_is_small_however_large_the_profile_is() -> None:
+    rows = [
+        ProfileRow(
+            *("train", f"model-{number}", "gpu", 1, 1, "1", 8, 1),
+            step_seconds=1.0, iterations=9, feasible=True, source="measured",
+        )
+        for number in range(2000)
+    ]  # fmt: skip
+    columns = profile_to_columns(rows)
+    found = decide([job("a")], cluster(2), None, Question("fifo")).model_copy(update={"profile": columns})
+    first = run_event(found, "0" * 64, 0.0)
+    assert (first.detail or {})["profile_hash"] == profile_hash(columns)
+    assert len(event_lines([first])) < 2000

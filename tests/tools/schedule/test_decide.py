@@ -6,6 +6,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
@@ -194,6 +195,31 @@ def test_the_log_alone_is_enough():
     assert held(again) == {"a": ("keep", 4)}
     ended = Event(9, "finish", "a", 0)
     assert held(from_log(*events, started, ended, now=9)) == {"b": ("start", 4)}
+
+
+COLUMNS = profile_to_columns(PROFILE.rows)
+HASHED = INFO | {"profile_hash": profile_hash(COLUMNS)}
+
+
+def of_run(info: dict[str, object], **more) -> Schedule:
+    """A decision from a log that begins so, about a job that the profile knows."""
+    events = (Event(0, "decision", detail=info), *submitted(job("a", gpus=2, model="m", batch=64)))
+    return decide_from_events(events, Question("fifo", timing=False), now_s=1, cluster=cluster(2), **more)
+
+
+def test_a_log_of_an_earlier_version_holds_the_profile():
+    assert of_run(INFO | {"profile": COLUMNS}) == of_run(INFO, profile=PROFILE)
+
+
+def test_a_profile_that_the_log_only_names_comes_from_its_file_or_the_last_schedule():
+    found = of_run(HASHED, profile=PROFILE)
+    assert found.profile == COLUMNS
+    assert of_run(HASHED, previous=found).allocations == found.allocations
+
+
+def test_a_profile_that_is_nowhere_is_bad_input():
+    with pytest.raises(BadInputError, match="the run began with a profile, expected its profile"):
+        of_run(HASHED)
 
 
 def test_a_preempted_job_is_in_the_schedule_and_waits():
