@@ -37,7 +37,7 @@ class Options:
     log_bytes: int | None = None
     """Most bytes of each output file of a worker that stay on disk; None: the keeper's default."""
     sinks: tuple[Sink, ...] = ()
-    """Told of every event of the log, those of earlier processes first."""
+    """They get every event as it is written; first, but for ``--follow``, those of the past."""
 
 
 def free_state_name(folder: Path) -> Path:

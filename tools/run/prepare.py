@@ -94,15 +94,18 @@ class Prepared:
         executor = Executor(backend, dirs, time.monotonic, options.timeouts, log_bytes=options.log_bytes)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
-    def open(self) -> State:
-        """Lock the state directory; the sinks get to know its log."""
+    def open(self, *, past: bool = True) -> State:
+        """Lock the state directory.
+
+        :param past: pass what its log holds already to the sinks, too.
+        """
         state = State(self.options.state, wait_s=self.options.wait_s, view=self.view)
         if self.resumed != (state.log.info is not None):
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
         self.clock.not_before(state.log.last_s, state.written_s)
         for sink in self.options.sinks:
-            state.add_sink(sink)
+            state.add_sink(sink, past=past)
         return state
 
     def live(self, state: State, *, follow: bool) -> LiveRun:

@@ -57,7 +57,7 @@ def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None
 
 def _run(options: Options, view: View, loop: Loop, *, follow: bool) -> tuple[RunLog, Signals | None]:
     prepared = Prepared.read(options, open_backend, resume=True)
-    with prepared.open() as state, Interrupts() as interrupts:
+    with prepared.open(past=not follow) as state, Interrupts() as interrupts:
         live = prepared.live(state, follow=follow)
         try:
             loop(live, interrupts, view)

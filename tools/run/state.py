@@ -174,10 +174,13 @@ class State:
         for sink in tuple(self._sinks):
             self._tell(sink, batch)
 
-    def add_sink(self, sink: Sink) -> None:
-        """Tell somebody of all events, those that are there already first. Whoever fails is told no more."""
+    def add_sink(self, sink: Sink, *, past: bool = True) -> None:
+        """Pass all further events to a sink, until it fails.
+
+        :param past: pass on the events that are there already first.
+        """
         self._sinks.append(sink)
-        for events in LogReader(self.dirs.events).read_all():
+        for events in LogReader(self.dirs.events).read_all() if past else ():
             if sink in self._sinks:
                 self._tell(sink, events)
 

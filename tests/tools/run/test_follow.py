@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.tools.run import runner
 from pliant.tools.run.fold import RunLog
@@ -258,3 +260,25 @@ def test_a_new_state_directory_needs_a_cluster(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(Options(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
+
+
+def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
+    heard: list[str] = []
+
+    def hear(events: Sequence[Event]) -> None:
+        heard.extend(f"{event.event} {event.job}" for event in events if event.job)
+
+    run_and_follow(
+        begin(site, sinks=(hear,)),
+        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
+    )
+    assert heard[:2] == ["submit a", "start a"]
+    heard.clear()
+    run_and_follow(
+        replace(go_on(site), sinks=(hear,)),
+        story((nothing, lambda: ask(site, "b", samples=20)), (phase("b", "finished"), lambda: None)),
+    )
+    assert heard[:2] == ["submit b", "start b"]
+    assert not [line for line in heard if line.endswith(" a")]
+    run_until_done(replace(go_on(site), sinks=(hear,)), lambda *_: None)
+    assert "submit a" in heard, "a report needs all of them"
