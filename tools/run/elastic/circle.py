@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final, NoReturn
+from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.folder_store import pause
 from pliant.tools.run.elastic.group import COLLECTIVE, Group
 from pliant.tools.run.elastic.interface import own_address, use_interface
@@ -44,6 +45,8 @@ class Circle:
         self._setting, self._watch, self._check = setting, watch, check
         self._group = Group(setting, backend)
         self._round = 0
+        self.shortage = ""
+        """What the workers have waited for, the last time they met, beside each other."""
 
     def form(self, plan: Plan, position: Position | None) -> list[Position | None]:
         """Meet the workers of the plan, or of a newer one that comes into force meanwhile.
@@ -51,11 +54,13 @@ class Circle:
         The setting follows the plan that was met for in the end, which may be one without this worker: then
         the list is empty. Else it tells how far each worker is, by rank; None: it has no state yet.
 
+        What is trained waits for room on a full disk as long as that takes.
+
         :raises ServiceMissingError: at the start of a job, when the workers did not all come in time.
         :raises OSError: likewise, when this one cannot make itself known.
         :raises LeftAloneError: later, when one has died and no newer plan came.
         """
-        waiting, told = _Waiting(self, position), ""
+        waiting, told, self.shortage = _Waiting(self, position), "", ""
         while True:
             self._turn_to(plan)
             if self._setting.left:
@@ -75,8 +80,10 @@ class Circle:
             except (OSError, ServiceMissingError) as error:
                 if position is None:
                     raise
-                # a full disk, say: what is trained so far can wait for room
-                problem = str(error)
+                # not its text: the name of a temporary file in it changes each time
+                problem = getattr(error, "strerror", None) or str(error)
+                if is_out_of_order(error):
+                    waiting.for_room(problem)
                 time.sleep(_LOOK_S)
             if problem != told:
                 _log.warning("generation %d did not come together: %s", plan.generation, problem)
@@ -84,7 +91,8 @@ class Circle:
             # outside of the handlers: what they caught keeps connections open
             self.leave()
             self._check()
-            waiting.disturbed(problem)
+            if problem != self.shortage:
+                waiting.disturbed(problem)
             if waiting():
                 plan, waiting.failed = self._watch.in_force(self._setting.known), 0
 
@@ -127,6 +135,14 @@ class Circle:
             if worker != orders.worker and life(orders.attempt.presence(worker)) != "alive"
         ]
 
+    def no_room(self) -> str:
+        """Why the disk of the attempt takes nothing; empty: it does."""
+        try:
+            probe_room(self._orders.attempt.path)
+        except ServiceMissingError as error:
+            return str(error) if is_out_of_order(error) else ""
+        return ""
+
     @property
     def plan(self) -> Plan:
         """The plan that is followed."""
@@ -153,6 +169,16 @@ class _Waiting:
         if self.failed >= TRIES and not self._circle.missing():
             self._raise(f"the workers meet, but cannot connect: {problem}")
 
+    def for_room(self, problem: str) -> None:
+        """The disk is full: no worker is to blame for what fails, and no time counts.
+
+        The launcher cannot write a plan then, and a worker that left could not save what it has trained.
+        """
+        self._since_s, self.failed = time.monotonic(), 0
+        if self._circle.shortage != problem:
+            _log.warning("training waits for room: %s", problem)
+        self._circle.shortage = problem
+
     def __call__(self) -> bool:
         pause()
         if self._circle.superseded():
@@ -171,8 +197,11 @@ class _Waiting:
         if waited_s > COLLECTIVE.total_seconds():
             self._raise("all workers live, but they do not meet")
 
-    def _raise(self, problem: str) -> NoReturn:
+    def _raise(self, problem: str) -> None:
         if not self._fresh:
+            if no_room := self._circle.no_room():
+                self.for_room(no_room)
+                return
             raise LeftAloneError(problem)
         plan = self._circle.plan
         raise ServiceMissingError(f"job {plan.job}, generation {plan.generation}: {problem}")

@@ -181,6 +181,8 @@ class Passage:
             if change is not None:
                 change = change.timed("meet", began_s, met_s).timed("broadcast", met_s)
         self._go_on(trainer, change)
+        if self._circle.shortage:
+            problems += (f"training has waited for room: {self._circle.shortage}",)
         for problem in problems:
             self._reporter.warn(trainer.training.counters, problem)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -18,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
+from pliant.tools.run.elastic import circle, interface
 from pliant.tools.run.elastic import group as group_module
-from pliant.tools.run.elastic import interface
 from pliant.tools.run.elastic.circle import CONNECT, TRIES, Circle, LeftAloneError
 from pliant.tools.run.elastic.failure import cut_off
 from pliant.tools.run.elastic.folder_store import pause
@@ -269,6 +270,19 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         worker.kill()
 
 
+class Disk:
+    """A disk that is full for a while."""
+
+    def __init__(self) -> None:
+        self.full, self.refused = True, 0
+
+    def write(self, folder: Path) -> None:
+        if self.full:
+            self.refused += 1
+            error = OSError(errno.ENOSPC, "No space left on device", str(folder))
+            raise ServiceMissingError(f"{folder}: cannot be written") from error
+
+
 class TestRounds:
     """What the members of a plan do when they have met and do not connect."""
 
@@ -358,6 +372,47 @@ class TestRounds:
         assert len(formed) == 1
         Group(cpu(0, 1), None).check_room(job)
         assert len(full) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
+
+    @pytest.fixture
+    def disk(self, monkeypatch: pytest.MonkeyPatch) -> Disk:
+        disk = Disk()
+        monkeypatch.setattr(circle, "probe_room", disk.write)
+        return disk
+
+    def test_trained_workers_wait_for_room_to_meet_as_long_as_it_takes(
+        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        attend = Meeting.attend
+
+        def attend_with_room(self: Meeting, position: Position | None) -> list[Position | None]:
+            if disk.full:
+                disk.refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device", f"{self.folder}/.key.{disk.refused}")
+            return attend(self, position)
+
+        monkeypatch.setattr(Meeting, "attend", attend_with_room)
+        monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: None)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(self.form, job, rank, HERE) for rank in range(2)]
+            until(lambda: disk.refused > 4 * TRIES or any(one.done() for one in both))
+            disk.full = False
+            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
+        said = [record.message for record in caplog.records if "No space left" in record.message]
+        assert len(said) == 2 * 2, "each says once that it waits, and that the workers did not come together"
+
+    def test_workers_that_cannot_connect_wait_where_the_disk_is_full_for_the_others(
+        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def form(self: Group, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
+            if disk.full:
+                raise RuntimeError("gloo: a worker did not connect")
+
+        monkeypatch.setattr(Group, "form", form)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(self.form, job, rank, HERE) for rank in range(2)]
+            until(lambda: disk.refused > 3 or any(one.done() for one in both))
+            disk.full = False
+            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
 
     def test_workers_that_live_and_never_connect_say_why_and_end(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
