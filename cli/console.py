@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Advance = Callable[[int, int | None], None]
+_NAME: Final = "pliant: "
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
 
@@ -50,10 +51,22 @@ def note(text: str) -> None:
         say(text)
 
 
+def note_sentence(text: str) -> None:
+    """As :func:`note`, of prose: a terminal that is narrower gets further lines, broken between words."""
+    from pliant.schemas.text import wrapped
+
+    width = None if sys.stderr is None else width_for(sys.stderr)
+    if width is None:
+        note(text)
+        return
+    for line in wrapped(text, width - len(_NAME), indent="  "):
+        note(line)
+
+
 def say(line: str) -> None:
     """One line on stderr, also with --quiet. A reader that is gone, or a full disk, is no reason to fail."""
     try:
-        print(f"pliant: {line}", file=sys.stderr, flush=True)
+        print(f"{_NAME}{line}", file=sys.stderr, flush=True)
     except OSError:
         abandon(sys.stderr)
 

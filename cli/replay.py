@@ -12,7 +12,7 @@ import typer
 
 from pliant.cli.assumptions import STRICT, heed
 from pliant.cli.common import stated
-from pliant.cli.console import note, progress
+from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.replay_sweep import Executor, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
@@ -318,6 +318,6 @@ def _check_interference(part: float) -> None:
 def _tell(tasks: Sequence[Task], summaries: Sequence[Summary]) -> None:
     for task, found in zip(tasks, summaries, strict=True):
         for line in found.lines():
-            note(line)
+            note_sentence(line)
         if task.path != "-":
             note(f"{found.policy}: events in {task.path}")
