@@ -22,9 +22,9 @@ def width_of(text: str) -> int:
 
 def one_line(text: str) -> str:
     """The text without line ends, and with everything escaped that would act on a terminal."""
+    if text.isascii() and text.isprintable():
+        return text
     words = " ".join(text.split())
-    if words.isascii() and words.isprintable():
-        return words
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
         for each in words

@@ -75,7 +75,9 @@ def _cut_widths(columns: Sequence[Column], widths: Sequence[int], kept: list[int
 def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], kept: Sequence[int]) -> str:
     cells = []
     for at in kept:
-        text = shortened(row[at], widths[at])
-        blank = " " * (widths[at] - width_of(text))
-        cells.append(blank + text if columns[at].right else text + blank)
+        text, room = row[at], widths[at]
+        if not text.isascii() or len(text) > room:
+            text = shortened(text, room)
+            room -= width_of(text) - len(text)
+        cells.append(text.rjust(room) if columns[at].right else text.ljust(room))
     return GAP.join(cells).rstrip() + "\n"
