@@ -60,7 +60,8 @@ def status(
     elif not watch:
         sight = seen.look(ahead=True)
         out_text(page.text(seen, sight, time.time(), width_for(sys.stdout)))
-        note(run_line(sight, state))
+        if job is None:
+            note(run_line(sight, state))
     elif is_terminal(sys.stdout):
         _show(seen, page)
     else:

@@ -164,10 +164,11 @@ def _until(job: JobStatus, now_s: float) -> str:
 
 
 def _progress(job: JobStatus) -> str:
-    if not job.total_samples or not math.isfinite(job.total_samples):
-        parts = [progress(job)]
+    if job.total_samples and math.isfinite(job.total_samples):
+        done = f"{job.samples_done:,.0f} of {job.total_samples:,.0f} samples"
+        parts = [f"{progress(job)} ({done})" if job.samples_done else done]
     else:
-        parts = [f"{progress(job)} ({job.samples_done:,.0f} of {job.total_samples:,.0f} samples)"]
+        parts = [progress(job)]
     parts += [] if job.samples_per_second is None else [f"{job.samples_per_second:.4g} samples/s"]
     return ", ".join(parts)
 

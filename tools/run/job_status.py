@@ -62,6 +62,8 @@ class JobStatus:
     failed_attempt: int = 0
     """The last attempt that failed; 0: none did."""
     why: str = ""
+    brief: str = ""
+    """Why in a few words, beside the state; empty: as ``why``."""
     policy_says: str = ""
     expected: Prediction = field(default=_NOTHING)
 
@@ -129,6 +131,7 @@ def _status(
         retries=job.retries,
         failed_attempt=job.failed_attempt,
         why=_why(job, now_s, prediction, waiting - 1, cancelling=job_id in sight.cancelled),
+        brief=_brief(job, prediction, cancelling=job_id in sight.cancelled),
         policy_says="" if job.ended else sight.reasons.get(job_id, ""),
         expected=_NOTHING if job.ended else prediction,
     )
@@ -165,6 +168,16 @@ def waits_for(gpus: int, expected: Prediction, others: int) -> str:
     if ahead is None:
         return f"{words}; {_are(others, 'other job', 'waits', 'wait')}" if others else words
     return f"{words}; {_are(ahead, 'job', 'is ahead', 'are ahead')}" if ahead else f"{words}; it is next"
+
+
+def _brief(job: JobLog, expected: Prediction, *, cancelling: bool) -> str:
+    """As :func:`waits_for`, shorter, where the job waits and nothing else is to be said of it."""
+    waits = not (job.ended or job.gpus or cancelling or job.trouble or job.retry_s is not None)
+    if not waits:
+        return ""
+    ahead = expected.jobs_ahead
+    place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")
+    return f"for {in_gpus(job.job.min_gpus)}{place}"
 
 
 def _are(count: int, noun: str, one: str, many: str) -> str:

@@ -14,10 +14,10 @@ from pliant.tools.run.sight import Sight
 COLUMNS: Final = (
     Column("job"),
     Column("state", 1),
-    Column("GPUs/batch", 4),
+    Column("GPUs/batch", 5),
     Column("progress", 3),
     Column("until", 2),
-    Column("why", 5, least=16),
+    Column("why", 4, least=16),
 )
 SUMMARY: Final = (
     Column("job"),
@@ -41,7 +41,7 @@ def status_text(sight: Sight, now_s: float, width: int | None = None, *, explain
 
 def row(job: JobStatus, now_s: float, *, explain: bool = False) -> tuple[str, ...]:
     """One job, by :data:`COLUMNS`."""
-    parts = [job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
+    parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
     return job.id, job.state, size(job), progress(job), until(job, now_s), "; ".join(filter(None, parts))
 
 

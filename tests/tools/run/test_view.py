@@ -48,7 +48,7 @@ def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -
     assert status_text(Sight(log(START)), 13.5).splitlines() == [
         "job  state     GPUs/batch  progress  until  why",
         "a    starting  2           0 %       -      for 2 s",
-        "b    waiting   -           -         -      waits for 1 GPU",
+        "b    waiting   -           -         -      for 1 GPU",
     ]
 
 
@@ -63,16 +63,29 @@ def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
     assert "F = 12.5" not in status_text(seen, 16.0)
     explained = status_text(seen, 16.0, explain=True).splitlines()
     assert explained[1].endswith("policy: its [turn]")
-    assert explained[2].endswith("waits for 1 GPU; policy: F = 12.5")
+    assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
 
 
-def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs() -> None:
-    expected = {"b": Prediction(start_s=196.0, jobs_ahead=3)}
-    behind = shown(Sight(log(START), outlook=expected), 16.0, "b")
-    assert behind[-2:] == ["in 3 min (at 196 s)", "waits for 1 GPU; 3 jobs are ahead"]
-    expected = {"b": Prediction(start_s=196.0, jobs_ahead=0)}
-    assert shown(Sight(log(START), outlook=expected), 16.0, "b")[-1] == "waits for 1 GPU; it is next"
-    assert shown(Sight(log()), 16.0, "b")[-1] == "waits for 1 GPU; 1 other job waits"
+@pytest.mark.parametrize(
+    ("expected", "brief", "why"),
+    [
+        (Prediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
+        (Prediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
+        (Prediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
+        (Prediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
+    ],
+)
+def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
+    expected: Prediction, brief: str, why: str
+) -> None:
+    seen = Sight(log(), outlook={"b": expected})
+    assert shown(seen, 16.0, "b")[-1] == brief
+    assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
+
+
+def test_a_job_that_waits_says_when_it_starts() -> None:
+    seen = Sight(log(START), outlook={"b": Prediction(start_s=196.0, jobs_ahead=3)})
+    assert shown(seen, 16.0, "b")[-2] == "in 3 min (at 196 s)"
 
 
 def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
