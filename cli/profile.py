@@ -11,6 +11,7 @@ import typer
 from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
 from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -154,10 +155,10 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
     """A list like ``1,2,4`` in ascending order; None for ``auto``."""
     if text == AUTO:
         return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+    found = {whole_number(part.strip()) or 0 for part in text.split(",")}
+    if 0 in found:
         raise UsageError(f"{option}: {text!r}, expected numbers above 0 separated by commas, or auto")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(found))
 
 
 def refuse_terminal(out: str) -> None:

@@ -44,6 +44,7 @@ def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: W
     """
     import json
 
+    from pliant.schemas.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
     from pliant.tools.profile.measured import MeasuredThroughput
     from pliant.tools.report.render import as_csv, as_table
@@ -53,9 +54,8 @@ def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: W
 
     specs = [job for job in read_jobs(jobs) if not wanted.models or job.model in wanted.models]
     if not specs:
-        raise BadInputError(
-            f"no job has the model {' or '.join(wanted.models)}" if wanted.models else "no job"
-        )
+        missing = f"no job has the model {' or '.join(wanted.models)}" if wanted.models else "holds no job"
+        raise BadInputError.one(source_name(jobs), missing)
     nodes = _cluster_of(profile) if cluster is None else read_cluster(cluster)
     speed = MeasuredThroughput(profile, nodes.speeds)
     speeds = Speeds(speed, node_states(nodes))

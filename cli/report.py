@@ -85,7 +85,7 @@ def report(
       pliant report out/ --format json --expect published.json
     """
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.files import write_bytes
+    from pliant.schemas.files import source_name, write_bytes
     from pliant.schemas.outputs import check_folder, check_output
     from pliant.tools.report.compare import compare_runs
     from pliant.tools.report.expect import (
@@ -116,7 +116,7 @@ def report(
         jobs,
         () if twin is None else compare_runs(made.runs[0].run, twin),
         twin,
-        () if expectations is None else check_expectations(made, expectations),
+        () if expectations is None else check_expectations(made, expectations, source_name(str(expect))),
     )
     kind: FormatName = format.value
     width = width_for(sys.stdout) if output == "-" else None

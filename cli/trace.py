@@ -8,6 +8,7 @@ import typer
 
 from pliant.cli.console import note
 from pliant.cli.trace_import import trace_import
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import UsageError
 from pliant.schemas.wording import counted
 
@@ -93,7 +94,7 @@ def synth(
     overrides = {name: value for name, value in given.items() if value is not None}
     if classes:
         overrides["gpu_time"] = None
-    made = synthesize(read_recipe(recipe, overrides))
+    made = synthesize(read_recipe(recipe, overrides), recipe)
     write_jobs(made, output)
     note(f"{counted(len(made), 'job')} over {made[-1].submit_time / 3600:.1f} h")
 
@@ -101,9 +102,10 @@ def synth(
 def _model(name: str, weight: float) -> dict[str, Any]:
     """``NAME[:BATCH]`` as a model of a recipe."""
     model, _, batch = name.partition(":")
-    if batch and not batch.isdecimal():
+    size = whole_number(batch)
+    if batch and size is None:
         raise UsageError(f'--models "{name}": expected NAME or NAME:BATCH')
-    return {"name": model, "weight": weight, "batch": int(batch) if batch else None}
+    return {"name": model, "weight": weight, "batch": size}
 
 
 def _weights(option: str, text: str) -> dict[str, float]:

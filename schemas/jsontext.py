@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from pydantic_core import ValidationError, from_json
 
+from pliant.schemas.digits import TOO_MANY
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.files import PARQUET_MAGIC
 from pliant.schemas.problems import as_pointer, details, location
@@ -57,11 +59,34 @@ def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem
         return Problem(source, line or error.lineno, "", text)
     except RecursionError:
         return Problem(source, line, "", "not readable JSON: nested too deeply")
+    except ValueError:
+        return Problem(source, line or _line_of_digits(data), "", f"not readable JSON: {TOO_MANY}")
     try:
         from_json(data)
     except ValueError as error:
         return Problem(source, line, "", f"not readable JSON: {str(error).partition(' at line')[0]}")
     return None
+
+
+def parse_json(data: bytes, source: str) -> Any:
+    """The value of a JSON text in which no object gives a key twice; a byte order mark is skipped.
+
+    :raises BadInputError: it is not JSON, or a key is given twice.
+    """
+    data = data.removeprefix(BOM)
+    problem = syntax_problem(data, source)
+    if problem is not None:
+        raise BadInputError([problem])
+    twice = key_given_twice(data)
+    if twice is not None:
+        raise BadInputError.one(source, f'key "{twice}" is given twice in one object, expected once')
+    return json.loads(data)
+
+
+def _line_of_digits(data: bytes) -> int | None:
+    """The line of the first number that Python does not convert."""
+    found = re.search(rb"[0-9]{%d,}" % sys.get_int_max_str_digits(), data)
+    return None if found is None else data.count(b"\n", 0, found.start()) + 1
 
 
 def key_given_twice(text: bytes) -> str | None:

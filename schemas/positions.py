@@ -37,8 +37,10 @@ def _list_item(text: str, at: int, index: str | int) -> int | None:
         return None
     at = _skip(text, at + 1)
     for _ in range(index):
+        if text[at] == "]":
+            return None
         at = _skip(text, _DECODER.raw_decode(text, at)[1])
-    return at
+    return None if text[at] == "]" else at
 
 
 def _skip(text: str, at: int) -> int:

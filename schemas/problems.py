@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import Problem
 from pliant.schemas.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE
+from pliant.schemas.wording import shortened
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, ValidationError
@@ -125,9 +126,9 @@ def _number(bound: float) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
-def _shown(value: object, limit: int = 60) -> str:
+def _shown(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return shortened(text)

@@ -23,7 +23,8 @@ MOST_GPUS: Final = 10_000_000
 GpuCount = Annotated[int, Field(gt=0, le=MOST_GPUS)]
 SampleCount = Annotated[int, Field(gt=0, le=2**53)]
 """Up to the largest integer that a float holds exactly."""
-BatchSize = Annotated[int, Field(gt=0, le=2**31)]
+LARGEST_BATCH: Final = 2**31
+BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 MOST: Final = 1e18

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.problems import NOT_FINITE, as_pointer, nonfinite, problems_of
@@ -98,6 +99,15 @@ def rows_from_columns(
     return tuple(rows)
 
 
+def validate_row(row: Row) -> None:
+    """Check the values of a row, each for itself.
+
+    :raises ValidationError: pydantic's, with every value that is wrong.
+    """
+    table = TABLES[type(row)]
+    validator(table).validate_python({name: getattr(row, name) for name in table.names})
+
+
 def broken_rules(row: Row) -> list[tuple[str, str]]:
     """What is wrong with values that are each right for themselves, as (pointer, message)."""
     if isinstance(row, ProfileRow):
@@ -172,8 +182,8 @@ def _placement_problem(
 
 
 def _shares(placement: str) -> list[int]:
-    """GPUs per node; 0 for what is no number."""
-    return [int(part) if part.isdecimal() else 0 for part in placement.split(",")]
+    """GPUs per node; 0 for what is not a number."""
+    return [whole_number(part) or 0 for part in placement.split(",")]
 
 
 def _event_rules(row: Event) -> list[tuple[str, str]]:

@@ -6,14 +6,27 @@ event is a :class:`SubmitDetail`. So a report needs the event file alone.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.schemas.record import (
+    MOST,
+    GpuCount,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Record,
+    WorkAmount,
+)
+
+_SLOWEST: Final = 1e-18
+"""Samples per second of a job: slower, and the times of its work are not finite."""
 
 
 class RunInfo(Record):
@@ -55,9 +68,18 @@ class SubmitDetail(Record):
     """The job that a ``submit`` event brings, with what the fair-share references need to know about it."""
 
     job: Job
-    curve: tuple[tuple[PositiveInt, PositiveFloat], ...] = ()
+    curve: tuple[tuple[GpuCount, Annotated[float, Field(ge=_SLOWEST, le=MOST)]], ...] = ()
     """[[GPUs, samples per second], …] at the reference batch, sizes ascending; empty: no speed is known."""
-    samples: PositiveFloat | None = None
+    samples: WorkAmount | None = None
     """All the work in samples; null: unknown."""
     demand_gpu_s: PositiveFloat | None = None
     """GPU-seconds of all the work at the requested size, as the scheduler counts them; null: not stated."""
+
+    @model_validator(mode="after")
+    def _sizes_ascend(self) -> Self:
+        for index, ((before, _), (size, _)) in enumerate(pairwise(self.curve), 1):
+            if size <= before:
+                text = f"{size} is not above {before}, expected sizes in ascending order"
+                context = {"problem": text, "pointer": f"/curve/{index}/0"}
+                raise PydanticCustomError("curve", "{problem}", context)
+        return self

@@ -13,7 +13,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.files import PARQUET_MAGIC
 from pliant.schemas.jsontext import warn_dropped
 from pliant.schemas.limits import check_footer, check_strings
-from pliant.schemas.rows import AnyRow, broken_rules, rows_from_columns, validator
+from pliant.schemas.rows import AnyRow, broken_rules, rows_from_columns, validate_row
 from pliant.schemas.table import Column, Table
 from pliant.schemas.version import a_file, check_schema_id, schema_id
 
@@ -46,7 +46,7 @@ def check_rows(rows: Sequence[AnyRow], table: Table) -> None:
     """
     for number, row in enumerate(rows, 1):
         try:
-            validator(table).validate_python({name: getattr(row, name) for name in table.names})
+            validate_row(row)
         except ValidationError as error:
             raise ValueError(f"{table.kind} row {number} breaks the schema: {error}") from error
         broken = broken_rules(row)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pliant.schemas.wording import shortened
+
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
 MAJOR: Final = 1
 MINORS: Final = {"event": 1}
 """The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
 may end in a checksum (:mod:`pliant.schemas.seals`)."""
-_FORM: Final = re.compile(r"pliant\.([a-z]+)/(\d+)(?:\.(\d+))?")
+_FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
 def schema_id(kind: str, minor: int = 0) -> str:
@@ -31,8 +33,8 @@ def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
     """
     match = _FORM.fullmatch(found) if isinstance(found, str) else None
     if match is None:
-        return f"{found!r} is not a schema identifier, expected {schema_id(kind)!r}", False
-    name, major, minor = match[1], int(match[2]), int(match[3] or 0)
+        return f"{shortened(repr(found))} is not a schema identifier, expected {schema_id(kind)!r}", False
+    name, major, minor = shortened(match[1]), int(match[2]), int(match[3] or 0)
     if name != kind:
         return f"this is {a_file(name)}, expected {a_file(kind)} ({schema_id(kind)!r})", False
     if major != MAJOR:

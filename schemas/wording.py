@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def shortened(text: str, limit: int = 60) -> str:
+    """A value of a file as a message shows it: a long one is cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def counted(count: int, noun: str) -> str:
     """``1 job``, ``2 jobs``; for nouns whose plural takes an s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -202,6 +202,26 @@ def test_a_schedule_can_be_wrong(rest: str, expected: str) -> None:
     assert problems(io.read_schedule, f"{SCHEDULE}, {rest}}}", "s.json") == [f"s.json:1: {expected}"]
 
 
+def test_what_is_missing_at_the_end_of_a_list_has_the_line_of_the_list() -> None:
+    text = f'{SCHEDULE},\n"allocations": [{{"job": "a", "gpus": 1,\n"placement": [[]], "action": "start"}}]}}'
+    (missing, *_) = problems(io.read_schedule, text, "s.json")
+    assert missing.startswith("s.json:3: /allocations/0/placement/0/0: is missing")
+
+
+@pytest.mark.parametrize("schema", ["x" * 5000, 10**4000, f"pliant.job/{'9' * 5000}"])
+def test_a_long_value_is_cut_in_a_message(schema: object) -> None:
+    (problem,) = job_problems({"schema": schema})
+    assert "is not a schema identifier" in problem
+    assert len(problem) < 200
+
+
+def test_a_number_of_thousands_of_digits_has_its_line() -> None:
+    text = f'{{"schema": "pliant.cluster/1",\n"nodes": [{{"name": "a", "gpus": {"9" * 5000}}}]}}'
+    expected = "not readable JSON: a number has too many digits"
+    assert problems(io.read_cluster, text, "c.json") == [f"c.json:2: {expected}"]
+    assert job_problems({}, f'{{"id": {"9" * 5000}}}') == [f"jobs.jsonl:2: {expected}"]
+
+
 def test_schedules_metrics_and_events_must_name_their_schema() -> None:
     assert problems(io.read_schedule, "{}", "s.json") == [
         "s.json:1: /schema: is missing, expected 'pliant.schedule/1'"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Batch, Gpus, Job
 from pliant.tools.profile.interpolated import PlacementTimes
@@ -115,8 +116,8 @@ def _settled(job: Job, gpus: int, batch: int) -> Job:
 
 def file_order(job: Job) -> tuple[float, str]:
     """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
-    row = job.labels.get(ROW, "")
-    return (0.0, f"{int(row):012}") if row.isdecimal() else (1 + job.submit_time, job.id)
+    row = whole_number(job.labels.get(ROW, ""))
+    return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)
 
 
 def split(

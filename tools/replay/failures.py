@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -35,6 +35,8 @@ class NodeEvent:
     time_s: float
     node: str
     up: bool
+    origin: str = field(default="node events", compare=False, repr=False)
+    """Where it stands, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ def read_failures(path: str) -> tuple[NodeEvent, ...]:
     lines, problems = read_lines(read_bytes(path), source, "failure", _Line.model_validate_json)
     if problems:
         raise BadInputError(problems)
-    events = [NodeEvent(line.time, line.node, line.event == "up") for _, line in lines]
+    events = [
+        NodeEvent(line.time, line.node, line.event == "up", f"{source}:{number}") for number, line in lines
+    ]
     return tuple(sorted(events, key=lambda event: (event.time_s, event.node, event.up)))
 
 

@@ -20,7 +20,7 @@ from pliant.schemas.io import (
     read_jobs,
     read_profile,
 )
-from pliant.schemas.job import GpuTimeWork, Job
+from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork, Work
 from pliant.schemas.profile import Profile
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
@@ -127,13 +127,23 @@ def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput)
         if job.work is None:
             needed = "samples, epochs, iterations or gpu_seconds"
             yield f'job "{job.id}": its work is null, a replay needs {needed}'
-        elif isinstance(job.work, GpuTimeWork):
-            kind = (job.model, job.batch.size, job.batch.per_gpu_max, job.gpus.requested)
-            if kind in good:
-                continue
-            try:
-                job_state(job, speeds)
-            except BadInputError as error:
-                yield str(error)
-            else:
-                good.add(kind)
+            continue
+        kind = (job.model, job.batch.size, job.batch.per_gpu_max, job.gpus.requested, _magnitude(job.work))
+        if kind in good:
+            continue
+        try:
+            job_state(job, speeds)
+        except BadInputError as error:
+            yield str(error)
+        else:
+            good.add(kind)
+
+
+def _magnitude(work: Work) -> object:
+    """What a trace's jobs share, of their work: its form, and whether its amount is usual or extreme."""
+    match work:
+        case SampleWork(samples=amount) | IterationWork(iterations=amount) | GpuTimeWork(gpu_seconds=amount):
+            pass
+        case EpochWork(epochs=epochs, dataset_size=size):
+            amount = epochs * size
+    return type(work), amount if not 1e-3 < amount < 1e12 else None

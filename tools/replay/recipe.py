@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from collections.abc import Iterator
+from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.digits import TOO_MANY, whole_number
+from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.files import read_bytes, source_name
 from pliant.schemas.job import Elasticity
-from pliant.schemas.problems import problems_of
+from pliant.schemas.jsontext import BOM, parse_json
+from pliant.schemas.problems import Location, as_pointer, problems_of
 from pliant.schemas.record import (
+    MOST,
     MOST_GPUS,
     BatchSize,
     GpuCount,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     Record,
     SampleCount,
+    WorkAmount,
 )
 from pliant.tools.replay.recipe_oasis import OasisRanges
 
@@ -37,10 +42,17 @@ CLASS_HOURS: Final[dict[GpuTimeClass, tuple[float, float]]] = {
 """GPU-hours from and to. The classes of Ares, section 5.1, closed at a minute and at a thousand hours."""
 _USUAL_CLASSES: Final[dict[GpuTimeClass, float]] = {"S": 0.6, "M": 0.3, "L": 0.1}
 _USUAL_SIZES: Final = {"1": 0.5, "2": 0.2, "4": 0.2, "8": 0.1}
+MOST_JOBS: Final = 100_000_000
+"""Of one trace: no machine replays more."""
 _USUAL_JOBS: Final = 160
 _USUAL_WINDOW_H: Final = 8.0
+_TOML_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+_MOST_BITS: Final = 1024
+"""Of an integer: TOML writes one in hexadecimal digits of any number, which JSON cannot."""
 BUILT_IN: Final = ("poisson", "bursty", "diurnal")
 
+_Rate = Annotated[float, Field(ge=1e-9, le=MOST)]
+"""A rate or a length of time that arrivals can be computed with."""
 Bounds = tuple[PositiveFloat, PositiveFloat]
 """From, to."""
 Sizes = Annotated[dict[str, PositiveFloat], Field(min_length=1)]
@@ -49,7 +61,7 @@ Sizes = Annotated[dict[str, PositiveFloat], Field(min_length=1)]
 
 def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
     for size in sizes or ():
-        if not (size.isascii() and size.isdecimal() and 0 < int(size) <= MOST_GPUS):
+        if not 0 < (whole_number(size) or 0) <= MOST_GPUS:
             refuse("/gpus", f'"{size}" is not a number of GPUs')
 
 
@@ -117,15 +129,15 @@ class Recipe(Record):
     """How jobs arrive: at a constant rate, at a high and a low rate in turn, at a rate that follows the hour
     of the day, or when the jobs of a window of another trace did. ``oasis``: at a constant rate, jobs with
     workers, parameter servers and a utility."""
-    jobs: PositiveInt | None = None
+    jobs: Annotated[int, Field(gt=0, le=MOST_JOBS)] | None = None
     """How many. Default: 160; where ``hours`` is given, as many as the rate brings."""
-    hours: PositiveFloat | None = None
+    hours: WorkAmount | None = None
     """Arrivals keep to so many hours. Default: no limit; for a sample 8."""
-    rate_per_hour: PositiveFloat = 20.0
+    rate_per_hour: _Rate = 20.0
     """Mean arrivals an hour; of bursty arrivals the high rate."""
-    low_rate_per_hour: PositiveFloat | None = None
+    low_rate_per_hour: _Rate | None = None
     """Of bursty arrivals. Default: a quarter of the high one."""
-    phase_minutes: PositiveFloat = 60.0
+    phase_minutes: _Rate = 60.0
     """How long each of the two rates lasts."""
     amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Of diurnal arrivals: the rate swings around its mean by this part of it."""
@@ -133,7 +145,7 @@ class Recipe(Record):
     """Hour of the day at which diurnal arrivals are most frequent; the trace begins at midnight."""
     trace: str | None = None
     """The jobs that are sampled; a relative path starts at the recipe's folder."""
-    from_hour: NonNegativeFloat | None = None
+    from_hour: Annotated[float, Field(ge=0, le=MOST)] | None = None
     """Where the window of a sample begins. Default: the busiest one, looked for hour by hour."""
     seed: NonNegativeInt = 0
     models: Annotated[tuple[Model, ...], Field(min_length=1)] = (Model(name="model", batch=256),)
@@ -160,6 +172,8 @@ class Recipe(Record):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         _sizes_are_numbers(self.gpus)
+        if self.count is None and self.window_h * self.rate_per_hour > MOST_JOBS:
+            refuse("/hours", f"more than {MOST_JOBS:,} jobs arrive in {self.window_h:g} h at this rate")
         if (self.kind == "sample") != (self.trace is not None):
             refuse("/trace", 'kind "sample" and trace come together')
         drawn = set(self.classes) if self.kind != "sample" and not self.gpu_time else set(CLASS_HOURS)
@@ -172,8 +186,8 @@ class Recipe(Record):
 def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
     """The recipe of a built-in name or a file, with some fields replaced.
 
-    :raises UsageError: there is neither such a recipe nor such a file, or an override is out of bounds.
-    :raises BadInputError: with every problem of the file.
+    :raises UsageError: there is neither such a recipe nor such a file.
+    :raises BadInputError: with every problem of the file and of the overrides.
     """
     if name in BUILT_IN:
         return _checked({"kind": name, **overrides}, "options")
@@ -184,16 +198,51 @@ def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
 
 
 def parse_table(data: bytes, source: str) -> dict[str, Any]:
-    """The table of a TOML or JSON file.
+    """The table of a TOML or JSON file, of values that JSON has.
 
-    :raises BadInputError: it is neither.
+    :raises BadInputError: it is neither, or holds a date or a number that JSON does not have.
     """
+    data = data.removeprefix(BOM)
+    if data.lstrip().startswith(b"{"):
+        return dict(parse_json(data, source))
     try:
-        text = data.decode()
-        found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        found = tomllib.loads(data.decode())
+    except RecursionError:
+        raise BadInputError.one(source, "is not readable TOML: nested too deeply") from None
     except ValueError as error:
-        raise BadInputError.one(source, f"is neither TOML nor JSON: {error}") from error
-    return dict(found)
+        raise _not_toml(error, source) from error
+    problems = [Problem(source, None, as_pointer(path), text) for path, text in _strange(found)]
+    if problems:
+        raise BadInputError(problems)
+    return found
+
+
+def _not_toml(error: ValueError, source: str) -> BadInputError:
+    """What is wrong with a text that is not TOML, at its line."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return BadInputError.one(
+            source, f"not valid UTF-8 (byte {byte:#04x}), expected TOML or JSON in UTF-8"
+        )
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return BadInputError.one(source, f"is not readable TOML: {TOO_MANY}")
+    place = _TOML_PLACE.search(str(error))
+    line = whole_number(place[1]) if place else None
+    return BadInputError.one(source, f"is neither TOML nor JSON: {error}", line=line)
+
+
+def _strange(value: object, path: Location = ()) -> Iterator[tuple[Location, str]]:
+    """Where a TOML table holds a value that JSON does not have."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _strange(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strange(item, (*path, index))
+    elif isinstance(value, date | time):
+        yield path, f"{value} is a date or a time, expected a number or a quoted text"
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        yield path, f"{TOO_MANY}, expected an integer of 64 bits"
 
 
 def _checked(fields: dict[str, Any], source: str) -> Recipe:

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.record import NonNegativeFloat, PositiveFloat, Record
+from pliant.schemas.record import Record
 
 
 def _refuse_backwards(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -17,14 +17,15 @@ def _refuse_backwards(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
-Bounds = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], AfterValidator(_refuse_backwards)]
+_Amount = Annotated[float, Field(ge=0, le=1e9)]
+Bounds = Annotated[tuple[_Amount, _Amount], AfterValidator(_refuse_backwards)]
 """From, to; drawn evenly between them."""
 
 
 class OasisRanges(Record):
     """Jobs with workers, parameter servers and a utility; the defaults are the paper's simulation."""
 
-    slot_s: PositiveFloat = 1200.0
+    slot_s: Annotated[float, Field(ge=1e-3, le=1e9)] = 1200.0
     """Seconds of one time slot."""
     epochs: Bounds = (50, 200)
     chunks: Bounds = (5, 100)

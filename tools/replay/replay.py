@@ -149,7 +149,8 @@ def _check_nodes(inputs: Inputs, physics: Physics) -> None:
     known = {node.name for node in inputs.cluster.expanded()}
     for event in physics.node_events:
         if event.node not in known:
-            raise BadInputError(f'node event at {event.time_s:g} s: the cluster has no node "{event.node}"')
+            text = f'at {event.time_s:g} s: the cluster has no node "{event.node}"'
+            raise BadInputError(f"{event.origin}: {text}")
 
 
 def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary:

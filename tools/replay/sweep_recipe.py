@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.files import read_bytes, source_name
 from pliant.schemas.problems import problems_of
 from pliant.schemas.record import (
@@ -24,6 +25,7 @@ from pliant.tools.replay.clock import SHORTEST_INTERVAL_S
 from pliant.tools.replay.costs import is_event_file
 from pliant.tools.replay.progress_choice import ProgressName
 from pliant.tools.replay.recipe import BUILT_IN, parse_table, refuse
+from pliant.tools.schedule.registry import make_policy
 
 Value = bool | int | float | str
 
@@ -130,7 +132,31 @@ def read_sweep(path: str) -> SweepRecipe:
         recipe = SweepRecipe.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         raise BadInputError(problems_of(error, source)) from error
+    _check_policies(recipe, source)
     return _beside(recipe, Path(path).resolve().parent)
+
+
+def _check_policies(recipe: SweepRecipe, source: str) -> None:
+    """Refuse policies and values of parameters that no replay could have.
+
+    :raises BadInputError: with every problem.
+    """
+    problems: list[Problem] = []
+    for index, policy in enumerate(recipe.policies):
+        for parameters in parameter_grid(recipe, policy):
+            try:
+                make_policy(policy, parameters)
+            except UsageError as error:
+                problems.append(Problem(source, None, f"/policies/{index}", str(error)))
+    if problems:
+        raise BadInputError(list(dict.fromkeys(problems)))
+
+
+def parameter_grid(recipe: SweepRecipe, policy: str) -> Iterator[dict[str, Value]]:
+    """All combinations of the values that a sweep tries for a policy."""
+    grid = recipe.parameters.get(policy, {})
+    for values in product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
 
 
 def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:

@@ -25,9 +25,8 @@ from pliant.tools.replay.progress_choice import Training
 from pliant.tools.replay.recipe import read_recipe
 from pliant.tools.replay.replay import Run
 from pliant.tools.replay.sweep_origin import Digests, differences, file_digest, made_from
-from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World
+from pliant.tools.replay.sweep_recipe import SweepRecipe, Trace, Value, World, parameter_grid
 from pliant.tools.replay.synth import synthesize
-from pliant.tools.schedule.registry import make_policy
 
 TABLE: Final = "tasks.jsonl"
 _KIND: Final = "task"
@@ -72,7 +71,6 @@ class SweepTask(World):
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
     """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``.
 
-    :raises UsageError: a policy or a parameter is unknown.
     :raises BadInputError: an input cannot be read, or two tasks would have the same name.
     """
     world = {name: getattr(recipe, name) for name in World.model_fields}
@@ -163,17 +161,15 @@ def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
         path = folder / "traces" / f"{stem}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
-        write_jobs(synthesize(read_recipe(str(trace.synth), stated)), path)
+        recipe = str(trace.synth)
+        write_jobs(synthesize(read_recipe(recipe, stated), recipe), path)
         yield stem, str(path.resolve())
 
 
 def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
     """(policy, its parameters, seed)."""
     for policy in recipe.policies:
-        grid = recipe.parameters.get(policy, {})
-        for values in product(*grid.values()):
-            parameters = dict(zip(grid, values, strict=True))
-            make_policy(policy, parameters)
+        for parameters in parameter_grid(recipe, policy):
             for seed in recipe.seeds:
                 yield policy, parameters, seed
 

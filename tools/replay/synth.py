@@ -24,18 +24,20 @@ _HOUR_S: Final = 3600.0
 _LEAST_S: Final = 0.001
 
 
-def synthesize(recipe: Recipe) -> tuple[Job, ...]:
+def synthesize(recipe: Recipe, source: str | None = None) -> tuple[Job, ...]:
     """The jobs of a recipe, in order of arrival.
 
     Times are rounded to milliseconds, so that the text of a trace says exactly what its numbers are.
 
+    :param source: where the recipe is from, for messages.
     :raises BadInputError: the trace to sample from cannot be read, or has too few jobs in the window; or what
         the recipe says of sizes, batches and work does not go together.
     """
     try:
         return _made(recipe)
     except ValidationError as error:
-        raise BadInputError(problems_of(error, "a job of this recipe")) from None
+        one = "a job of this recipe"
+        raise BadInputError(problems_of(error, one if source is None else f"{source}: {one}")) from None
 
 
 def _made(recipe: Recipe) -> tuple[Job, ...]:

@@ -10,6 +10,7 @@ The file that ``--expect`` reads::
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +18,9 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.errors import BadInputError, JobsFailedError
+from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, UsageError
 from pliant.schemas.files import read_bytes, source_name
+from pliant.schemas.jsontext import parse_json
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.problems import problems_of
 from pliant.schemas.record import NonNegativeFloat, Record
@@ -108,15 +110,32 @@ def read_expectations(path: str | Path) -> Expectations:
 
     :raises BadInputError: with every problem of the file.
     """
+    source = source_name(path)
+    value = parse_json(read_bytes(path), source)
     try:
-        return Expectations.model_validate_json(read_bytes(path))
+        return Expectations.model_validate_json(json.dumps(value))
     except ValidationError as error:
-        raise BadInputError(problems_of(error, source_name(path))) from None
+        raise BadInputError(problems_of(error, source)) from None
 
 
-def check_expectations(report: Report, expectations: Expectations) -> tuple[Checked, ...]:
-    """Look every expected figure up; a run that is not there is a ``UsageError``."""
-    return tuple(Checked(each, _found(report, each)) for each in expectations.figures)
+def check_expectations(
+    report: Report, expectations: Expectations, source: str = "expectations"
+) -> tuple[Checked, ...]:
+    """Look every expected figure up.
+
+    :param source: the file of the expectations, for messages.
+    :raises BadInputError: one problem for each figure of a run that the report does not have.
+    """
+    checked: list[Checked] = []
+    problems: list[Problem] = []
+    for index, each in enumerate(expectations.figures):
+        try:
+            checked.append(Checked(each, _found(report, each)))
+        except UsageError as error:
+            problems.append(Problem(source, None, f"/figures/{index}", str(error)))
+    if problems:
+        raise BadInputError(problems)
+    return tuple(checked)
 
 
 def refuse_missed(checked: tuple[Checked, ...]) -> None:

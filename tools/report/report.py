@@ -9,6 +9,7 @@ from pathlib import Path
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
 from pliant.schemas.metrics import Metrics, RunMetrics
+from pliant.schemas.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.fold import read_run
 from pliant.tools.report.labels import labels
@@ -108,7 +109,7 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
     if len(matches) != 1:
         known = ", ".join(f'"{each.label}"' for each in runs)
         problem = "is the policy of several runs" if matches else "is no run"
-        raise UsageError(f'"{name}" {problem}; the runs are {known}')
+        raise UsageError(f'"{shortened(name)}" {problem}; the runs are {known}')
     return matches[0]
 
 

@@ -80,7 +80,7 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
     """
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DamagedError.one(source, "is damaged: it holds no JSON") from None
     if not isinstance(value, dict):
         raise DamagedError.one(source, "is damaged: it holds no JSON object")

@@ -89,7 +89,7 @@ def read_snapshot(dirs: StateDir) -> Snapshot | None:
             return None
         second, run, *lines = rest.split(b"\n")
         return _decoded(from_json(second), _RUN.validate_json(run), lines, len(data))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

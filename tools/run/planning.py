@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.commands import ranked
@@ -103,8 +104,7 @@ def last_generation(job: JobDir) -> int:
 
 def generation_of(path: Path) -> int:
     """The generation that a copy of a plan is named after; 0: it is no copy of one."""
-    number = path.stem.removeprefix("plan-")
-    return int(number) if number.isdecimal() else 0
+    return whole_number(path.stem.removeprefix("plan-")) or 0
 
 
 def read_reached(attempt: AttemptDir) -> Plan | None:
@@ -113,10 +113,11 @@ def read_reached(attempt: AttemptDir) -> Plan | None:
     :raises UnreadableError: it cannot be read at the moment.
     """
     text = read_file(attempt.reached)
-    if text is None or not text.strip().isdigit():
+    generation = None if text is None else whole_number(text.decode("ascii", "replace").strip())
+    if generation is None:
         return None
     try:
-        return read_plan_of(attempt.plan(int(text)))
+        return read_plan_of(attempt.plan(generation))
     except BadInputError:
         return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import LockedError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.event_log import LogReader
@@ -113,8 +114,7 @@ def _try(descriptor: int, kind: int) -> bool:
 
 
 def _written(descriptor: int) -> int:
-    text = os.pread(descriptor, 64, 0).strip()
-    return int(text) if text.isdigit() else 0
+    return whole_number(os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()) or 0
 
 
 class State:

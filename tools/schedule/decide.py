@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,13 +74,14 @@ def decide(
     policy = policy_for(question, profile)
     check_demand(fitting, policy, source)
     session = Session(policy, cluster, throughput, seed=question.seed)
-    for job in arrivals_until(jobs, now_s, too_large):
-        if job.id not in too_large:
-            session.submit(job, now_s)
-        else:
-            if session.take_up(job, now_s) is not None:
-                session.reject(job.id, now_s)
-            session.turned_away[job.id] = too_large[job.id]
+    with _naming(source):
+        for job in arrivals_until(jobs, now_s, too_large):
+            if job.id not in too_large:
+                session.submit(job, now_s)
+            else:
+                if session.take_up(job, now_s) is not None:
+                    session.reject(job.id, now_s)
+                session.turned_away[job.id] = too_large[job.id]
     future = [job for job in fitting if job.submit_time > now_s]
     return _ask(session, now_s, question, future, profile)
 
@@ -92,6 +94,15 @@ def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, 
         others = f"; of {len(found)} jobs none fits" if len(found) > 1 else ""
         raise InfeasibleError(f'{source}: job "{job_id}" {reason}{others}')
     return found
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Let errors in a job name the file that the job is from."""
+    try:
+        yield
+    except BadInputError as error:
+        raise error if error.problems else BadInputError.one(source, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

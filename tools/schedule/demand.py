@@ -25,7 +25,7 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
     state.total_samples = _total_samples(state, speeds)
     if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
         raise BadInputError(
-            f"job {job.id}: its work comes to {state.total_samples:g} samples, "
+            f'job "{job.id}": its work comes to {state.total_samples:g} samples, '
             f"expected more than 0 and at most {MOST_SAMPLES:g}"
         )
     return state
@@ -89,7 +89,7 @@ def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | 
     rate = speeds.rate(state, requested)
     if not rate and speeds.gpu_types:
         raise BadInputError(
-            f"job {state.id}: work is stated in GPU-seconds at {requested} GPUs, "
+            f'job "{state.id}": work is stated in GPU-seconds at {requested} GPUs, '
             f"but with a batch of {state.reference_batch} that size is infeasible"
         )
     return gpu_seconds / requested * rate if rate else None

@@ -292,5 +292,5 @@ def test_a_wrong_sweep_says_what_is_wrong(folder: Path, old: str, new: str, mess
 
 def test_a_wrong_policy_is_told_before_anything_is_replayed(folder: Path) -> None:
     (folder / "sweep.toml").write_text(SWEEP.replace('"fifo"', '"fofi"'))
-    with pytest.raises(UsageError, match='unknown policy "fofi"'):
+    with pytest.raises(BadInputError, match=r'sweep\.toml: /policies/0: unknown policy "fofi"'):
         tasks_of(folder)

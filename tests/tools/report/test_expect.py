@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.report.expect import (
     Expectations,
     check_expectations,
@@ -75,7 +75,7 @@ def test_both_figures_are_shown_with_the_deviation(report):
 
 
 def test_an_expected_run_that_is_not_there(report):
-    with pytest.raises(UsageError, match='"las" is no run'):
+    with pytest.raises(BadInputError, match='/figures/0: "las" is no run'):
         checked(report, policy="las", tolerance=0.1)
 
 

@@ -24,5 +24,5 @@ FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
 )
 def test_work_beyond_any_training_names_the_job(work, samples):
     spec = job("huge", gpus=2).model_copy(update={"work": work})
-    with pytest.raises(BadInputError, match=f"job huge: its work comes to {samples} samples"):
+    with pytest.raises(BadInputError, match=f'job "huge": its work comes to {samples} samples'):
         job_state(spec, FOUR)

@@ -23,11 +23,13 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.importers.fields import count, number, some, text
-from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record, checked
 from pliant.tools.replay.importers.sheets import sheet
 
 _STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
-_VALIDATION: Final = re.compile(r"validation-(\d+)\.csv")
+_MOST_GPUS: Final = 65_536
+"""Of one row: a placement names every node."""
+_VALIDATION: Final = re.compile(r"validation-([1-9][0-9]{0,17})\.csv")
 _TIMES: Final = ("local_bsz", "step_time", "sync_time")
 _SHAPES: Final = {"placements": ("placement",), "scalability": ("num_nodes", "num_replicas")}
 _EPOCH: Final = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
@@ -102,26 +104,28 @@ def _step(model: str, gpu_type: str, shape_of: Callable[[Record], Shape], row: R
         raise MalformedRowError("step_time", "is 0, expected more than 0")
     if sync_s > step_s:
         raise MalformedRowError("sync_time", f"{sync_s:g} is above step_time {step_s:g}, which includes it")
-    return ProfileRow(
-        kind="train",
-        model=model,
-        gpu_type=gpu_type,
-        nodes=len(shares),
-        gpus=sum(shares),
-        placement=_joined(shares),
-        local_batch=local,
-        step_seconds=step_s,
-        compute_seconds=step_s - sync_s,
-        sync_seconds=sync_s,
-        samples_per_second=sum(shares) * local / step_s,
-        source="imported",
-        node_order=node_order,
+    return checked(
+        ProfileRow(
+            kind="train",
+            model=model,
+            gpu_type=gpu_type,
+            nodes=len(shares),
+            gpus=sum(shares),
+            placement=_joined(shares),
+            local_batch=local,
+            step_seconds=step_s,
+            compute_seconds=step_s - sync_s,
+            sync_seconds=sync_s,
+            samples_per_second=sum(shares) * local / step_s,
+            source="imported",
+            node_order=node_order,
+        )
     )
 
 
 def _placement(row: Record) -> Shape:
     digits = text(row, "placement")
-    if not digits.isdecimal() or "0" in digits:
+    if not (digits.isascii() and digits.isdigit()) or "0" in digits:
         raise MalformedRowError("placement", f"{digits!r}, expected GPUs per node as digits, like 42")
     shares = [int(digit) for digit in digits]
     return sorted(shares, reverse=True), _joined(shares)
@@ -129,6 +133,8 @@ def _placement(row: Record) -> Shape:
 
 def _even_split(row: Record) -> Shape:
     nodes, gpus = count(row, "num_nodes"), count(row, "num_replicas")
+    if gpus > _MOST_GPUS:
+        raise MalformedRowError("num_replicas", f"{gpus} is above {_MOST_GPUS:,}")
     if not 0 < nodes <= gpus:
         raise MalformedRowError("num_nodes", f"{nodes} nodes for {gpus} replicas, expected 1 to {gpus}")
     share, more = divmod(gpus, nodes)
@@ -149,13 +155,15 @@ def _epoch(model: str, batch: int, row: Record) -> ConvergenceRow:
         value = float(metric) if metric else None
     except ValueError:
         raise MalformedRowError("metric", f"{metric!r} is not a number") from None
-    return ConvergenceRow(
-        model=model,
-        batch=batch,
-        epoch=row.number - 1,
-        iterations=number(row, "iteration"),
-        progress=number(row, "progress"),
-        metric=value,
-        grad_sqr=number(row, "grad_sqr"),
-        grad_var=number(row, "grad_var"),
+    return checked(
+        ConvergenceRow(
+            model=model,
+            batch=batch,
+            epoch=row.number - 1,
+            iterations=number(row, "iteration"),
+            progress=number(row, "progress"),
+            metric=value,
+            grad_sqr=number(row, "grad_sqr"),
+            grad_var=number(row, "grad_var"),
+        )
     )

@@ -7,20 +7,24 @@ its speed alone; speeds null: the two do not fit in memory together.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.files import read_bytes
+from pliant.schemas.jsontext import parse_json
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
+from pliant.schemas.record import LARGEST_BATCH
+from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record, checked
 
 FILE: Final = "simulation_throughputs.json"
 ALONE: Final = "null"
+_MOST_GPUS: Final = 65_536
+"""Of one entry: a placement names every node."""
 _SPREAD: Final = "_unconsolidated"
 _KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
 _TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
@@ -69,14 +73,16 @@ def read_throughputs(path: Path, intake: Intake) -> Throughputs:
 def model_and_batch(job_type: str) -> tuple[str, int]:
     """``ResNet-18 (batch size 32)`` as model and samples per GPU; a type that states no batch has 1."""
     match = _TYPE.fullmatch(job_type)
-    return (match[1], int(match[2])) if match else (job_type, 1)
+    if match is None:
+        return job_type, 1
+    batch = whole_number(match[2])
+    if not batch or batch > LARGEST_BATCH:
+        raise MalformedRowError(job_type, f"expected a batch size from 1 to {LARGEST_BATCH:,}")
+    return match[1], batch
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise BadInputError.one(str(path), f"is not readable JSON: {error}") from None
+    document = parse_json(read_bytes(path), str(path))
     if not isinstance(document, dict) or not all(isinstance(types, dict) for types in document.values()):
         raise BadInputError.one(str(path), "expected throughputs by GPU type and job type")
     return document
@@ -103,7 +109,8 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[Record]:
 
 def _parsed(key: str) -> tuple[str, int]:
     match = _KEY.fullmatch(key)
-    return (match[1], int(match[2])) if match else (key, 0)
+    gpus = whole_number(match[2]) if match else None
+    return (match[1], gpus) if match and gpus and gpus <= _MOST_GPUS else (key, 0)
 
 
 def _alone(record: Record) -> tuple[ProfileRow, list[dict[str, Any]]]:
@@ -130,18 +137,20 @@ def _is_rate(value: object) -> bool:
 def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
     model, local = model_and_batch(job_type)
     fits = steps_per_second > 0
-    return ProfileRow(
-        kind="train",
-        model=model,
-        gpu_type=place.gpu_type,
-        nodes=place.gpus if place.spread else 1,
-        gpus=place.gpus,
-        placement=place.placement,
-        local_batch=local,
-        step_seconds=place.gpus / steps_per_second if fits else None,
-        samples_per_second=local * steps_per_second if fits else None,
-        feasible=fits,
-        source="imported",
+    return checked(
+        ProfileRow(
+            kind="train",
+            model=model,
+            gpu_type=place.gpu_type,
+            nodes=place.gpus if place.spread else 1,
+            gpus=place.gpus,
+            placement=place.placement,
+            local_batch=local,
+            step_seconds=place.gpus / steps_per_second if fits else None,
+            samples_per_second=local * steps_per_second if fits else None,
+            feasible=fits,
+            source="imported",
+        )
     )
 
 

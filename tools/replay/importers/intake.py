@@ -11,6 +11,7 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.problems import problems_of
+from pliant.schemas.rows import AnyRow, broken_rules, validate_row
 from pliant.tools.replay.importers.report import ImportReport
 
 T = TypeVar("T")
@@ -47,6 +48,18 @@ class MalformedRowError(Exception):
         super().__init__(message)
         self.field = field
         self.message = message
+
+
+def checked(row: AnyRow) -> AnyRow:
+    """A row of a table that an importer has made; its reader must accept it.
+
+    :raises ValidationError: pydantic's, where a value is wrong.
+    :raises MalformedRowError: values contradict each other.
+    """
+    validate_row(row)
+    for pointer, message in broken_rules(row):
+        raise MalformedRowError(pointer.removeprefix("/"), message)
+    return row
 
 
 class Intake:

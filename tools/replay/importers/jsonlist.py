@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from pliant.schemas.digits import TOO_MANY
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.files import source_name
 from pliant.schemas.limits import check_text
@@ -102,4 +103,4 @@ class _Reader:
 
 
 def _reason(error: ValueError) -> str:
-    return error.msg.lower() if isinstance(error, json.JSONDecodeError) else "a number has too many digits"
+    return error.msg.lower() if isinstance(error, json.JSONDecodeError) else TOO_MANY

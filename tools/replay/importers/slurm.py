@@ -32,9 +32,9 @@ COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
 SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
 _GOING_ON: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
-_TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d+)")
-_GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d+)")
-_ELAPSED: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+_TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d{1,18})(?!\d)", re.ASCII)
+_GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d{1,18})(?!\d)", re.ASCII)
+_ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 
 
 def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:

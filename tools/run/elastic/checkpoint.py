@@ -108,7 +108,7 @@ def _unpacked(data: bytes, path: Path) -> dict[str, Any]:
     try:
         head = json.loads(line)
         whole = str(head["format"]).startswith(_KIND) and head["sha256"] == hashlib.sha256(body).hexdigest()
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise BadInputError.one(str(path), "the checkpoint is torn or damaged")

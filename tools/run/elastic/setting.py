@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.contract import UnreadableError, write_record
 from pliant.tools.run.elastic.watch import read_plan
@@ -147,6 +148,7 @@ def _device(local_rank: int) -> torch.device:
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, str(default))
-    if not text.isdigit():
+    found = whole_number(text)
+    if found is None:
         raise UsageError(f"{name} is {text!r}, expected a whole number")
-    return int(text)
+    return found

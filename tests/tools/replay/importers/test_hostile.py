@@ -214,3 +214,45 @@ def test_a_pair_needs_both_job_types_alone(tmp_path: Path, other: dict[str, obje
     path.write_text(json.dumps({"v100": {"('A (batch size 2)', 1)": alone, **other}}))
     found = problems(tmp_path, "gavel", str(path.parent))
     assert "expected the throughputs of both job types" in found[0]
+
+
+@pytest.mark.parametrize("size", ["0", "9" * 30, "9" * 5000])
+def test_a_job_type_with_a_batch_out_of_bounds_is_malformed(tmp_path: Path, size: str) -> None:
+    path = tmp_path / "data" / "simulation_throughputs.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"v100": {f"('A (batch size {size})', 1)": {"null": 4.0}}}))
+    (problem,) = problems(tmp_path, "gavel", str(path.parent))
+    assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
+    trace = text(tmp_path, "w.trace", f"A (batch size {size})\tpython x\t--steps\t1\t100\t0\t1")
+    (problem,) = problems(tmp_path, "gavel", trace)
+    assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
+
+
+@pytest.mark.parametrize("rate", [5e-324, 10**400])
+def test_a_rate_that_gives_no_time_of_a_step_is_malformed(tmp_path: Path, rate: float) -> None:
+    path = tmp_path / "data" / "simulation_throughputs.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"v100": {"('A (batch size 8)', 1)": {"null": rate}}}))
+    assert len(problems(tmp_path, "gavel", str(path.parent))) == 1
+
+
+@pytest.mark.parametrize("metric", ["inf", "-inf", "1e999"])
+def test_a_metric_that_is_not_finite_is_malformed(tmp_path: Path, metric: str) -> None:
+    folder = tmp_path / "data"
+    text(folder / "net", "placements.csv", "placement,local_bsz,step_time,sync_time", "1,8,0.5,0")
+    epochs = "progress,iteration,metric,grad_sqr,grad_var"
+    text(folder / "net", "validation-8.csv", epochs, f"1,10,{metric},1,1")
+    (problem,) = problems(tmp_path, "pollux", str(folder))
+    assert problem.startswith("data/net/validation-8.csv:2: /metric: ")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("AllocTRES", f"gres/gpu={'9' * 5000}"), ("ElapsedRaw", "9" * 5000), ("Elapsed", f"{'9' * 5000}:1")],
+)
+def test_accounting_with_too_many_digits_is_no_crash(tmp_path: Path, column: str, value: str) -> None:
+    start = "2020-04-04T11:00:00"
+    row = {"JobID": "1", "Submit": start, "Start": start, "AllocTRES": "gres/gpu=2", "Elapsed": "01:00:00"}
+    row[column] = value
+    path = text(tmp_path, "sacct.txt", "|".join(row), "|".join(row.values()))
+    assert problems(tmp_path, "slurm", path)

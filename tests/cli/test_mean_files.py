@@ -1,0 +1,239 @@
+"""Files that were damaged, cut short or written by hand: each command says in one line what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pliant.cli.main import app
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
+from pliant.schemas.profile import Profile, ProfileRow
+from tests.builders import cluster, job
+
+TRACE = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
+SWEEP = {
+    "policies": ["fifo"],
+    "interval": 3,
+    "noise_scale": {"linear": 5},
+    "traces": [{"name": "t", "jobs": "jobs.jsonl"}],
+    "clusters": [{"name": "c", "path": "cluster.json"}],
+    "parameters": {"fifo": {"backfill": ["none"]}},
+}
+SWEEP_TOML = """
+policies = ["fifo"]
+interval = 3
+[[traces]]
+name = "t"
+jobs = "jobs.jsonl"
+[[clusters]]
+name = "c"
+path = "cluster.json"
+"""
+SYNTH = {
+    "kind": "bursty",
+    "hours": 1,
+    "rate_per_hour": 3,
+    "low_rate_per_hour": 2,
+    "phase_minutes": 3,
+    "seed": 2,
+    "gpus": {"1": 1},
+    "elastic": "size",
+    "gpu_time": {"median_s": 30, "sigma": 1},
+    "models": [
+        {"name": "m", "batch": 8, "lr": 0.1, "gpus_max": 4, "gpu_seconds": 50},
+        {"name": "n", "epochs": [1, 3], "dataset_size": 100, "classes": ["S"]},
+    ],
+}
+FAILURES = b'{"time": 5, "node": "n0", "event": "down"}\n{"time": 7, "node": "n0", "event": "up"}\n'
+EXPECTED = {"figures": [{"policy": "fifo", "metric": "mean_jct_s", "value": 5, "tolerance": 1}]}
+READERS = {
+    "jobs.jsonl": ("schedule", *TRACE),
+    "cluster.json": ("replay", *TRACE),
+    "profile.parquet": ("schedule", "profile.parquet", *TRACE),
+    "convergence.parquet": ("replay", *TRACE, "--convergence", "convergence.parquet"),
+    "schedule.json": ("run", "schedule.json", "--dry-run"),
+    "events.jsonl": ("report", "events.jsonl"),
+    "metrics.json": ("validate", "metrics.json"),
+    "failures.jsonl": ("replay", *TRACE, "--failures", "failures.jsonl"),
+    "expected.json": ("report", "run.jsonl", "--expect", "expected.json"),
+    "sweep.json": ("replay", "--recipe", "sweep.json", "-o", "out"),
+    "sweep.toml": ("replay", "--recipe", "sweep.toml", "-o", "out"),
+    "synth.json": ("trace", "synth", "synth.json"),
+}
+"""A command that reads each kind of file."""
+MEAN = (
+    None, True, -1, 0, 2**63, 10**30, 10**400, 1e300, 5e-324, 0.5, float("nan"), float("inf"), "", "x", "-1",
+    "9" * 5000, [], {}, [1], {"x": 1}, [[["x"]]], "\ud800", "a\0b", "1979-05-27",
+)  # fmt: skip
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good file of each kind."""
+    folder = tmp_path_factory.mktemp("good")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=9)], "jobs.jsonl")
+        write_cluster(cluster(2), "cluster.json")
+        rates = {"step_seconds": 0.5, "samples_per_second": 16.0}
+        rows = tuple(ProfileRow("train", "linear", "gpu", 1, n, str(n), 8 // n, **rates) for n in (1, 2))
+        write_profile(Profile(rows), "profile.parquet")
+        epochs = (ConvergenceRow("linear", 64, n, 10.0 * (n + 1), 5.0 * (n + 1), 0.5) for n in range(3))
+        write_convergence(epochs, "convergence.parquet")
+        assert call("schedule", *TRACE, "-o", "schedule.json").exit_code == 0
+        assert call("replay", *TRACE, "-o", "events.jsonl").exit_code == 0
+        assert call("report", "events.jsonl", "-f", "json", "-o", "metrics.json").exit_code == 0
+        Path("run.jsonl").write_bytes(Path("events.jsonl").read_bytes())
+        Path("failures.jsonl").write_bytes(FAILURES)
+        for name, value in (("sweep", SWEEP), ("synth", SYNTH), ("expected", EXPECTED)):
+            Path(f"{name}.json").write_text(json.dumps(value))
+        Path("sweep.toml").write_text(SWEEP_TOML)
+    return folder
+
+
+@pytest.fixture
+def here(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def read(name: str, data: bytes) -> None:
+    """Let a command read the file with other content: it does, or says what is wrong with it."""
+    Path(name).write_bytes(data)
+    done = call(*READERS[name])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (0, 3, 4, 5), done.stderr
+    lines = done.stderr.splitlines()
+    if done.exit_code in (3, 4):
+        assert lines
+        assert all(line.startswith("pliant: ") for line in lines)
+    if done.exit_code == 3 and not re.search(r"no such file|is a directory|cannot be read", done.stderr):
+        assert name in done.stderr
+        assert all(len(line) < 500 for line in lines)
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """A file as it comes from other machines, or from a crash."""
+    yield b""
+    yield b" \n\n"
+    yield b"\xef\xbb\xbf" + data
+    yield data.replace(b"\n", b"\r\n")
+    yield data.replace(b"a", b"\xe9", 3)
+    yield data[: len(data) // 2]
+    yield gzip.compress(data)
+    yield gzip.compress(data)[:20]
+    yield b"\0" * 100
+    yield data.decode("latin-1").encode("utf-16")
+    yield data + data
+    for nested in (b"[", b'{"a":', b"a = [", b"a = {b = "):
+        yield nested * 30_000
+    number = re.search(rb"(?<=[:=] )\d+|(?<=[:=])\d+", data)
+    if number:
+        for word in (b"9" * 5000, b"NaN", b"1e400", b"-7", b"1979-05-27", b"07:32:00", b"0x" + b"f" * 6000):
+            yield data[: number.start()] + word + data[number.end() :]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_read_or_refused_in_a_line(here: Path, good: Path, name: str) -> None:
+    for data in damaged((good / name).read_bytes()):
+        read(name, data)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values in a JSON value."""
+    yield path
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in pairs:
+        yield from places(item, (*path, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The value with another one at the path."""
+    if not path:
+        return new
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    changed[path[0]] = put(changed[path[0]], path[1:], new)
+    return changed
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name.endswith((".json", ".jsonl"))])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(line=st.integers(0, 99), place=st.integers(0, 9999), value=st.sampled_from(MEAN))
+def test_any_value_in_any_place_is_read_or_refused(
+    here: Path, good: Path, name: str, line: int, place: int, value: Any
+) -> None:
+    text = (good / name).read_text()
+    documents = [json.loads(text)] if name.endswith(".json") else [*map(json.loads, text.splitlines())]
+    number = line % len(documents)
+    paths = [*places(documents[number])]
+    documents[number] = put(documents[number], paths[place % len(paths)], value)
+    read(name, "".join(json.dumps(document) + "\n" for document in documents).encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("interval = 1979-05-27", "/interval: 1979-05-27 is a date or a time, expected a number or a quoted"),
+        ("interval = 07:32:00", "/interval: 07:32:00 is a date or a time, expected a number or a quoted"),
+        ("noise_scale = { a = [1, 1979-05-27T07:32:00Z] }", "/noise_scale/a/1: 1979-05-27 07:32:00+00:00 is"),
+        (f"interval = {'9' * 5000}", "is not readable TOML: a number has too many digits"),
+        (f"interval = 0x{'f' * 5000}", "/interval: a number has too many digits, expected an integer of 64"),
+        (f"interval = {'[' * 20_000}", "is not readable TOML: nested too deeply"),
+        ("interval = ", "is neither TOML nor JSON: Invalid value (at line 3, column 12)"),
+        ("interval = 'é'", None),
+    ],
+)
+def test_a_recipe_in_toml_says_what_json_does_not_have(here: Path, line: str, problem: str | None) -> None:
+    text = SWEEP_TOML.replace("interval = 3", line)
+    Path("sweep.toml").write_bytes(text.encode("utf-8" if problem else "latin-1"))
+    done = call("replay", "--recipe", "sweep.toml", "-o", "out")
+    assert (done.exit_code, len(done.stderr.splitlines())) == (3, 1)
+    expected = problem or "not valid UTF-8 (byte 0xe9), expected TOML or JSON in UTF-8"
+    assert re.match(rf"pliant: sweep\.toml(:3)?: {re.escape(expected)}", done.stderr)
+
+
+def test_a_recipe_of_windows_is_read(here: Path) -> None:
+    Path("sweep.toml").write_bytes(b"\xef\xbb\xbf" + SWEEP_TOML.replace("\n", "\r\n").encode())
+    assert call("replay", "--recipe", "sweep.toml", "-o", "out").exit_code == 0
+
+
+def test_a_sweep_of_an_unknown_policy_names_the_recipe(here: Path) -> None:
+    Path("sweep.toml").write_text(SWEEP_TOML.replace('"fifo"', '"fofi"'))
+    done = call("replay", "--recipe", "sweep.toml", "-o", "out")
+    assert done.exit_code == 3
+    assert 'sweep.toml: /policies/0: unknown policy "fofi"; ' in done.stderr
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("profile", "jobs.jsonl", "--gpus", "9" * 5000), 2),
+        (("profile", "jobs.jsonl", "--gpus", "²"), 2),
+        (("trace", "synth", "poisson", "--models", f"m:{'9' * 5000}"), 2),
+        (("trace", "synth", "poisson", "--jobs", "9" * 30), 3),
+        (("replay", *TRACE, "--param", f"backfill={'9' * 5000}"), 2),
+        (("replay", *TRACE, "--jobs-limit", "9" * 5000), 2),
+    ],
+)
+def test_an_option_with_too_many_digits_is_refused(here: Path, arguments: tuple[str, ...], code: int) -> None:
+    done = call(*arguments)
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert done.exit_code == code
+    assert "bug" not in done.stderr
