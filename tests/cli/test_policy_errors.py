@@ -11,14 +11,17 @@ from typer.testing import CliRunner
 from pliant.cli.common import command
 from pliant.cli.policies import policies
 from pliant.cli.replay import replay
+from pliant.cli.run import run
 from pliant.cli.schedule import schedule
 from pliant.schemas.io import write_cluster, write_jobs
 from tests.builders import cluster, job
+from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 
 app = typer.Typer()
 app.command("schedule")(command(schedule))
 app.command("replay")(command(replay))
+app.command("run")(command(run))
 app.command("policies")(command(policies))
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
 
@@ -87,3 +90,17 @@ def _trace(error: BaseException | None) -> str:
 
     assert error is not None
     return "".join(traceback.format_exception(error))
+
+
+def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Foreign, tmp_path: Path):
+    line = broken(mine)
+    story = Story(1)
+    story.go_on(50)
+    dirs = story.write(tmp_path / "state")
+    before = dirs.events.read_bytes()
+    done = call("schedule", "--state", str(dirs.path), "--policy", "mine")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
+    onward = CliRunner().invoke(app, ["run", "--state", str(dirs.path)], input=done.stdout)
+    assert onward.exit_code == 3, "a schedule that is empty is not one that takes all GPUs away"
+    assert dirs.events.read_bytes() == before

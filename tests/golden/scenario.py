@@ -15,8 +15,9 @@ from pliant.schemas.io import atomic_write
 from pliant.schemas.job import Job
 from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.schedule.decide import Question, decide_from_events
+from pliant.tools.schedule.decide import Question
 from tests.builders import job, mixed_cluster
+from tests.tools.schedule.histories import decide_from
 
 FOLDER = Path(__file__).parent
 NOW_S = 600.0
@@ -91,7 +92,7 @@ def log() -> tuple[Event, ...]:
 def golden_bytes(policy: str) -> bytes:
     """The schedule of one policy, as ``pliant schedule --no-timing --explain`` would write it."""
     question = Question(policy, explain=True, timing=False)
-    found = decide_from_events(log(), question, now_s=NOW_S, cluster=CLUSTER, profile=profile())
+    found = decide_from(log(), question, now_s=NOW_S, cluster=CLUSTER, profile=profile())
     return document_bytes(found.model_copy(update={"profile": None}), "schedule")
 
 

@@ -39,11 +39,18 @@ def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: fl
     return Event(time_s, "decision", detail=info.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
-def decision_event(time_s: float, origin_s: float, policy: str, decision_seconds: float | None) -> Event:
-    """A policy was asked, or a schedule was read."""
+def decision_event(
+    time_s: float, origin_s: float, policy: str, decision_seconds: float | None, *, error: str = ""
+) -> Event:
+    """A policy was asked, or a schedule was read.
+
+    :param error: why the policy has decided nothing.
+    """
     detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
     if decision_seconds is not None:
         detail["decision_seconds"] = decision_seconds
+    if error:
+        detail["error"] = error
     return Event(time_s, "decision", detail=detail)
 
 

@@ -30,6 +30,7 @@ from pliant.tools.run.journal import (
     submit_event,
 )
 from pliant.tools.run.options import RETRIES
+from pliant.tools.run.policy_fault import PolicyFaults, put_back
 from pliant.tools.run.reports import Ended, Hindered, Progressed, Proven, Report
 from pliant.tools.run.runnable import shares_of
 from pliant.tools.run.schedule_file import ScheduleFile
@@ -39,7 +40,7 @@ from pliant.tools.run.steps import Share, StopJob
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.intake import Intake
 from pliant.tools.schedule.patience import Patience, why_left
-from pliant.tools.schedule.session import Holding, Session
+from pliant.tools.schedule.session import Applied, Holding, Session
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.state import correct, tell_slot, tell_wait
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -79,6 +80,7 @@ class LiveRun:
         self._spool = Spool(self.state.dirs)
         self._intake = Intake(self.session.cluster, self.session.speeds, self.session.policy)
         self._faults = Faults(self.state.dirs.path, self._give_up)
+        self._policy_faults = PolicyFaults(self.session.policy.name)
         self._given_up: dict[str, str] = {}
         """Reasons by job, until they are in the log."""
         self._awaited = bool(self._spool.requests())
@@ -110,11 +112,6 @@ class LiveRun:
     def drained(self) -> bool:
         """Whether it was told to stop all jobs."""
         return self._drained is not None
-
-    @property
-    def waiting_to_arrive(self) -> int:
-        """Jobs that are not submitted yet."""
-        return len(self._future)
 
     def begin(self) -> None:
         """Execute the schedule's own decision; the session stands right after it."""
@@ -170,7 +167,7 @@ class LiveRun:
         for job_id in held:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
-        self._keep(schedule_of(self.session, (), self._now()), None)
+        self._keep(self._schedule_of((), self._now()), None)
         self._schedule_file.write(self._schedule)
 
     def _now(self) -> float:
@@ -230,11 +227,9 @@ class LiveRun:
         return [self._bare_submit_event(job, now), reject_event(job.id, now, reason)]
 
     def _cancelled(self, job_id: str) -> Event:
-        """Give up a job and what it holds; its workers are stopped by the next ticks."""
+        """Give up a job and what it holds."""
         self.session.end(job_id, self._now(), "cancelled")
-        self._shares.pop(job_id, None)
-        if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.apply([StopJob(held)])
+        self._stop(job_id)
         return cancel_event(job_id, self.clock())
 
     def _submit_event(self, state: JobState, now: float) -> Event:
@@ -320,17 +315,53 @@ class LiveRun:
 
     def _decide(self) -> None:
         began, now = time.perf_counter(), self.clock()
-        effects = self.session.decide(now - self._origin_s)
-        seconds = time.perf_counter() - began
-        found = schedule_of(self.session, effects, now - self._origin_s)
-        self._asked_s = found.time
+        self._asked_s = now - self._origin_s
+        try:
+            effects = self.session.decide(self._asked_s)
+            seconds = time.perf_counter() - began
+            found = self._schedule_of(effects, self._asked_s)
+            given = shares_of(found)
+        except Exception as error:
+            if not self._follow:
+                raise
+            self._keep_to_the_plan(error, now)
+            return
+        self._policy_faults.answered()
         decision = decision_event(now, self._origin_s, self.session.policy.name, seconds)
         rejected = [reject_event(e.job.id, now, e.reason) for e in effects if e.step == "reject"]
         changed = {effect.job.id for effect in effects}
         kept = {job_id: share for job_id, share in self._shares.items() if job_id not in changed}
-        given = {job_id: share for job_id, share in shares_of(found).items() if job_id in changed}
+        given = {job_id: share for job_id, share in given.items() if job_id in changed}
         self._keep(found, seconds)
         self._change({**kept, **given}, now, [decision, *rejected])
+
+    def _schedule_of(self, effects: Iterable[Applied], time_s: float) -> Schedule:
+        """The session as a schedule; what the policy cannot say of it is left out."""
+        left_out = "the schedule does without what it would have said"
+        return schedule_of(
+            self.session,
+            effects,
+            time_s,
+            forgive=lambda error: self._policy_faults.of(error, left_out),
+        )
+
+    def _keep_to_the_plan(self, error: Exception, now: float) -> None:
+        """The policy has failed: nothing changes, but for jobs that it has turned away before it did."""
+        goes_on = "what runs goes on as it is; the policy is asked again when something happens"
+        reason = self._policy_faults.of(error, goes_on)
+        put_back(self.session, self._shares, now - self._origin_s)
+        name = self.session.policy.name
+        self.state.record([decision_event(now, self._origin_s, name, None, error=reason)])
+        out = self.state.log.active.keys() - self.session.jobs.keys()
+        for job_id in sorted(out):
+            self._stop(job_id)
+            self.state.record([reject_event(job_id, now, self.session.turned_away.pop(job_id, reason))])
+
+    def _stop(self, job_id: str) -> None:
+        """A job shall hold nothing any more; its workers are stopped by the next ticks."""
+        self._shares.pop(job_id, None)
+        if (held := self.executor.targets.get(job_id)) is not None:
+            self.executor.apply([StopJob(held)])
 
     def _change(self, shares: dict[str, Share], now: float, before: Iterable[Event]) -> None:
         """Write down what was decided and what shall run, then make it so."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pliant.schemas.checks import check_profiled, oversized
 from pliant.schemas.cluster import Cluster
@@ -18,7 +18,7 @@ from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.schedule.explain import explanations
+from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.intake import Intake, check_demand
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.protocol import Explanation, Policy
@@ -28,6 +28,7 @@ from pliant.tools.schedule.session_facts import Basis, KeptSession
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.state import arrivals_until, session_from_events
 
+T = TypeVar("T")
 _ACTIONS: Mapping[str, str] = {"rebatch": "keep"}
 
 
@@ -119,37 +120,6 @@ class History:
     """Samples per second of jobs that run, as their workers measured last."""
 
 
-def decide_from_events(
-    events: tuple[Event, ...],
-    question: Question,
-    *,
-    now_s: float,
-    cluster: Cluster | None = None,
-    profile: Profile | None = None,
-    previous: Schedule | None = None,
-    new: Iterable[str] = (),
-    source: str = "events",
-) -> Schedule:
-    """The next decision where the log ends: jobs, who holds what, and progress are folded from ``events``.
-
-    Everything else is as for :func:`decide_from_history`; the run is read where cluster or profile are.
-    """
-    info = _run_info(events, source) if cluster is None or profile is None else None
-    decisions = (event.detail or {} for event in reversed(events) if event.event == "decision")
-    origin_s = next((detail["origin_s"] for detail in decisions if "origin_s" in detail), 0.0)
-    history = History(info, origin_s, lambda _: (None, events))
-    return decide_from_history(
-        history,
-        question,
-        now_s=now_s,
-        cluster=cluster,
-        profile=profile,
-        previous=previous,
-        new=new,
-        source=source,
-    )
-
-
 def decide_from_history(
     history: History,
     question: Question,
@@ -239,15 +209,18 @@ def schedule_of(
     *,
     explain: bool = False,
     measured: Mapping[str, float] | None = None,
+    forgive: Callable[[Exception], object] | None = None,
 ) -> Schedule:
     """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected.
 
     :param explain: say what jobs that wait need, and when jobs are predicted to start and to end.
     :param measured: samples per second of jobs that run, for these predictions.
+    :param forgive: takes errors of the policy in explaining its decision or saving its state: the schedule
+        then says the plain facts, or has no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
     done = {effect.job.id: effect for effect in effects}
-    reasons = explanations(session, time_s)
+    reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
     reasons_out = {
         **{effect.job.id: effect.reason for effect in done.values() if effect.step == "reject"},
@@ -272,8 +245,20 @@ def schedule_of(
         rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
-        policy_state=session.policy_state(),
+        policy_state=_forgiving(session.policy_state, lambda: None, forgive),
     )
+
+
+def _forgiving(
+    ask: Callable[[], T], otherwise: Callable[[], T], forgive: Callable[[Exception], object] | None
+) -> T:
+    if forgive is None:
+        return ask()
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - a policy may raise anything
+        forgive(error)
+        return otherwise()
 
 
 def policy_for(question: Question, profile: Profile | None) -> Policy:
@@ -364,16 +349,3 @@ def _profile_of(info: RunInfo, previous: Schedule | None, source: str) -> Profil
         text = "the run began with a profile, expected its profile.parquet or schedule.json beside it"
         raise BadInputError.one(source, text)
     return None
-
-
-def _run_info(events: tuple[Event, ...], source: str) -> RunInfo:
-    from pydantic import ValidationError
-
-    if not events or events[0].event != "decision":
-        raise BadInputError.one(source, "does not name the run in its first event, expected a decision")
-    try:
-        return RunInfo.model_validate(events[0].detail, strict=False)
-    except ValidationError as error:
-        from pliant.schemas.problems import problems_of
-
-        raise BadInputError(problems_of(error, source, where="event 1: /detail")) from error

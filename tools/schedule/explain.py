@@ -31,6 +31,11 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     return {job.id: told.get(job.id) or _plain(job) for job in session.jobs.values()}
 
 
+def plain_explanations(session: Session) -> dict[str, Explanation]:
+    """What every active job holds or waits for, in plain words."""
+    return {job.id: _plain(job) for job in session.jobs.values()}
+
+
 def _plain(job: JobState) -> Explanation:
     if job.gpus:
         return Explanation(f"runs on {in_gpus(job.gpus)}")

@@ -224,6 +224,11 @@ class Session:
         effects = [self._adopt(job, holding, time_s) for job, holding in jobs]
         return [effect for effect in effects if effect is not None]
 
+    def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
+        """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
+        undone = self.adopt(holdings, time_s)
+        self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
+
     def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Applied | None:
         for name, count in holding.placement:
             if name not in self._index or self.free.free_on(name) < count:
@@ -262,6 +267,7 @@ class Session:
         try:
             decision = self.policy.decide(seen, self.rng)
         except Exception as error:
+            self._refused = refused
             blame(type(self.policy), error)
             raise
         self._rules.check_form(decision)
@@ -369,7 +375,11 @@ class Session:
             for job_id, target in decision.targets.items()
             if differs(self.jobs[job_id], target)
         }
-        places = self._seat(wishes)
+        try:
+            places = self._seat(wishes)
+        except PolicyError:  # the rejected jobs have left
+            self.turned_away.update(decision.rejected)
+            raise
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
             if place is None and needs_seat(job, target):

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
-from pliant.tools.run import runner
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run import live, runner
 from pliant.tools.run.fold import RunLog
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.options import Options
 from pliant.tools.run.runner import run_and_follow, run_once, run_until_done
 from pliant.tools.run.spool import Spool
+from pliant.tools.run.steps import Share
 from pliant.tools.run.submit import cancel, submit
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.protocol import Decision, Target
+from pliant.tools.schedule.snapshot import Snapshot
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import QUICK, Site, in_order
@@ -282,3 +289,110 @@ def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
     assert not [line for line in heard if line.endswith(" a")]
     run_until_done(replace(go_on(site), sinks=(hear,)), lambda *_: None)
     assert "submit a" in heard, "a report needs all of them"
+
+
+def fails_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """Fifo raises an error at these calls of ``decide`` (from 0)."""
+    decide, count = Fifo.decide, itertools.count()
+
+    def maybe(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if next(count) in calls:
+            raise KeyError("x")
+        return decide(self, snapshot, rng)
+
+    monkeypatch.setattr(Fifo, "decide", maybe)
+
+
+def failed_decisions(site: Site) -> list[str]:
+    details = [event.detail or {} for event in site.events() if event.event == "decision"]
+    return [detail["error"] for detail in details if "error" in detail]
+
+
+def test_a_policy_that_fails_ends_no_service_and_is_asked_again_at_the_next_change(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails_at(monkeypatch, 1)
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6)),
+            (trains("a"), lambda: ask(site, "b")),
+            (lambda log: bool(failed_decisions(site)), lambda: None),
+            (phase("b", "waiting"), lambda: ask(site, "c")),
+            (phase("b", "finished"), lambda: None),
+            (phase("c", "finished"), lambda: None),
+        ),
+    )
+    assert site.of("a") == ["submit a", "start a 1"], "it trained on all the time"
+    assert failed_decisions(site) == ["policy \"fifo\": KeyError: 'x'"]
+    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
+    end_all(site, "a")
+
+
+def test_a_policy_that_cannot_explain_itself_is_obeyed_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None)),
+    )
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert "ZeroDivisionError: division by zero; the schedule does without" in caplog.text
+
+
+def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
+    broken = [True, True]
+    shares_of = live.shares_of
+
+    def maybe(schedule: Schedule) -> dict[str, Share]:
+        if schedule.allocations and broken:
+            broken.pop()
+            raise ValueError("what is this")
+        return shares_of(schedule)
+
+    monkeypatch.setattr(live, "shares_of", maybe)
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", gpus=2, low=2, high=2)),
+            (lambda log: len(failed_decisions(site)) == 1, lambda: ask(site, "b")),
+            (lambda log: len(failed_decisions(site)) == 2, lambda: ask(site, "c")),
+            *((phase(job_id, "finished"), lambda: None) for job_id in "abc"),
+        ),
+    )
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+
+
+def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rejects a job, and gives another one GPUs that are not there."""
+    decide = Fifo.decide
+
+    def maybe(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if "b" not in snapshot.jobs:
+            return decide(self, snapshot, rng)
+        taken = {"b": Target(1, placement=snapshot.jobs["long"].placement)}
+        return Decision(taken, rejected={"a": "out of fashion"} if "a" in snapshot.jobs else {})
+
+    monkeypatch.setattr(Fifo, "decide", maybe)
+    write_cluster(cluster(1, 1, 1, slots="cpu"), site.folder / "cluster.json")
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "long", samples=1e6)),
+            (trains("long"), lambda: ask(site, "a", samples=1e6)),
+            (trains("a"), lambda: ask(site, "b", samples=1e6)),
+            (phase("a", "rejected"), lambda: None),
+            (lambda log: "a" not in log.broken_off, lambda: None),
+        ),
+    )
+    assert site.of("a") == ["submit a", "start a 1", "reject a 0"]
+    assert site.log().jobs["a"].reason == "out of fashion"
+    assert site.of("long") == ["submit long", "start long 1"]
+    monkeypatch.setattr(Fifo, "decide", decide)
+    end_all(site, "long", "b")

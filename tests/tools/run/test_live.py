@@ -29,10 +29,11 @@ from pliant.tools.run.runner import check_failed, run_once, run_until_done
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.state import State, read_log
 from pliant.tools.run.timeouts import Timeouts
-from pliant.tools.schedule.decide import Question, decide_from_events
+from pliant.tools.schedule.decide import Question
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend
 from tests.tools.run.site import Site, in_order, until
+from tests.tools.schedule.histories import decide_from
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +141,7 @@ def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
 def test_another_tool_can_decide_from_the_log(site: Site) -> None:
     site.job("a", samples=50)
     run_until_done(site.options("fifo"), silent)
-    found = decide_from_events(site.events(), Question("fifo"), now_s=site.events()[-1].time)
+    found = decide_from(site.events(), Question("fifo"), now_s=site.events()[-1].time)
     assert found.allocations == ()
 
 
@@ -449,9 +450,9 @@ def test_a_job_that_failed_lately_is_not_started_before_its_time(
     log, _ = run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "requeue a 0"]
     assert log.jobs["a"].retry_s is not None
-    found = decide_from_events(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s - 1)
+    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s - 1)
     assert found.allocations == ()
-    found = decide_from_events(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s + 1)
+    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s + 1)
     assert [given.job for given in found.allocations] == ["a"]
 
 

@@ -10,10 +10,11 @@ from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.tools.schedule.decide import Question, decide, decide_from_events, throughput_for
+from pliant.tools.schedule.decide import Question, decide, throughput_for
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.registry import BUILT_IN
 from tests.builders import cluster, job, mixed_cluster
+from tests.tools.schedule.histories import decide_from
 
 NODES = cluster(4, 4)
 
@@ -183,7 +184,7 @@ def submitted(*jobs) -> list[Event]:
 
 
 def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedule:
-    return decide_from_events(log(*events), Question(policy, timing=False), now_s=now, **more)
+    return decide_from(log(*events), Question(policy, timing=False), now_s=now, **more)
 
 
 def test_the_log_alone_is_enough():
@@ -204,7 +205,7 @@ HASHED = INFO | {"profile_hash": profile_hash(COLUMNS)}
 def of_run(info: dict[str, object], **more) -> Schedule:
     """A decision from a log that begins so, about a job that the profile knows."""
     events = (Event(0, "decision", detail=info), *submitted(job("a", gpus=2, model="m", batch=64)))
-    return decide_from_events(events, Question("fifo", timing=False), now_s=1, cluster=cluster(2), **more)
+    return decide_from(events, Question("fifo", timing=False), now_s=1, cluster=cluster(2), **more)
 
 
 def test_a_log_of_an_earlier_version_holds_the_profile():
@@ -235,9 +236,9 @@ def test_the_files_of_a_state_directory_win_over_what_the_log_began_with():
 
 
 @pytest.mark.parametrize("events", [(), (Event(0, "submit", "a", detail={"job": {}}),)])
-def test_a_log_that_does_not_name_its_run_is_bad_input(events):
-    with pytest.raises(BadInputError, match="does not name the run"):
-        decide_from_events(events, Question("fifo"), now_s=0)
+def test_a_log_that_does_not_name_its_cluster_is_bad_input(events):
+    with pytest.raises(BadInputError, match="does not name a cluster in its first event"):
+        decide_from(events, Question("fifo"), now_s=0)
 
 
 def test_state_of_other_parameters_is_not_carried():

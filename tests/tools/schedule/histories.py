@@ -1,0 +1,20 @@
+"""What ``pliant schedule --state`` decides from, made of the events of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pliant.schemas.event import Event
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.fold import fold
+from pliant.tools.schedule.decide import History, Question, decide_from_history
+
+
+def decide_from(events: Iterable[Event], question: Question, *, now_s: float, **more: Any) -> Schedule:
+    """The next decision where a log ends; ``more`` goes to :func:`decide_from_history`."""
+    events = tuple(events)
+    log = fold(event for event in events if event.event == "decision")
+    return decide_from_history(
+        History(log.info, log.origin_s or 0.0, lambda _: (None, events)), question, now_s=now_s, **more
+    )
