@@ -79,7 +79,7 @@ def schedule(
     where every job is larger than the cluster.
 
     With --state it decides for a run that is not in progress: what a run that
-    lives decides, and why, pliant status shows.
+    lives decides, and why, pliant status --explain shows.
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """

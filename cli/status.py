@@ -103,6 +103,18 @@ class _Page:
             self._history = (sight.log.last_s, history(seen.dirs, job_id))
         return self._history[1]
 
+    def mark(self, sight: Sight) -> list[tuple[object, ...]]:
+        """What is another one when something has changed that is worth a further table."""
+        from pliant.tools.run.job_status import statuses
+        from pliant.tools.run.view import progress
+
+        jobs = statuses(sight, sight.log.last_s)
+        return [
+            (job.id, job.state, job.placement, job.global_batch, job.failures, progress(job))
+            for job in jobs
+            if self.job in (None, job.id)
+        ]
+
     def document(self, seen: Bystander, sight: Sight, now_s: float) -> str:
         """For programs."""
         from pliant.tools.run.job_page import error_lines
@@ -146,13 +158,14 @@ def _show(seen: Bystander, page: _Page) -> None:
 
 
 def _print(seen: Bystander, page: _Page) -> None:
-    """Print the table whenever it has changed, the seconds that a change takes left aside."""
+    """Print the table whenever a job has another state, size or progress than before."""
     before = None
     while not reader_left(sys.stdout):
         sight = seen.look(ahead=True)
-        shown = page.text(seen, sight, sight.log.last_s, None)
-        if shown != before:
+        mark = page.mark(sight)
+        if mark != before:
+            shown = page.text(seen, sight, time.time(), None)
             out_text(shown if before is None else f"\n{shown}")
-            before = shown
+            before = mark
         time.sleep(LOOK_S)
     raise BrokenPipeError

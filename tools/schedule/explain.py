@@ -60,10 +60,12 @@ def _held(schedule: Schedule) -> Iterator[Row]:
 
 
 def _waiting(schedule: Schedule) -> Iterator[Row]:
+    arrivals = {job.id: job.submit_time for job in schedule.jobs if job.submit_time > schedule.time}
     for verdict in schedule.waiting:
         needs = "" if verdict.needs_gpus is None else f"needs {verdict.needs_gpus}"
+        arrives = _when("arrives", arrivals.get(verdict.job), schedule.time)
         starts = _when("starts", verdict.predicted_start, schedule.time)
-        yield (verdict.job, "wait", needs, starts, "", "", verdict.reason)
+        yield (verdict.job, "wait", needs, arrives or starts, "", "", "" if arrives else verdict.reason)
 
 
 def _rejected(schedule: Schedule) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pliant.cli import status as cli_status
 from pliant.cli.schedule import schedule
 from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError
@@ -224,3 +226,25 @@ def test_a_look_that_finds_nothing_new_asks_no_policy(
     assert seen.look(ahead=True).outlook == seen.look(ahead=True).outlook
     assert len(asked) == 1
     assert in_order(read_log(seen.dirs.path))[0].job.id == "a"
+
+
+def test_a_pipe_that_watches_gets_a_table_for_each_change(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    done = Event(NOW_S + 9, "finish", "a", gpus=0, placement=())
+
+    def happens() -> Iterator[bool]:
+        yield from (False, False)
+        with State(dirs.path) as held:
+            held.record([done])
+        yield from (False, False, True)
+
+    left = happens()
+    monkeypatch.setattr(cli_status, "LOOK_S", 0.0)
+    monkeypatch.setattr(cli_status, "reader_left", lambda _: next(left))
+    with pytest.raises(BrokenPipeError):
+        status(state=dirs.path, watch=True)
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.splitlines()[1].split()[:2] == ["a", "running"]
+    assert second.splitlines()[1].split()[:2] == ["a", "finished"]

@@ -29,6 +29,12 @@ def test_a_narrow_terminal_loses_columns_but_no_digits() -> None:
     assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
 
 
+def test_a_job_that_arrives_later_says_when() -> None:
+    found = decide([job("a", at=0.0), job("late", at=90.0)], cluster(8), None, Question("fifo"), now_s=0.0)
+    assert table(found).splitlines()[2].split("  ")[0] == "late"
+    assert "arrives in 2 min (at 90 s)" in table(found)
+
+
 @given(schedules(), st.integers(40, 200))
 @settings(deadline=None, max_examples=50)
 def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
