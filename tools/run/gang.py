@@ -107,8 +107,10 @@ class Gang:
 
     def crew(self) -> Crew:
         """What is known of its workers."""
+        # looked at first: workers make known that they train before they report
+        reports = self.handle.files.progress.exists()
         self._folder.look()
-        return Crew(self.plan, self._trains(), self.handle.files.progress.exists())
+        return Crew(self.plan, self._trains(), reports)
 
     def setback(self) -> Setback | None:
         """Slots on which new workers died since the last call."""

@@ -13,9 +13,10 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
 from pliant.tools.run import folder_cache
+from pliant.tools.run import gang as gang_module
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.gang import Gang
-from pliant.tools.run.layout import JobDir
+from pliant.tools.run.layout import AttemptDir, JobDir
 from pliant.tools.run.plan import WorkerOutcome
 from pliant.tools.run.planning import make_member, make_plan, read_plan, write_plan
 from pliant.tools.run.roll import Roll
@@ -92,6 +93,20 @@ class Scene:
 @pytest.fixture(params=["size", "none"])
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
     return Scene(tmp_path, request.param)
+
+
+def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "size")
+
+    def read_too_early(files: AttemptDir) -> None:
+        scene.reaches(1)
+        files.progress.touch()
+
+    monkeypatch.setattr(gang_module, "read_reached", read_too_early)
+    crew = scene.gang.crew()
+    assert (crew.trains, crew.reports) == (None, False)
 
 
 def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:

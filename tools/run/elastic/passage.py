@@ -221,9 +221,11 @@ class Passage:
         self._setting.settle()
         self._vote.drop(alone=self._setting.world_size == 1)
         trainer.training.want_lr_scale(plan.lr_scale)
-        self._reporter.turn_to(trainer.join(), change)
+        batch = trainer.join()
+        # first that it trains: a launcher takes who reports, but does not train, for a script of another kind
         self._told = False
         self._tell()
+        self._reporter.turn_to(batch, change)
 
     def _tell(self) -> None:
         """Let the launcher know which generation trains; where the disk is full, after a later step."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.elastic import group, saving
+from pliant.tools.run.elastic import group, history, saving
 from pliant.tools.run.elastic.checkpoint import Checkpoints
 from tests.tools.run.elastic.alone import Alone, Author
 
@@ -34,6 +34,21 @@ def give_up() -> None:
 
 def crash() -> None:
     raise RuntimeError("out of memory")
+
+
+def test_a_launcher_learns_that_workers_train_before_it_finds_a_report_of_them(
+    job: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[bool] = []
+    write = history.EventWriter
+
+    def written(path: Path) -> Any:
+        known.append(job.dir.attempt(job.attempt).reached.exists())
+        return write(path)
+
+    monkeypatch.setattr(history, "EventWriter", written)
+    assert job.run(Author()).outcome == "done"
+    assert known == [True]
 
 
 class TestLeaving:
