@@ -103,6 +103,14 @@ def reader_left(stream: TextIO) -> bool:
     return any(happened & select.POLLERR for _, happened in poll.poll(0))
 
 
+def is_pipe_without_reader(stream: TextIO | None) -> bool:
+    """Like :func:`reader_left`, of a stream that may be closed or be anything else than a pipe."""
+    try:
+        return stream is not None and reader_left(stream)
+    except (OSError, ValueError):
+        return False
+
+
 def nothing_comes_in() -> bool:
     """Whether stdin is a terminal or closed, so that no input was piped in."""
     return sys.stdin is None or is_terminal(sys.stdin)

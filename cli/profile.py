@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, note, nothing_comes_in, progress, stderr
+from pliant.cli.console import (
+    is_pipe_without_reader,
+    is_terminal,
+    note,
+    nothing_comes_in,
+    progress,
+    stderr,
+    width_for,
+)
 from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.digits import whole_number
@@ -98,7 +106,7 @@ def profile(
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of --predict.")] = Format.table,
     out: Annotated[str, typer.Option("--out", "-o", help="Profile to write (Parquet); - is stdout.")] = "-",
 ) -> None:
-    r"""Measure real training steps of the jobs' scripts and write a profile.
+    """Measure real training steps of the jobs' scripts and write a profile.
 
     Every model is started with torchrun on one worker to sweep the local batch, then on more. Batches that do
     not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
@@ -109,7 +117,8 @@ def profile(
     Examples:
       pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet
       pliant profile jobs.jsonl --predict profile.parquet --gpus 1,2,4 --batches 64,128
-    """
+    """  # noqa: D301 - keeps the lines of the examples apart
+    import sys
     from dataclasses import replace
 
     from pliant.schemas.files import write_bytes
@@ -128,7 +137,9 @@ def profile(
             )
         found = read_profile(predict)
         asked = Wanted(tuple(model or ()), *wanted)
-        write_bytes(out, predictions_text(found, _source(jobs), cluster, asked, format).encode())
+        width = width_for(sys.stdout) if out == "-" else None
+        text = predictions_text(found, _source(jobs), cluster, asked, format, width=width)
+        write_bytes(out, text.encode())
         _show_errors(found)
         return
     options = Options(
@@ -144,7 +155,7 @@ def profile(
         write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), out)
         return
     with kept_points(points or points_beside(out)) as kept:
-        made = _measured(_source(jobs), cluster, options, keeper, kept)
+        made = _measured(_source(jobs), cluster, options, keeper, kept, into_pipe=out == "-")
         rows = merged(old.rows if old else (), made.profile.rows)
         write_profile(replace(made.profile, rows=rows), out)
         if made.failures:
@@ -242,7 +253,16 @@ def _beside(out: str) -> str | None:
     return None if out == "-" else str(Path(out).with_name(USUAL_NAME))
 
 
-def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper, kept: KeptPoints) -> Measured:
+def _measured(
+    jobs: str,
+    cluster: str | None,
+    options: Options,
+    keeper: Keeper,
+    kept: KeptPoints,
+    *,
+    into_pipe: bool,
+) -> Measured:
+    """Measure; into a pipe only as long as its reader waits for the profile."""
     import shlex
     import sys
     import time
@@ -252,7 +272,13 @@ def _measured(jobs: str, cluster: str | None, options: Options, keeper: Keeper, 
 
     nodes = read_cluster(cluster) if cluster else None
     known = keeper.known(nodes) if options.allreduce else ()
-    with progress("profile", "points") as advance:
+    with progress("profile", "points") as told:
+
+        def advance(done: int, total: int | None) -> None:
+            told(done, total)
+            if into_pipe and is_pipe_without_reader(sys.stdout):
+                raise BrokenPipeError
+
         measured = measure(
             read_jobs(jobs),
             nodes,

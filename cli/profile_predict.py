@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from pliant.schemas.errors import BadInputError
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.measured import MeasuredThroughput
+    from pliant.tools.profile.measured import MeasuredThroughput, Spread
     from pliant.tools.profile.predict import Base, Prediction, Question
     from pliant.tools.report.sections import Section
     from pliant.tools.report.units import TimeUnit
@@ -37,8 +37,18 @@ class Wanted:
     batches: Sequence[int] | None = None
 
 
-def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: Wanted, form: Format) -> str:
+def predictions_text(
+    profile: Profile,
+    jobs: str,
+    cluster: str | None,
+    wanted: Wanted,
+    form: Format,
+    *,
+    width: int | None = None,
+) -> str:
     """Predictions for the jobs of a file as a table for people, JSON or CSV.
+
+    :param width: of the terminal, if there is one.
 
     :raises BadInputError: no job has one of the models, or one is not profiled.
     """
@@ -46,7 +56,7 @@ def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: W
 
     from pliant.schemas.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
-    from pliant.tools.profile.measured import MeasuredThroughput
+    from pliant.tools.profile.measured import MeasuredThroughput, spreads
     from pliant.tools.report.render import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
     from pliant.tools.schedule.snapshot import node_states
@@ -58,12 +68,14 @@ def predictions_text(profile: Profile, jobs: str, cluster: str | None, wanted: W
         raise BadInputError.one(source_name(jobs), missing)
     nodes = _cluster_of(profile) if cluster is None else read_cluster(cluster)
     speed = MeasuredThroughput(profile, nodes.speeds)
-    speeds = Speeds(speed, node_states(nodes))
+    speeds, errors = Speeds(speed, node_states(nodes)), spreads(profile)
     answers = [
-        answer for spec in specs for answer in _answers(job_state(spec, speeds), speed, speeds, wanted)
+        answer
+        for spec in specs
+        for answer in _answers(job_state(spec, speeds), speed, speeds, wanted, errors)
     ]
     if form is Format.table:
-        return as_table([answer.section() for answer in answers])
+        return as_table([answer.section() for answer in answers], width)
     rows = [asdict(row) for answer in answers for row in answer.rows]
     return as_csv(rows) if form is Format.csv else json.dumps(rows, indent=1) + "\n"
 
@@ -96,6 +108,10 @@ class _Answer:
 
     def _notes(self) -> tuple[str, ...]:
         notes = ["finishes in: all the work from its start, without waiting and without a change"]
+        if any(row.finish_seconds_low is not None for row in self.rows):
+            notes.append("in brackets: as far off as the model is on measured rows that it has not seen")
+        why = {f"infeasible: {row.infeasible}": None for row in self.rows if row.infeasible}
+        notes += why
         if self.base is not None:
             alone = f"{self.base.local_batch} samples a step on one GPU"
             notes.insert(
@@ -111,25 +127,44 @@ def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
     per_gpu = f"{share} × {row.accum_steps}" if row.accum_steps and row.accum_steps > 1 else share
     step_ms = None if row.step_seconds is None else 1e3 * row.step_seconds
     return (
-        row.source or f"infeasible: {row.infeasible}",
+        row.source or "infeasible",
         str(row.gpus),
         str(row.global_batch),
         per_gpu,
         number(step_ms, 2),
         number(row.samples_per_second, 1),
         number(row.scaling_factor, 2),
-        unit.text(row.finish_seconds),
+        _finish_text(row, unit),
     )
 
 
-def _answers(state: JobState, speed: MeasuredThroughput, speeds: Speeds, wanted: Wanted) -> Iterator[_Answer]:
+def _finish_text(row: Prediction, unit: TimeUnit) -> str:
+    finish = unit.text(row.finish_seconds)
+    if row.finish_seconds_low is None or row.finish_seconds_high is None:
+        return finish
+    return f"{finish} ({unit.text(row.finish_seconds_low)}–{unit.text(row.finish_seconds_high)})"
+
+
+def _answers(
+    state: JobState,
+    speed: MeasuredThroughput,
+    speeds: Speeds,
+    wanted: Wanted,
+    errors: Mapping[tuple[str, str], Spread],
+) -> Iterator[_Answer]:
     """One for each type of GPU of the cluster."""
     from pliant.tools.profile.predict import Question, base_of, predict
 
     spec = state.spec
     for gpu_type, count in speeds.gpu_types.items():
         question = Question(
-            spec.id, spec.model, gpu_type, state.total_samples, spec.batch.per_gpu_max, max(_batches(state))
+            spec.id,
+            spec.model,
+            gpu_type,
+            state.total_samples,
+            spec.batch.per_gpu_max,
+            max(_batches(state)),
+            errors.get((spec.model, gpu_type)),
         )
         sizes = wanted.gpus or _sizes(state, count)
         places = {size: speeds.consolidated(size, gpu_type) for size in sizes}

@@ -265,7 +265,9 @@ def replay(
         replay_task(task, table, output)
         return
     if jobs is None or cluster is None or not policy:
-        raise UsageError("--jobs, --cluster and --policy are needed, or --recipe")
+        given = {"--jobs": jobs, "--cluster": cluster, "--policy": policy}
+        missing = " and ".join(name for name, value in given.items() if not value)
+        raise UsageError(f"{missing} missing: a replay needs --jobs, --cluster and --policy, or --recipe")
     if [jobs, cluster, profile, convergence, failures].count("-") > 1:
         raise UsageError("only one input can come from stdin")
     _check_interval(interval)

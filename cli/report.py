@@ -75,7 +75,7 @@ def report(
         bool | None, typer.Option(help="Plot JCTs as characters. Default: where stdout is a terminal.")
     ] = None,
 ) -> None:
-    r"""Metrics, tables and figures from event files, one policy beside another.
+    """Metrics, tables and figures from event files, one policy beside another.
 
     \b
     Examples:
@@ -83,7 +83,7 @@ def report(
       pliant replay --jobs jobs.jsonl --cluster cluster.json --policy ares | pliant report
       pliant report state/events.jsonl --simulated out/ares.parquet --jobs
       pliant report out/ --format json --expect published.json
-    """
+    """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
     from pliant.schemas.files import source_name, write_bytes
     from pliant.schemas.outputs import check_folder, check_output

@@ -234,7 +234,10 @@ def _something_is_piped_in() -> bool:
         return False
     _say_what_is_awaited(descriptor)
     stdin: Any = sys.stdin.buffer
-    return bool(stdin.peek(1))
+    if stdin.peek(1):
+        return True
+    note("nothing came in through the pipe: the command before this one wrote no profile")
+    return False
 
 
 def _say_what_is_awaited(descriptor: int) -> None:

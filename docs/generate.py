@@ -26,6 +26,7 @@ def cli_page() -> str:
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="pliant")
     text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
+    text = text.replace("\b\n", "")  # what keeps lines apart on a terminal
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
 
 

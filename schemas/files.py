@@ -8,6 +8,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +42,16 @@ def read_bytes(path: str | Path) -> bytes:
     except (OSError, ValueError) as error:
         raise read_failure(error, source) from error
     if not data:
-        raise BadInputError.one(source, "is empty" if str(path) != PIPE else "nothing came in")
+        raise BadInputError.one(source, "is empty" if str(path) != PIPE else _nothing_came_in())
     return data
+
+
+def _nothing_came_in() -> str:
+    """What is wrong with an empty stdin; who wrote nothing into a pipe has said why before it closed it."""
+    with suppress(OSError, ValueError, AttributeError):
+        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            return "nothing came in: the command before this one wrote nothing; what it says is the cause"
+    return "nothing came in"
 
 
 def read_failure(error: OSError | ValueError, source: str) -> BadInputError:

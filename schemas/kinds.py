@@ -18,7 +18,7 @@ from pliant.schemas.jobs_io import parse_jobs
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.tables import file_metadata, parse_parquet, read_arrow
+from pliant.schemas.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.version import KINDS
 
 _READERS: Final[dict[str, Callable[[bytes, str], Sized]]] = {
@@ -70,6 +70,11 @@ def kind_of(data: bytes, source: str) -> str:
             source, f'its kind cannot be told: expected a "schema" field, or give --kind ({"|".join(KINDS)})'
         )
     return found
+
+
+def kind_of_parquet(path: Path) -> str | None:
+    """The kind that a Parquet file states; None: it states none, or cannot be read. Its rows are not read."""
+    return _kind_in(schema_in_footer(path))
 
 
 def _stated(data: bytes, source: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import ValidationError
@@ -154,6 +155,18 @@ def file_metadata(arrow: pa.Table) -> dict[str, str]:
     """Metadata of a Parquet file as text."""
     found = arrow.schema.metadata or {}
     return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+
+
+def schema_in_footer(path: Path) -> str | None:
+    """The schema that a Parquet file states; None: it states none, or is damaged. Reads no row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found: bytes | None = (pq.read_schema(path).metadata or {}).get(b"schema")
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return None if found is None else found.decode(errors="replace")
 
 
 def cast_columns(arrow: pa.Table, source: str, table: Table) -> dict[str, list[Any]]:

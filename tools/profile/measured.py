@@ -66,6 +66,12 @@ class MeasuredThroughput:
         """Local batches that were measured, ascending."""
         return self._table(model, gpu_type)[0].local_batches
 
+    def sizes(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Numbers of GPUs that were measured and fit a batch, ascending."""
+        by_type = self._rows[model]
+        known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
+        return sorted({row.gpus for row in by_type[known] if row.feasible})
+
     def step_seconds(
         self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
     ) -> float | None:
@@ -150,6 +156,18 @@ def holdout_errors(profile: Profile) -> list[HoldOut]:
                 predicted = _without(row, group, allreduce)
                 found += [] if predicted is None else [HoldOut(row, predicted)]
     return found
+
+
+Spread = tuple[float, float]
+"""The smallest and the largest relative error of a model, as :attr:`HoldOut.error`."""
+
+
+def spreads(profile: Profile) -> dict[tuple[str, str], Spread]:
+    """The spread of the model's errors on held-out rows, by model and GPU type; 0 is always within."""
+    errors: dict[tuple[str, str], list[float]] = {}
+    for found in holdout_errors(profile):
+        errors.setdefault((found.row.model, found.row.gpu_type), []).append(found.error)
+    return {kind: (min(0.0, *each), max(0.0, *each)) for kind, each in errors.items()}
 
 
 def _without(row: ProfileRow, group: Collection[ProfileRow], allreduce: AllReduce) -> float | None:

@@ -8,12 +8,12 @@ be given on one GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import MeasuredThroughput, Spread
 from pliant.tools.profile.throughput import Placement
 
 Source = Literal["measured", "modelled"]
@@ -32,6 +32,8 @@ class Question:
     """Largest local batch that its author allows."""
     batch_max: int | None = None
     """Largest global batch that its author allows; None: any."""
+    spread: Spread | None = None
+    """Of the model's errors on held-out rows; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class Prediction:
     scaling_factor: float | None = None
     finish_seconds: float | None = None
     """All the work, from its start and without a change; null where the work is unknown."""
+    finish_seconds_low: float | None = None
+    finish_seconds_high: float | None = None
+    """The interval that the model's errors on rows held out allow; null for what was measured, and where no
+    row could be held out."""
     source: Source | None = None
     """Where ``step_seconds`` comes from, and with it all the others."""
     infeasible: str | None = None
@@ -111,9 +117,11 @@ def _predict(
     where = (question.model, question.gpu_type, place, batch, question.per_gpu_max)
     seconds = speed.step_seconds(*where)
     if seconds is None:
-        reason = f"nothing was measured on {gpus} GPUs or more"
+        reason = _beyond(gpus, speed.sizes(question.model, question.gpu_type))
         return Prediction(*asked, plan.local, plan.accum, infeasible=reason)
-    rate = batch / seconds
+    rate, source = batch / seconds, speed.source(*where)
+    finish = None if question.samples is None else question.samples / rate
+    low, high = _interval(finish, question.spread if source == "modelled" else None)
     return Prediction(
         *asked,
         plan.local,
@@ -121,9 +129,25 @@ def _predict(
         seconds,
         rate,
         None if base is None else rate / base.samples_per_second,
-        None if question.samples is None else question.samples / rate,
-        speed.source(*where),
+        finish,
+        low,
+        high,
+        source,
     )
+
+
+def _interval(finish_s: float | None, spread: Spread | None) -> tuple[float | None, float | None]:
+    """From the shortest to the longest time that errors like those on held-out rows would hide."""
+    if finish_s is None or spread is None:
+        return None, None
+    low, high = spread
+    return finish_s / (1.0 + high), finish_s / (1.0 + low)
+
+
+def _beyond(gpus: int, sizes: Sequence[int]) -> str:
+    """Why a size is unknown: what was measured instead, and what would tell."""
+    measured = ", ".join(map(str, sizes))
+    return f"measured on {measured} GPU{'s' * (measured != '1')}; {gpus} need a row or all-reduces"
 
 
 def _largest_local(speed: MeasuredThroughput, question: Question) -> int | None:

@@ -4,7 +4,8 @@ The file that ``--expect`` reads::
 
     {"figures": [
         {"policy": "ares", "metric": "mean_jct_s", "value": 5400.0, "tolerance": 0.05, "source": "table 2"},
-        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "high": 0.8}
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.7, "high": 0.8},
+        {"policy": "ares", "metric": "jobs_finished", "low": 160}
     ]}
 """
 
@@ -40,8 +41,8 @@ class Expected(Record):
     """Field of the metrics schema."""
     over: str | None = None
     """Policy or label of a second run: the figure is then the ratio of the first to the second."""
-    value: float
-    """The published or golden figure."""
+    value: float | None = None
+    """The published or golden figure; low or high may stand alone instead."""
     tolerance: NonNegativeFloat | None = None
     """Largest relative deviation from value. Without it, low and high say what is accepted."""
     low: float | None = None
@@ -55,6 +56,8 @@ class Expected(Record):
             raise _wrong("metric", f'"{self.metric}" is no figure of a report')
         if (self.tolerance is None) == (self.low is None and self.high is None):
             raise _wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
+        if self.tolerance is not None and self.value is None:
+            raise _wrong("value", "is missing, expected the figure that tolerance is about")
         if self.low is not None and self.high is not None and self.high < self.low:
             raise _wrong("high", f"{self.high:g} is below low {self.low:g}")
         return self
@@ -62,7 +65,7 @@ class Expected(Record):
     @property
     def limits(self) -> tuple[float | None, float | None]:
         """Smallest and largest accepted figure."""
-        if self.tolerance is None:
+        if self.tolerance is None or self.value is None:
             return self.low, self.high
         slack = abs(self.value) * self.tolerance
         return self.value - slack, self.value + slack
@@ -162,7 +165,7 @@ def expectations_section(checked: tuple[Checked, ...]) -> Section:
             _text(each.expected.value),
             _text(each.found),
             percent(each.deviation),
-            f"{_text(each.expected.limits[0])} to {_text(each.expected.limits[1])}",
+            _range(*each.expected.limits),
         )
         for each in checked
     )
@@ -179,6 +182,12 @@ def _found(report: Report, expected: Expected) -> float | None:
 
 def _text(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.6g}"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"at most {_text(high)}"
+    return f"at least {_text(low)}" if high is None else f"{_text(low)} to {_text(high)}"
 
 
 def _wrong(field: str, text: str) -> PydanticCustomError:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
+from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import Metrics, RunMetrics
+from pliant.schemas.version import a_file
 from pliant.schemas.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.fold import read_run
@@ -59,25 +62,43 @@ def read_report(
     """Read event files (or folders of them) and compute their figures; see :func:`make_report`."""
     if sum(str(path) == "-" for path in paths) > 1:
         raise UsageError("stdin (-) holds one event file, it cannot be named twice")
-    files = [file for path in paths for file in event_files(path)]
-    return make_report(
-        [read_run(file) for file in files], reference=reference, baseline=baseline, wanted=wanted
+    found = [event_files(path) for path in paths]
+    made = make_report(
+        [read_run(file) for files in found for file in files.events],
+        reference=reference,
+        baseline=baseline,
+        wanted=wanted,
     )
+    skipped = (f"{path} is {a_file(kind)}: left out" for files in found for path, kind in files.others)
+    return replace(made, warnings=(*made.warnings, *skipped))
 
 
-def event_files(path: str | Path) -> list[str | Path]:
-    """The file itself; of a folder its ``events.jsonl`` (a state directory) or all its Parquet files.
+class Files(NamedTuple):
+    """What a path of a report stands for."""
+
+    events: Sequence[str | Path]
+    others: Sequence[tuple[Path, str]] = ()
+    """Parquet files of other kinds in the same folder, with their kinds."""
+
+
+def event_files(path: str | Path) -> Files:
+    """The file itself; of a folder its ``events.jsonl`` (a state directory) or all Parquet files of events.
 
     :raises UsageError: a folder has neither.
     """
     folder = Path(path)
     if str(path) == "-" or not folder.is_dir():
-        return [path]
+        return Files([path])
     live = folder / "events.jsonl"
-    found: list[str | Path] = [live] if live.exists() else [*sorted(folder.glob("*.parquet"))]
-    if not found:
-        raise UsageError(f"{path}: the folder has no events.jsonl and no .parquet file")
-    return found
+    if live.exists():
+        return Files([live])
+    kinds = {found: kind_of_parquet(found) for found in sorted(folder.glob("*.parquet"))}
+    others = [(found, kind) for found, kind in kinds.items() if kind not in (None, "event")]
+    events = [found for found in kinds if kinds[found] in (None, "event")]
+    if not events:
+        beside = f", only {a_file(others[0][1])}: {others[0][0].name}" if others else ""
+        raise UsageError(f"{path}: the folder has no events.jsonl and no .parquet file of events{beside}")
+    return Files(events, others)
 
 
 def make_report(

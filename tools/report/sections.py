@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
 from pliant.tools.report.report import Report, RunReport
-from pliant.tools.report.units import TimeUnit, duration, number, percent, time_unit
+from pliant.tools.report.units import TimeUnit, duration, number, percent, ratio_text, time_unit
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
 
@@ -140,7 +140,7 @@ def _completed_rows(report: Report) -> list[tuple[str, ...]]:
 def _cell(row: Figure, each: RunReport, base: RunReport | None, unit: TimeUnit) -> str:
     text = _writer(row.kind, unit)(value_of(each.metrics, row.name))
     ratio = None if base in (None, each) else ratio_to(each.metrics, base.metrics, row.name)
-    return text if ratio is None else f"{text} ({number(ratio, 2)}×)"
+    return text if ratio is None else f"{text} ({ratio_text(ratio)}×)"
 
 
 def _writer(kind: Kind, unit: TimeUnit) -> Callable[[float | None], str]:

@@ -49,6 +49,13 @@ def number(value: float | None, digits: int) -> str:
     return text.removeprefix("-") if not text.strip("-0.,") else text
 
 
+def ratio_text(value: float) -> str:
+    """A ratio with two decimals, a small one with two digits that say something: 0.0042."""
+    if value and abs(value) < 0.1:
+        return f"{value:.2g}"
+    return number(value, 2)
+
+
 def percent(value: float | None) -> str:
     """A fraction as a percentage, without the sign."""
     return NOTHING if value is None else number(100 * value, 1)

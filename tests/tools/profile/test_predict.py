@@ -83,7 +83,7 @@ def test_a_job_with_a_small_batch_is_compared_with_that_batch_on_one_gpu() -> No
     ("gpus", "batch", "reason"),
     [
         (4, 3, "3 samples are too few for 4 GPUs"),
-        (8, 64, "nothing was measured on 8 GPUs or more"),
+        (8, 64, "measured on 1 GPU; 8 need a row or all-reduces"),
     ],
 )
 def test_what_is_infeasible_says_why_and_has_no_time(gpus: int, batch: int, reason: str) -> None:
@@ -140,6 +140,39 @@ def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(
     profile(jobs, predict=rows, cluster=nodes, gpus="1", format="json")  # type: ignore[arg-type]
     (found,) = json.loads(capsys.readouterr().out)
     assert found["finish_seconds"] == pytest.approx(900)
+
+
+def test_a_modelled_time_has_the_interval_of_the_errors_on_rows_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, rows, nodes = files(tmp_path)
+    write_profile(Profile((*ROWS, step(2, 8, 0.150))), rows)
+    profile(jobs, predict=rows, cluster=nodes, gpus="2", batches="16,24", format="json")  # type: ignore[arg-type]
+    measured, modelled = json.loads(capsys.readouterr().out)
+    assert (measured["source"], measured["finish_seconds_low"]) == ("measured", None)
+    # Without its row 2 GPUs take 100 + 30 ms for 8 samples each, 13 % less than the 150 ms measured.
+    finish_s = modelled["finish_seconds"]
+    assert modelled["finish_seconds_low"] == finish_s
+    assert modelled["finish_seconds_high"] == pytest.approx(finish_s * 150 / 130)
+    profile(jobs, predict=rows, cluster=nodes, gpus="2", batches="24")
+    shown = capsys.readouterr().out
+    assert f"({finish_s:.2f}–{finish_s * 150 / 130:.2f})" in shown
+    assert "in brackets: as far off as the model is on measured rows that it has not seen" in shown
+
+
+def test_a_rigid_job_hears_what_was_measured_instead_of_its_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, rows, nodes = files(tmp_path)
+    write_profile(Profile((step(1, 8, 0.1),)), rows)
+    jobs = str(tmp_path / "rigid.jsonl")
+    write_jobs([job("a", model="net", gpus=2, batch=16, work={"samples": 10_000})], jobs)
+    monkeypatch.setattr("pliant.cli.profile.width_for", lambda _stdout: 80)
+    profile(jobs, predict=rows, cluster=nodes)
+    shown = capsys.readouterr().out
+    assert "infeasible: measured on 1 GPU; 2 need a row or all-reduces" in shown
+    assert max(map(len, shown.splitlines())) <= 80, shown
+    assert " modelled " in shown
 
 
 def test_a_model_that_is_not_profiled_is_named(tmp_path: Path) -> None:

@@ -61,6 +61,22 @@ def test_a_figure_out_of_its_range_fails(report, figure):
         refuse_missed(found)
 
 
+@pytest.mark.parametrize(
+    ("limits", "holds", "shown"),
+    [
+        ({"low": 170.0}, True, "at least 170"),
+        ({"high": 170.0}, False, "at most 170"),
+        ({"low": 100.0, "high": 200.0}, True, "100 to 200"),
+    ],
+)
+def test_a_limit_may_stand_without_a_published_figure(report, limits, holds, shown):
+    text = json.dumps({"figures": [{"policy": "fifo", "metric": "mean_jct_s", **limits}]})
+    found = check_expectations(report, Expectations.model_validate_json(text))
+    assert found[0].holds is holds
+    row = expectations_section(found).rows[0]
+    assert row[4:] == ("–", "175", "–", shown)
+
+
 def test_a_figure_may_be_the_ratio_of_two_runs(report):
     # ares: a 214, b 186, c 62; the mean is 154.
     found = checked(report, policy="ares", over="fifo", value=0.9, tolerance=0.03)[0]
@@ -87,6 +103,7 @@ def test_an_expected_run_that_is_not_there(report):
         ({}, "/figures/0/tolerance: expected either tolerance, or low and high (one of them is enough)"),
         ({"tolerance": 0.1, "low": 1}, "/figures/0/tolerance: expected either tolerance, or low and high"),
         ({"low": 2, "high": 1}, "/figures/0/high: 1 is below low 2"),
+        ({"value": None, "tolerance": 0.1}, "/figures/0/value: is missing, expected the figure that tol"),
         ({"tolerance": -0.1}, "/figures/0/tolerance: -0.1 is below 0, expected 0 or more"),
         ({"tolerance": 0.1, "colour": 1}, "/figures/0/colour: is not a field that this version knows"),
     ],

@@ -15,7 +15,7 @@ from pliant.tools.report.fold import fold
 from pliant.tools.report.output import Extras, render
 from pliant.tools.report.report import make_report
 from pliant.tools.report.terminal_plot import jct_plot
-from pliant.tools.report.units import HOURS, MINUTES, SECONDS, number, time_unit
+from pliant.tools.report.units import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
 from tests.tools.report.runs import check_golden, first_come, shared
 
 
@@ -157,3 +157,18 @@ def test_zero_has_no_sign():
         "1,234.5",
         "–",
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.50"),
+        (0.1, "0.10"),
+        (0.00417, "0.0042"),
+        (0.0000321, "3.2e-05"),
+        (0.0, "0.00"),
+        (1234, "1,234.00"),
+    ],
+)
+def test_a_ratio_keeps_digits_that_say_something(value, text):
+    assert ratio_text(value) == text

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import write_events
+from pliant.schemas.io import write_events, write_profile
+from pliant.schemas.profile import Profile
 from pliant.tools.report.fold import fold
 from pliant.tools.report.labels import labels
 from pliant.tools.report.report import make_report, read_report
 from tests.builders import cluster, job
+from tests.tools.profile.rows_builder import step
 from tests.tools.report.runs import begin, first_come, shared, submit
 
 
@@ -120,6 +122,19 @@ def test_folders_stand_for_their_runs(tmp_path):
 
 def test_a_folder_without_runs(tmp_path):
     with pytest.raises(UsageError, match=r"no events\.jsonl and no \.parquet"):
+        read_report([tmp_path])
+
+
+def test_other_files_beside_the_runs_are_left_out_and_named(tmp_path):
+    write_profile(Profile((step(1, 8, 0.1),)), tmp_path / "profile.parquet")
+    with pytest.raises(UsageError, match=r"no \.parquet file of events, only a 'profile' file: profile"):
+        read_report([tmp_path])
+    write_events(first_come(), tmp_path / "fifo.parquet")
+    found = read_report([tmp_path])
+    assert [each.label for each in found.runs] == ["fifo"]
+    assert found.warnings == (f"{tmp_path}/profile.parquet is a 'profile' file: left out",)
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadInputError, match="torn"):
         read_report([tmp_path])
 
 
