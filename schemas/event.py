@@ -18,6 +18,9 @@ EventName = Literal[
 ]  # fmt: skip
 EVENT_NAMES: Final[tuple[str, ...]] = EventName.__args__  # type: ignore[attr-defined]
 
+OF_THE_CLUSTER: Final = ("decision", "node_down", "node_up", "slot_down", "slot_up")
+"""Events that may be of no job."""
+
 EVENT: Final = Table(
     "event",
     (

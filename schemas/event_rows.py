@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import EVENT, EVENT_NAMES, EventName
+from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, EventName
 from pliant.schemas.files import PARQUET_MAGIC
 from pliant.schemas.rows import validator
 from pliant.schemas.tables import file_metadata, read_arrow
@@ -21,7 +21,6 @@ from pliant.schemas.version import schema_id
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OF_THE_CLUSTER: Final = ("decision", "node_down", "node_up", "slot_down", "slot_up")
 _MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
 """What JSON text holds wherever one of its numbers is not finite, and seldom else."""
 
@@ -84,7 +83,7 @@ def _names_hold(arrow: pa.Table) -> bool:
 
     events = arrow.column("event")
     nameless = events.filter(pc.is_null(arrow.column("job")))
-    return _all_in(events, EVENT_NAMES, pa, pc) and _all_in(nameless, _OF_THE_CLUSTER, pa, pc)
+    return _all_in(events, EVENT_NAMES, pa, pc) and _all_in(nameless, OF_THE_CLUSTER, pa, pc)
 
 
 def _all_in(values: Any, words: Iterable[str], pa: Any, pc: Any) -> bool:

@@ -11,7 +11,7 @@ from pydantic_core import SchemaValidator, ValidationError, core_schema
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import EVENT, Event
+from pliant.schemas.event import EVENT, OF_THE_CLUSTER, Event
 from pliant.schemas.problems import NOT_FINITE, as_pointer, nonfinite, problems_of
 from pliant.schemas.profile import MEASURED, PROFILE, ProfileRow
 from pliant.schemas.table import Column, Table
@@ -190,6 +190,6 @@ def _event_rules(row: Event) -> list[tuple[str, str]]:
     found = (
         [] if row.detail is None else [("/detail" + as_pointer(p), NOT_FINITE) for p in nonfinite(row.detail)]
     )
-    if row.job is None and row.event not in ("decision", "node_down", "node_up"):
+    if row.job is None and row.event not in OF_THE_CLUSTER:
         found.append(("/job", f"is null in a {row.event!r} event, expected a job id"))
     return found

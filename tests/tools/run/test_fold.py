@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.events_io import event_lines
+from pliant.schemas.events_io import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -301,3 +301,15 @@ def test_the_first_event_is_small_however_large_the_profile_is() -> None:
     first = run_event(found, "0" * 64, 0.0)
     assert (first.detail or {})["profile_hash"] == profile_hash(columns)
     assert len(event_lines([first])) < 2000
+
+
+def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
+    """The workers of a second job died on it: the event is of no job."""
+    found = log(START)
+    found.suspects.died("b", "n0/1")
+    share = Share(job("a"), (("n0", 1),), 8)
+    report = Hindered("a", 1, Setback((Slot("n0", 1),), "died"), share)
+    events = report_events(report, found, 20.0, 3)
+    assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
+    lines = event_lines(events).splitlines()
+    assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]
