@@ -9,6 +9,7 @@ from typing import Final
 from pliant.schemas.event import Event
 from pliant.tools.run.journal import interruption_event
 from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.withheld import node_of
 
 _HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _FREES: Final = frozenset({"requeue", "finish", "fail", "cancel", "reject"})
@@ -34,12 +35,17 @@ class _Fitting:
         self.said: list[str] = []
         self._node_gpus = node_gpus
         self._down: set[str] = set()
+        self._withdrawn: dict[str, float] = {}
+        """Slots that no job gets, and until when."""
         self._held: dict[str, NodeGpus] = {}
         self._unknown: dict[str, int] = {}
 
     def take(self, group: Sequence[Event]) -> list[Event]:
         """What stands for one event, or for changes of GPUs that were decided together."""
         first = group[0]
+        self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
+        if first.event in ("slot_down", "slot_up"):
+            return self._slot(first)
         if first.event in _HOLDS:
             return self._changes([event for event in group if self._is_known(event.job or "")])
         if first.event in ("node_down", "node_up"):
@@ -83,6 +89,40 @@ class _Fitting:
                 self._held[job_id] = ()
         return [event]
 
+    def _slot(self, event: Event) -> list[Event]:
+        """A slot out of service has to be free; where the line that freed it is lost, it stays in service."""
+        detail = event.detail or {}
+        slot, for_all = str(detail.get("slot")), event.job is None
+        if not for_all and not self._is_known(event.job or ""):
+            return []
+        if self._node_gpus and node_of(slot) not in self._node_gpus:
+            self.said.append(f"a {event.event!r} event of the unknown slot {slot} is dropped")
+            return []
+        if event.event == "slot_up":
+            self._withdrawn.pop(slot, None)
+        elif for_all and slot not in self._withdrawn and not self._can_be_withdrawn(node_of(slot)):
+            self.said.append(f"slot {slot}: the line that freed it is lost; it stays in service")
+            return []
+        elif for_all:
+            until_s = event.time + float(detail.get("seconds", 0.0))
+            self._withdrawn[slot] = max(until_s, self._withdrawn.get(slot, until_s))
+        return [event]
+
+    def _can_be_withdrawn(self, node: str) -> bool:
+        return not self._node_gpus or node in self._down or self._free(node) > 0
+
+    def _back_in_service(self, place: NodeGpus, time_s: float) -> list[Event]:
+        """Slots that a job got although they are out of service: the line that put them back is lost."""
+        events: list[Event] = []
+        for slot in sorted(self._withdrawn, key=self._withdrawn.__getitem__):
+            if self._has_room(place):
+                break
+            if any(node == node_of(slot) and self._free(node) < count for node, count in place):
+                del self._withdrawn[slot]
+                self.said.append(f"slot {slot}: the line that put it back into service is lost, and replaced")
+                events.append(Event(time_s, "slot_up", detail={"slot": slot}))
+        return events
+
     def _changes(self, events: Sequence[Event]) -> list[Event]:
         """What was decided together; those who are in the way lose their GPUs before."""
         together = {event.job or "" for event in events}
@@ -91,6 +131,7 @@ class _Fitting:
         kept: list[Event] = []
         for event in events:
             job_id, place = event.job or "", event.placement or ()
+            lost += self._back_in_service(place, event.time)
             out = [*self._make_room(place, together), *([] if self._has_room(place) else [job_id])]
             lost += [interruption_event(each, event.time, _REASON) for each in out]
             if job_id not in out:
@@ -117,4 +158,5 @@ class _Fitting:
         if node in self._down:
             return 0
         taken = sum(count for held in self._held.values() for name, count in held if name == node)
-        return self._node_gpus.get(node, 0) - taken
+        withdrawn = sum(node_of(slot) == node for slot in self._withdrawn)
+        return self._node_gpus.get(node, 0) - taken - withdrawn

@@ -7,6 +7,8 @@ What is left must fold to one state, so lines that lost lines contradict are dea
 - a run whose first event is lost gets another one, from the schedule of the state directory;
 - a job that by the log still holds GPUs that another one is given (the line that took them away is lost)
   loses them by a ``requeue`` event, and goes on from its last checkpoint.
+- a slot that goes out of service while a job holds it (the line that freed it is lost) stays in service;
+  one that a job gets while it is out of service is put back by a ``slot_up`` event.
 """
 
 from __future__ import annotations

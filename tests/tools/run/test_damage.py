@@ -24,13 +24,18 @@ from pliant.schemas.event import Event
 from pliant.schemas.events_io import event_lines
 from pliant.schemas.io import read_events, write_jobs
 from pliant.schemas.jsonlines import header
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.fold import RunLog, fold
 from pliant.tools.run.journal import submit_event
 from pliant.tools.run.layout import StateDir
 from pliant.tools.run.log_snapshot import renew_snapshot
+from pliant.tools.run.log_view import LogView
 from pliant.tools.run.state import Lock, State, read_log
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session_facts import Basis
+from pliant.tools.schedule.state import session_from_events
 from tests.builders import job
-from tests.tools.run.stories import Story
+from tests.tools.run.stories import BEGAN_S, NODES, Story
 
 BAD_INPUT, LOCKED, USAGE = 3, 75, 2
 
@@ -286,6 +291,56 @@ def test_a_job_that_another_one_took_the_gpus_of_waits_again(tmp_path: Path, tol
     assert "job a: the log was repaired: a line about its GPUs is lost; it goes on from its" in told(state)
     jobs = read_log(state.path).jobs
     assert (jobs["a"].phase, jobs["a"].gpus, jobs["b"].gpus) == ("preempted", 0, 8)
+    assert ends(state) == FINE
+
+
+def with_a_slot_left_out(folder: Path) -> StateDir:
+    """A job loses a slot that is then out of service, gets it back, and another job gets the rest."""
+    story = Story(1)
+    now_s, on = story.now_s, ("n0", 4)
+    less, slot = ("n0", 3), {"slot": "n0/3"}
+    story.events += [
+        *(submit_event(job(name, gpus=4, low=1, high=4), now_s) for name in "ab"),
+        Event(now_s + 1, "start", "a", gpus=4, placement=(on,)),
+        Event(now_s + 2, "shrink", "a", gpus=3, placement=(less,)),
+        Event(now_s + 2, "slot_down", detail={**slot, "seconds": 600.0, "by": "a", "reason": "died"}),
+        Event(now_s + 3, "slot_up", "a", detail=slot),
+        Event(now_s + 4, "grow", "a", gpus=4, placement=(on,)),
+        Event(now_s + 5, "start", "b", gpus=4, placement=(("n1", 4),)),
+    ]
+    return story.write(folder / "state")
+
+
+def test_a_slot_whose_line_that_freed_it_is_lost_stays_in_service(tmp_path: Path, told: Told) -> None:
+    state = with_a_slot_left_out(tmp_path)
+    without(state, lambda event: event.event == "shrink")
+    assert "slot n0/3: the line that freed it is lost; it stays in service" in told(state)
+    assert "slot_down" not in {event.event for event in read_events(state.events)}
+    assert {job_id: found.gpus for job_id, found in read_log(state.path).jobs.items()} == {"a": 4, "b": 4}
+    assert ends(state) == FINE
+
+
+def test_a_slot_that_a_job_got_is_back_in_service_though_no_line_says_so(tmp_path: Path, told: Told) -> None:
+    state = with_a_slot_left_out(tmp_path)
+    without(state, lambda event: event.event == "slot_up")
+    assert "slot n0/3: the line that put it back into service is lost, and replaced" in told(state)
+    log = read_log(state.path)
+    assert ({job_id: found.gpus for job_id, found in log.jobs.items()}, log.suspects.slots) == (
+        {"a": 4, "b": 4},
+        {},
+    )
+    assert ends(state) == FINE
+
+
+def test_slots_that_are_out_of_service_at_the_end_are_so_after_a_repair(tmp_path: Path, told: Told) -> None:
+    state = with_a_slot_left_out(tmp_path)
+    without(state, lambda event: event.event in ("slot_up", "grow"))
+    told(state)
+    assert read_log(state.path).suspects.slots == {"n0/3": {"a": 1}}
+    found = LogView(state).history(Basis.of(NODES, None))
+    session = session_from_events(found[1], make_policy("fifo"), NODES, CurveThroughput())
+    assert dict(session.withheld.out_of_service) == {"n0/3": BEGAN_S + 602}
+    assert session.free.free_on("n0") == 0
     assert ends(state) == FINE
 
 
