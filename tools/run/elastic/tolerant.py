@@ -28,11 +28,13 @@ class TolerantGroup(dist.ProcessGroup):
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.error: RuntimeError | None = None
-        self._inner: dist.ProcessGroup | None = inner
+        self._inner: Any = inner._get_backend(torch.device("cpu"))
+        """What the group inside would hand all this to, by way of PyTorch's dispatcher."""
         self._task: int | None = None
         """The backward pass at whose end all that is awaited will be through."""
         self._awaited: list[dist.Work] = []
-        self._sum = _Sum(self)
+        self._answers: list[_Sum] = []
+        """To each all-reduce of a backward pass, in order: the next pass has the same ones."""
 
     def getBackendName(self) -> str:  # noqa: N802 the name that C++ calls
         """Not that of the group inside: from a name PyTorch infers a class."""
@@ -40,17 +42,15 @@ class TolerantGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         """As that of the group inside, if it goes well."""
-        work: dist.Work | None = None
+        answer = self._answer(len(self._awaited), tensors[0])
         if self.error is None and self._inner is not None:
             try:
                 work = self._inner.allreduce(tensors, *options)
             except RuntimeError as error:
                 self.note(error)
-        if work is not None:
-            self._expect(work)
-        # DDP asks it for its future before it begins the next one: one object serves, making one costs more
-        self._sum.tensor = tensors[0]
-        return self._sum
+            else:
+                self._expect(work)
+        return answer
 
     def broadcast(self, tensors: list[torch.Tensor], *options: Any) -> dist.Work:  # type: ignore[override]
         """As that of the group inside; waits for its end.
@@ -60,7 +60,7 @@ class TolerantGroup(dist.ProcessGroup):
         if self._inner is None:
             raise RuntimeError("this worker has left its process group")
         try:
-            work = self._inner.broadcast(tensors, *options)
+            work: dist.Work = self._inner.broadcast(tensors, *options)
             work.wait()
         except RuntimeError as error:
             self.note(error)
@@ -94,11 +94,21 @@ class TolerantGroup(dist.ProcessGroup):
             except RuntimeError as error:
                 self.note(error)
 
+    def _answer(self, place: int, tensor: torch.Tensor) -> _Sum:
+        """What DDP gets for an all-reduce: what it got for it in the pass before, making one costs more.
+
+        :param place: number of all-reduces of the pass before it.
+        """
+        answers = self._answers
+        if place >= len(answers) or answers[place].tensor is not tensor:
+            answers[place:] = [_Sum(self, tensor)]  # those after it were of other buckets, too
+        return answers[place]
+
     def leave(self) -> None:
         """Let go of the group inside."""
         self._inner = None
         self._awaited.clear()
-        self._sum.tensor = torch.empty(0)
+        self._answers.clear()
 
     def note(self, error: RuntimeError) -> None:
         """An operation has failed."""
@@ -106,12 +116,15 @@ class TolerantGroup(dist.ProcessGroup):
 
 
 class _Sum(dist.Work):
-    """What a tolerant group answers to an all-reduce: the newest one."""
+    """What a tolerant group answers to an all-reduce of a tensor, each time."""
 
-    def __init__(self, group: TolerantGroup) -> None:
+    def __init__(self, group: TolerantGroup, tensor: torch.Tensor) -> None:
         super().__init__()
-        self.tensor = torch.empty(0)
+        self.tensor = tensor
         self._group = weakref.ref(group)  # with a cycle the group would outlive its workers
+        # set as C++ would set it, by what torch.jit.fork calls: no thread. One that Python sets holds a
+        # Python object, of which C++ makes a pickle to find the tensor
+        self._future: Any = torch._C.fork(lambda: tensor)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Wait for its end and that of all before it, which the group inside limits."""
@@ -121,11 +134,5 @@ class _Sum(dist.Work):
         return True
 
     def get_future(self) -> Future[torch.Tensor]:
-        """The tensor, set at once: before DDP reads it the backward pass waits for the exchange.
-
-        It is set as C++ would set it. One that Python sets holds a Python object, of which C++ makes a
-        pickle to find the tensor: that costs more than the rest of the call.
-        """
-        tensor = self.tensor
-        made: Any = torch._C.fork(lambda: tensor)  # what torch.jit.fork calls: no thread
-        return cast("Future[torch.Tensor]", made)
+        """The tensor, set at once: before DDP reads it the backward pass waits for the exchange."""
+        return cast("Future[torch.Tensor]", self._future)

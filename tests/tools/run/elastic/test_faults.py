@@ -186,6 +186,9 @@ class Group:
     def size(self) -> int:
         return 2
 
+    def _get_backend(self, device: torch.device) -> Group:
+        return self
+
     def allreduce(self, tensors: list[torch.Tensor]) -> Group:
         self.begun += 1
         if self.fails_at == "begin":
@@ -223,6 +226,22 @@ def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str
     first = group.error
     assert group.allreduce([gradient]).get_future().wait() is gradient
     assert (group.error, inner.begun) == (first, 1)
+
+
+def test_an_all_reduce_has_the_answer_of_its_tensor_also_where_a_pass_exchanges_others() -> None:
+    """As once DDP has put its buckets into another order, and after parameters were frozen."""
+    group = TolerantGroup(Group())  # type: ignore[arg-type]
+    few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
+    for buckets in (few, few, many, many, many[::-1], few, many):
+        x = torch.ones(len(buckets), requires_grad=True)
+        found: list[torch.futures.Future[Any]] = []
+
+        def exchange(_: torch.Tensor, buckets: list[torch.Tensor] = buckets) -> None:
+            found.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
+
+        x.register_hook(exchange)
+        x.sum().backward()
+        assert [future.value() for future in found] == buckets
 
 
 def test_a_backward_pass_within_another_waits_for_what_was_begun_before_it() -> None:
