@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.io import atomic_write
+from pliant.schemas.files import write_chunks
 from pliant.tools.run.elastic.storable import loaded, stored
 
 FORMAT: Final = "pliant.checkpoint/2"
@@ -52,7 +52,7 @@ class Checkpoints:
         if not alone:
             self._remove_unfinished()
         path = self._folder / f"step-{step:012}.ckpt"
-        atomic_write(path, _packed(state))
+        write_chunks(path, _packed(state))
         self._damaged.discard(path)
         if not alone:
             self._remove_old(path)
@@ -97,10 +97,11 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
 
-def _packed(state: Mapping[str, Any]) -> bytes:
+def _packed(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Head and body; they are not joined, the body may be as large as all of the training's memory."""
     body = stored(dict(state))
     head = {"format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
-    return json.dumps(head).encode() + b"\n" + body
+    return json.dumps(head).encode() + b"\n", body
 
 
 def _unpacked(data: bytes, path: Path) -> dict[str, Any]:

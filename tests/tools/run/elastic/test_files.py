@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,16 @@ def put(folder: Path, content: Plan) -> JobDir:
 
 class TestCheckpoints:
     """Whole or not there."""
+
+    def test_the_bytes_of_a_checkpoint_are_in_memory_once(self, tmp_path: Path) -> None:
+        state = {str(number): torch.zeros(1 << 18) for number in range(16)}
+        tracemalloc.start()
+        try:
+            path = Checkpoints(tmp_path).save(state, 1)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 1.5 * path.stat().st_size
 
     def test_the_newest_two_are_kept_and_the_newest_is_loaded(self, tmp_path: Path) -> None:
         kept = Checkpoints(tmp_path / "checkpoints")
