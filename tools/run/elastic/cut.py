@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ class Cut:
         return full + (rest > 0 and not self.drop_last)
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One pass of the loop body on one worker: ``order[start : start + samples]``."""
 
     start: int

@@ -96,7 +96,7 @@ class Engine:
     def quiet(self) -> bool:
         """Whether the loop body must have no effect: it ends no step, or none that counts."""
         between = self._micro is not None and not self._micro.last
-        return between or self._catching_up or self.failed
+        return between or self._catching_up or self._averaging.failed
 
     def after_loop(self) -> bool:
         """Whether the author's code is past the loop over the loader: what it does is not part of a step."""

@@ -66,7 +66,8 @@ class Gradients:
         """Prepare for the backward pass of a micro-batch."""
         self._weight, self._last = micro.weight, micro.last
         self._joining = False
-        if self._ddp is not None:
+        # setting an attribute of a module takes as long as a small layer
+        if self._ddp is not None and self._ddp.require_backward_grad_sync != micro.last:
             self._ddp.require_backward_grad_sync = micro.last
         if (micro.weight != 1.0) != bool(self._weighing):
             self._hook(self._weigh if micro.weight != 1.0 else None)
@@ -81,7 +82,8 @@ class Gradients:
                 f"{len(self._aside)} parameters had gradients in earlier micro-steps but not in the last: "
                 "with several workers and accumulation every micro-batch must reach the same parameters"
             )
-        self._join()
+        if self._aside:
+            self._join()
 
     def _join(self) -> None:
         self._joining = False

@@ -223,7 +223,6 @@ class ElasticJob:
             engine.stepped()
             return training.scaled_lr()
 
-        guard_optimizer(optimizer, ("step",), self._quiet, whole_step, self._checked)
         engine = Engine(
             self._setting,
             training,
@@ -233,6 +232,7 @@ class ElasticJob:
             seed=self._seed or 0,
             supervision=self._supervision,
         )
+        guard_optimizer(optimizer, ("step",), engine.quiet, whole_step, self._checked)
         return engine
 
     def _check_new(self) -> None:

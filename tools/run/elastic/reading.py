@@ -58,6 +58,8 @@ class Reading:
 
     def on_device(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, moved."""
+        if self.device.type == "cpu":
+            return iter(batches)
         return (to_device(batch, self.device) for batch in batches)
 
 

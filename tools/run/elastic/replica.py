@@ -40,7 +40,7 @@ class Averaging:
     @property
     def failed(self) -> bool:
         """Whether the step's gradients are void."""
-        return self.error is not None
+        return self._group is not None and self._group.error is not None
 
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""

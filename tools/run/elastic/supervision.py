@@ -109,9 +109,10 @@ class Supervision:
         now = time.monotonic()
         # reading the samples is a part of it; what is done at a boundary or between epochs is not
         step_s, self._step_since_s = now - self._step_since_s, now
-        self._reporter.log(losses)
-        self._reporter.look(self._training.model, self._training.counters)
-        self._reporter.step_done(self._training.counters, step_s)
+        training, reporter = self._training, self._reporter
+        reporter.log(losses)
+        reporter.look(training.model, training.counters)
+        reporter.step_done(training.counters, step_s)
         self._passage.step_took(step_s)
         self._hear()
 
@@ -130,6 +131,8 @@ class Supervision:
 
         :raises SystemExit: that was to stop, or to go on without this worker.
         """
+        if not self._agreed:
+            return
         agreed, self._agreed = self._agreed, 0
         generation, save = divmod(agreed, 2)
         orders = self._orders

@@ -23,7 +23,7 @@ STOP: Final = 1 << 62
 """Counts as newer than every generation: a worker was asked by signal to stop."""
 BETWEEN_VOTES_S: Final = 0.1
 """Workers agree at every step, but not more often than this."""
-MOST_STEPS: Final = 16
+MOST_STEPS: Final = 32
 """From one vote to the next."""
 _POLL_S: Final = 0.01
 _TRIES: Final = 100
@@ -164,11 +164,8 @@ class Vote:
         self._value = torch.zeros(3, dtype=torch.int64)
         self._numbers = self._value.numpy()
         self._pending: dist.Work | None = None
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = False
         """Whether something was cast that nobody has asked the result of."""
-        return self._pending is not None or bool(self._numbers[1])
 
     def is_due(self) -> bool:
         """Whether the step that begins has a vote; asked once a step, by all workers alike."""
@@ -182,19 +179,20 @@ class Vote:
         :param saved_step: the step that is on disk, as far as is known here.
         """
         self._numbers[:] = number, -1, saved_step
+        self.is_open = True
         if not self._alone:
             self._numbers[1] = -steps_between_votes(usual_step_s)
             self._pending = world().allreduce([self._value], _LARGEST)
 
     def result(self) -> int:
         """The largest number cast for the step that ends; 0 where nothing was cast."""
+        if not self.is_open:
+            return 0
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-        agreed, steps = int(self._numbers[0]), -int(self._numbers[1])
-        if steps:
-            self._pause, self.saved_step = steps - 1, int(self._numbers[2])
-            self._numbers[:] = 0
+        agreed, steps, self.saved_step = map(int, self._numbers)
+        self._pause, self.is_open = -steps - 1, False
         return agreed
 
     def meet(self, saved_step: int) -> None:
@@ -207,7 +205,7 @@ class Vote:
 
     def drop(self, *, alone: bool) -> None:
         """Forget what was cast: the workers have changed."""
-        self._pending, self._alone, self._pause = None, alone, 0
+        self._pending, self.is_open, self._alone, self._pause = None, False, alone, 0
         # what was under way may still write into the old one
         self._value = torch.zeros(3, dtype=torch.int64)
         self._numbers = self._value.numpy()
