@@ -88,6 +88,7 @@ def report(
     from pliant.schemas.files import source_name, write_bytes
     from pliant.schemas.outputs import check_folder, check_output
     from pliant.tools.report.compare import compare_runs
+    from pliant.tools.report.document import Extras
     from pliant.tools.report.expect import (
         check_expectations,
         expectations_section,
@@ -96,8 +97,8 @@ def report(
     )
     from pliant.tools.report.fold import read_run
     from pliant.tools.report.metrics import Wanted
-    from pliant.tools.report.output import Extras, render, shows_expectations
     from pliant.tools.report.output import Format as FormatName
+    from pliant.tools.report.output import render, shows_expectations
     from pliant.tools.report.render import as_table
     from pliant.tools.report.report import read_report
 

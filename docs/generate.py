@@ -36,7 +36,7 @@ def schemas_page() -> str:
     from pliant.schemas.convergence import CONVERGENCE
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
-    from pliant.schemas.metrics import Metrics, RunMetrics
+    from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
     from pliant.schemas.profile import PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
@@ -44,7 +44,7 @@ def schemas_page() -> str:
         ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
         ("cluster", "JSON", (Cluster, Node)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
-        ("metrics", "JSON", (Metrics, RunMetrics)),
+        ("metrics", "JSON", (Metrics, ReportedRun, JobFigures, CheckedFigure)),
     )
     tables = (
         ("profile", "Parquet, one row per measured configuration", PROFILE),

@@ -66,8 +66,72 @@ class RunMetrics(Record):
     """GPU-seconds of the finished jobs, each at the size at which it needs the fewest."""
 
 
+class JobFigures(Record):
+    """One job of a run (with --jobs). Times are seconds, those of submission since the first one."""
+
+    job: str
+    model: str
+    outcome: str
+    submit_s: float
+    queueing_delay_s: Number = None
+    jct_s: Number = None
+    ftf: Number = None
+    ftf_gps: Number = None
+    ftf_isolated: Number = None
+    gpu_seconds: float
+    overhead_s: float
+    """Holding GPUs without training: changes and checkpoints."""
+    preemptions: NonNegativeInt
+    rescales: NonNegativeInt
+    restarts: NonNegativeInt
+    first_loss: Number = None
+    last_loss: Number = None
+
+
+class ReportedRun(RunMetrics):
+    """The figures of one run as a report names it, with what they leave out."""
+
+    run: str | None = None
+    """What the report calls it."""
+    trace: str | None = None
+    """What the trace is called, after its file."""
+    caveats: tuple[str, ...] = ()
+    """What its inputs left open and its figures do not say."""
+    ratios: dict[str, float] | None = None
+    """Each figure divided by the baseline's (with --baseline)."""
+    jobs: tuple[JobFigures, ...] | None = None
+    """In order of submission (with --jobs)."""
+
+
+class CheckedFigure(Record):
+    """One figure of --expect and what was found."""
+
+    policy: str
+    """Policy or label of the run."""
+    over: str | None = None
+    """The second run where the figure is a ratio."""
+    metric: str
+    value: Number = None
+    low: Number = None
+    high: Number = None
+    """The range that was accepted."""
+    found: Number = None
+    """Null where the figure does not apply."""
+    deviation: Number = None
+    """(found - value) / value."""
+    holds: bool
+    source: str = ""
+    """Where the figure is published."""
+
+
 class Metrics(Record):
     """A report's figures: always a list, one entry a run."""
 
     schema_: Literal["pliant.metrics/1"] = Field(default="pliant.metrics/1", alias="schema")
-    runs: tuple[RunMetrics, ...]
+    runs: tuple[ReportedRun, ...]
+    baseline: str | None = None
+    """The run that ratios are relative to."""
+    warnings: tuple[str, ...] = ()
+    """What must be known before the runs are compared."""
+    expectations: tuple[CheckedFigure, ...] | None = None
+    """Null: nothing was expected."""

@@ -20,7 +20,7 @@ from pliant.schemas.job import (
     SampleWork,
     Utility,
 )
-from pliant.schemas.metrics import Metrics, RunMetrics
+from pliant.schemas.metrics import Metrics, ReportedRun
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
 
@@ -156,7 +156,7 @@ metrics = st.builds(
     Metrics,
     runs=st.lists(
         st.builds(
-            RunMetrics,
+            ReportedRun,
             policy=names,
             trace_hash=names,
             parameters=json_objects,

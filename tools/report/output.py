@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from pliant.schemas.documents import document_bytes
 from pliant.schemas.errors import UsageError
-from pliant.tools.report.compare import ComparedJob, comparison_rows, comparison_section
-from pliant.tools.report.expect import Checked, expectations_section
+from pliant.tools.report.compare import comparison_rows, comparison_section
+from pliant.tools.report.document import Extras, document
+from pliant.tools.report.expect import expectations_section
 from pliant.tools.report.html import as_html
 from pliant.tools.report.jobs_table import job_rows, jobs_section
-from pliant.tools.report.records import RunRecord
-from pliant.tools.report.render import as_csv, as_json, as_markdown, as_table, metrics_rows
+from pliant.tools.report.render import as_csv, as_markdown, as_table, metrics_rows
 from pliant.tools.report.report import Report
 from pliant.tools.report.sections import Section, metrics_section
 
 Format = Literal["table", "json", "csv", "md", "html"]
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What is shown beside the metrics."""
-
-    jobs: bool = False
-    compared: tuple[ComparedJob, ...] = ()
-    simulated: RunRecord | None = None
-    """The simulated run of ``compared``."""
-    checked: tuple[Checked, ...] = ()
 
 
 def render(report: Report, kind: Format, extras: Extras, *, width: int | None = None) -> str:
@@ -36,8 +25,8 @@ def render(report: Report, kind: Format, extras: Extras, *, width: int | None = 
     :raises UsageError: the format has no place for what is asked.
     """
     if kind == "json":
-        _refuse_in_json(report, extras)
-        return as_json(report)
+        _refuse_in_json(extras)
+        return document_bytes(document(report, extras), "metrics", with_defaults=True).decode()
     if kind == "csv":
         return as_csv(_csv_rows(report, extras))
     sections = _sections(report, extras)
@@ -77,12 +66,6 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
     return metrics_rows(report)
 
 
-def _refuse_in_json(report: Report, extras: Extras) -> None:
-    given = {
-        "--jobs": extras.jobs,
-        "--simulated": extras.simulated is not None,
-        "--baseline": report.baseline is not None,
-    }
-    named = [name for name, is_given in given.items() if is_given]
-    if named:
-        raise UsageError(f"the metrics document has no place for {', '.join(named)}: use --format csv")
+def _refuse_in_json(extras: Extras) -> None:
+    if extras.simulated is not None:
+        raise UsageError("the metrics document has no place for --simulated: use --format csv")

@@ -1,4 +1,4 @@
-"""Sections as text for a terminal, Markdown and CSV; a report as JSON. Pure: data in, text out."""
+"""Sections as text for a terminal, Markdown and CSV. Pure: data in, text out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
 
-from pliant.schemas.documents import document_bytes
 from pliant.tools.report.blocks import drawn
 from pliant.tools.report.labels import parameters_text
 from pliant.tools.report.report import Report
 from pliant.tools.report.sections import FIGURES, Section, ratio_to
-
-
-def as_json(report: Report) -> str:
-    """The metrics document."""
-    return document_bytes(report.metrics, "metrics", with_defaults=True).decode()
 
 
 def as_table(sections: Sequence[Section], width: int | None = None) -> str:

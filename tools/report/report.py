@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
 from pliant.schemas.kinds import kind_of_parquet
-from pliant.schemas.metrics import Metrics, RunMetrics
+from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.version import a_file
 from pliant.schemas.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
@@ -44,11 +44,6 @@ class Report:
     reference: Reference = "fair-share"
     baseline: RunReport | None = None
     """The run that the others are divided by."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """The figures of all runs as a document."""
-        return Metrics(runs=tuple(each.metrics for each in self.runs))
 
 
 @garbage_collection_paused()

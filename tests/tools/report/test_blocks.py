@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.blocks import drawn
+from pliant.tools.report.document import Extras
 from pliant.tools.report.fold import fold
-from pliant.tools.report.output import Extras, render
+from pliant.tools.report.output import render
 from pliant.tools.report.report import make_report
 from pliant.tools.report.sections import Section
 from pliant.tools.report.terminal_plot import jct_plot

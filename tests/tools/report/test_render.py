@@ -9,10 +9,12 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_metrics
-from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.metrics import ReportedRun
 from pliant.tools.report.compare import compare_runs
+from pliant.tools.report.document import Extras, document
+from pliant.tools.report.expect import Expectations, check_expectations
 from pliant.tools.report.fold import fold
-from pliant.tools.report.output import Extras, render
+from pliant.tools.report.output import render
 from pliant.tools.report.report import make_report
 from pliant.tools.report.terminal_plot import jct_plot
 from pliant.tools.report.units import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
@@ -57,15 +59,46 @@ def test_a_simulated_run_beside_the_measured_one(one_run):
 def test_the_metrics_document_is_read_back(one_run, tmp_path):
     text = render(one_run, "json", Extras())
     (tmp_path / "metrics.json").write_text(text)
-    assert read_metrics(tmp_path / "metrics.json") == one_run.metrics
-    assert set(json.loads(text)["runs"][0]) == set(RunMetrics.model_fields)
+    assert read_metrics(tmp_path / "metrics.json") == document(one_run)
+    assert set(json.loads(text)["runs"][0]) == set(ReportedRun.model_fields)
 
 
-def test_the_metrics_document_has_no_place_for_more(report, one_run):
-    with pytest.raises(UsageError, match="--baseline: use --format csv"):
-        render(report, "json", Extras())
-    with pytest.raises(UsageError, match="--jobs"):
-        render(one_run, "json", Extras(jobs=True))
+def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):
+    figures = [
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.9, "tolerance": 0.1},
+        {"policy": "fifo", "metric": "mean_jct_s", "high": 100.0},
+    ]
+    expected = Expectations.model_validate_json(json.dumps({"figures": figures}))
+    extras = Extras(jobs=True, checked=check_expectations(report, expected))
+    found = json.loads(render(report, "json", extras))
+    fifo, ares = found["runs"]
+    assert (found["baseline"], fifo["run"], ares["run"]) == ("fifo", "fifo", "ares")
+    assert (fifo["ratios"]["mean_jct_s"], ares["ratios"]["mean_jct_s"]) == (1.0, 154 / 175)
+    assert "gps_bound_s" not in ares["ratios"]
+    assert [(row["job"], row["outcome"]) for row in fifo["jobs"]] == [
+        ("a", "finished"),
+        ("b", "finished"),
+        ("c", "unfinished"),
+    ]
+    assert (fifo["jobs"][0]["jct_s"], fifo["jobs"][2]["jct_s"]) == (120.0, None)
+    assert fifo["caveats"] == ["1 unfinished of 3 jobs: in no JCT and no FTF"]
+    holds, fails = found["expectations"]
+    assert (holds["over"], holds["found"], holds["holds"]) == ("fifo", 154 / 175, True)
+    assert (fails["value"], fails["low"], fails["high"], fails["found"], fails["holds"]) == (
+        *(None, None, 100.0),
+        *(175.0, False),
+    )
+
+
+def test_the_metrics_document_leaves_out_what_was_not_asked_for(one_run):
+    found = json.loads(render(one_run, "json", Extras()))
+    (run,) = found["runs"]
+    assert (found["baseline"], found["expectations"], run["ratios"], run["jobs"]) == (None,) * 4
+
+
+def test_the_metrics_document_has_no_place_for_a_comparison(one_run):
+    with pytest.raises(UsageError, match="--simulated: use --format csv"):
+        render(one_run, "json", Extras(simulated=one_run.runs[0].run))
 
 
 def test_csv_holds_one_table(one_run):
