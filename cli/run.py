@@ -119,6 +119,8 @@ def run(
         raise UsageError(
             "--cluster, --profile and --param go with --follow: elsewhere the schedule says them"
         )
+    if follow and policy is None and schedule is None:
+        _refuse_to_follow_nobody(state)
     options = Options(
         state=state or free_state_name(Path()),
         schedule=schedule,
@@ -152,6 +154,27 @@ def _refuse_contradictions(
         raise UsageError("--policy goes with --follow: elsewhere the schedule says who decides")
     if follow and state is None:
         raise UsageError("--follow needs --state: the folder that jobs are submitted to")
+
+
+def _refuse_to_follow_nobody(state: Path | None) -> None:
+    """A loop needs a policy: that of the run that it goes on with, one that is named, or a schedule's."""
+    from pliant.tools.run.layout import StateDir
+
+    holds_run = state is not None and StateDir(state).events.exists()
+    if not holds_run and not _something_is_piped_in():
+        raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")
+
+
+def _something_is_piped_in() -> bool:
+    """Whether a schedule may come through stdin: a pipe, or a file that is not empty."""
+    import os
+    import stat
+
+    try:
+        found = os.fstat(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or found.st_size > 0
 
 
 def _question(policy: str | None, param: list[str], seed: int) -> Question | None:

@@ -20,7 +20,16 @@ from pliant.schemas.jsontext import (
     warn_dropped,
 )
 from pliant.schemas.positions import line_of
-from pliant.schemas.problems import NOT_FINITE, as_pointer, details, location, message, nonfinite, pointer
+from pliant.schemas.problems import (
+    NOT_FINITE,
+    as_pointer,
+    details,
+    hint,
+    location,
+    message,
+    nonfinite,
+    pointer,
+)
 from pliant.schemas.record import Record
 from pliant.schemas.version import a_file, check_schema_id, schema_id
 
@@ -55,7 +64,10 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
     try:
         found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
-        places = [(line_of(text, location(each)), pointer(each), message(each)) for each in details(error)]
+        places = [
+            (line_of(text, location(each)), pointer(each), message(each) + hint(each, error.title))
+            for each in details(error)
+        ]
     else:
         places = [(line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
         if not places:

@@ -66,15 +66,27 @@ def kind_of(data: bytes, source: str) -> str:
     """The kind that the content states or looks like, else the one in the file's name."""
     found = _stated(data, source) or _named(source)
     if found is None:
-        raise BadInputError.one(
-            source, f'its kind cannot be told: expected a "schema" field, or give --kind ({"|".join(KINDS)})'
-        )
+        expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
+        raise BadInputError.one(source, f"its kind cannot be told{_why_not(data)}: {expected}")
     return found
 
 
 def kind_of_parquet(path: Path) -> str | None:
     """The kind that a Parquet file states; None: it states none, or cannot be read. Its rows are not read."""
     return _kind_in(schema_in_footer(path))
+
+
+def _why_not(data: bytes) -> str:
+    """What keeps a text that looks like JSON from saying its kind."""
+    if data.lstrip()[:1] not in (b"{", b"["):
+        return ""
+    try:
+        value = json.loads(data)
+    except json.JSONDecodeError as error:
+        return f", for it is not readable JSON (line {error.lineno}: {error.msg})"
+    except (ValueError, RecursionError):
+        return ""
+    return ", for it is a list (jobs and events are one object a line)" if isinstance(value, list) else ""
 
 
 def _stated(data: bytes, source: str) -> str | None:

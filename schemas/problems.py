@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pliant.schemas.errors import Problem
-from pliant.schemas.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE
+from pliant.schemas.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE, Record
 from pliant.schemas.wording import shortened
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def problems_of(
     error: ValidationError, source: str, line: int | None = None, where: str = ""
 ) -> list[Problem]:
     """One problem for each error; ``where`` is put before the pointer (the row of a table)."""
-    return [Problem(source, line, where + pointer(found), message(found)) for found in details(error)]
+    return [
+        Problem(source, line, where + pointer(found), message(found) + hint(found, error.title))
+        for found in details(error)
+    ]
 
 
 def details(error: ValidationError) -> list[ErrorDetails]:
@@ -89,6 +93,33 @@ def message(found: ErrorDetails) -> str:
     if "pointer" in context:
         return found["msg"]
     return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}"
+
+
+def hint(found: ErrorDetails, title: str) -> str:
+    """The field of the record that an unknown one may be meant for."""
+    if found["type"] != "extra_forbidden":
+        return ""
+    records = {each for each in _kinds_of(Record) if each.__name__ == title}
+    for part in found["loc"][:-1]:
+        inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
+        records = {record for kind in inner for record in _records_in(kind)} or records
+    names = sorted({name for record in records for name in record.model_fields})
+    near = difflib.get_close_matches(str(found["loc"][-1]), names, n=1, cutoff=0.75)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def _kinds_of(record: type[Record]) -> Iterator[type[Record]]:
+    for kind in record.__subclasses__():
+        yield kind
+        yield from _kinds_of(kind)
+
+
+def _records_in(kind: Any) -> Iterator[type[Record]]:
+    """The records that a field's annotation names."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        yield kind
+    for inner in get_args(kind):
+        yield from _records_in(inner)
 
 
 def nonfinite(value: object, path: Location = ()) -> list[Location]:

@@ -295,3 +295,26 @@ def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
     assert str(caught.value) == 'jobs.jsonl: job "gang" needs 6 GPUs of one type, the cluster has 4'
     with pytest.raises(BadInputError, match='job "a" needs 1 GPU, the cluster has 0'):
         io.check_fits([job("a")], cluster(), "jobs.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            {"comand": ["train.py"]},
+            '/comand: is not a field that this version knows; did you mean "command"?',
+        ),
+        ({"works": None}, '/works: is not a field that this version knows; did you mean "work"?'),
+        ({"colour": "red"}, "/colour: is not a field that this version knows"),
+    ],
+)
+def test_a_misspelt_field_names_the_one_that_it_may_be(change: dict[str, object], expected: str) -> None:
+    assert job_problems(change) == [f"jobs.jsonl:1: {expected}"]
+
+
+def test_a_misspelt_field_of_a_node_names_the_one_that_it_may_be() -> None:
+    text = json.dumps({"nodes": [{"name": "n0", "gpus": 4, "gpu_typ": "x"}], "slot": "cpu"})
+    assert problems(io.read_cluster, text, "cluster.json") == [
+        'cluster.json:1: /nodes/0/gpu_typ: is not a field that this version knows; did you mean "gpu_type"?',
+        'cluster.json:1: /slot: is not a field that this version knows; did you mean "slots"?',
+    ]

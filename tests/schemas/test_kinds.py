@@ -17,7 +17,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.jobs_io import job_fields
-from pliant.schemas.kinds import validate_file
+from pliant.schemas.kinds import kind_of, validate_file
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -150,3 +150,17 @@ def test_the_hash_of_a_trace_stays_the_same_in_later_versions() -> None:
     """A golden value: published figures name it."""
     jobs = [job("b", at=5.0, gpus=2, work={"samples": 10.0}), job("a", at=5.0)]
     assert trace_hash(jobs) == "2c70f6e8c4c387f73d312a02cfc34b55cceed5ed1a5ffbbe3785a2afb822728d"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"id": "a", "gpus": {"requested": 1}', "it is not readable JSON (line 1: Expecting ',' delimiter)"),
+        ("{'id': 'a'}", "it is not readable JSON (line 1: Expecting property name"),
+        ('[{"id": "a"}]', "it is a list (jobs and events are one object a line)"),
+    ],
+)
+def test_a_file_whose_kind_cannot_be_told_says_what_is_in_the_way(text: str, why: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        kind_of(text.encode(), "mine.json")
+    assert f"its kind cannot be told, for {why}" in str(caught.value)

@@ -68,15 +68,18 @@ class Prepared:
     """Its log, before the lock was taken."""
 
     @classmethod
-    def read(cls, options: Options, open_backend: OpenBackend, *, resume: bool) -> Prepared:
+    def read(
+        cls, options: Options, open_backend: OpenBackend, *, resume: bool, dry: bool = False
+    ) -> Prepared:
         """Read the inputs.
 
         :param resume: go on with the state directory's own schedule where it holds a run.
+        :param dry: leave the state directory as it is, its mode included.
         :raises UsageError: the state directory is not this user's alone, or brings inputs of its own.
         """
         dirs, clock = StateDir(options.state.resolve()), Clock()
         if dirs.path.exists():
-            check_own(dirs)
+            check_own(dirs, close=not dry)
         view = LogView(dirs, keeps_events=True)
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)

@@ -51,11 +51,12 @@ def make_own(dirs: StateDir) -> None:
     check_own(dirs)
 
 
-def check_own(dirs: StateDir) -> None:
+def check_own(dirs: StateDir, *, close: bool = True) -> None:
     """Make sure that a state directory is this user's alone, and close it to those who could read it.
 
     What else lies in the folder keeps its mode; others cannot reach it any more.
 
+    :param close: False leaves the folder open to those who can read it.
     :raises UsageError: it belongs to somebody else, is writable by others, or holds a link.
     """
     others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
@@ -65,6 +66,8 @@ def check_own(dirs: StateDir) -> None:
         if others_enter and found.st_mode & _WRITABLE:
             text = "others may write in it, and what they ask for would run as you; look through it, then"
             raise UsageError(f"{path}: {text}: chmod go-w {path}")
+    if not close:
+        return
     for path, found in parts:  # only now: a folder that is refused is refused the next time, too
         if found.st_mode & _OPEN and _is_its(dirs, Path(path)):
             os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OPEN)

@@ -111,7 +111,7 @@ def dry_run_text(options: Options, *, resume: bool) -> str:
 
     :param resume: as for :meth:`Prepared.read`.
     """
-    prepared = Prepared.read(options, open_backend, resume=resume)
+    prepared = Prepared.read(options, open_backend, resume=resume, dry=True)
     name = prepared.schedule.policy.name
     if prepared.resumed and resume:
         return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'

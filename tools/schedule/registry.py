@@ -161,7 +161,7 @@ def _foreign() -> dict[str, EntryPoint]:
 
 def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     if name not in points:
-        near = difflib.get_close_matches(name, [*BUILT_IN, *points], n=1)
+        near = difflib.get_close_matches(name.lower(), [*BUILT_IN, *points], n=1)
         hint = f'did you mean "{near[0]}"? ' if near else ""
         raise UsageError(f'unknown policy "{name}"; {hint}policies: {", ".join(policy_names())}')
     where = points[name].value
@@ -235,7 +235,9 @@ def _read(policy: str, key: str, value: Any, annotation: Any) -> Any:
         fits, found = _read_as(option, value)
         if fits:
             return found
-    raise UsageError(f'policy "{policy}": parameter {key}: {value!r} is not {_in_words(annotation)}')
+    several = "one of " if any(get_origin(each) is Literal for each in union_members(annotation)) else ""
+    expected = f"{several}{_in_words(annotation)}"
+    raise UsageError(f'policy "{policy}": parameter {key}: {value!r} is not {expected}')
 
 
 def _read_as(option: Any, value: Any) -> tuple[bool, Any]:

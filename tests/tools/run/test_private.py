@@ -98,6 +98,16 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
     assert caplog.text == ""
 
 
+def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(dirs, monkeypatch)
+    dirs.path.chmod(0o755)
+    runner.dry_run_text(Options(dirs.path), resume=True)
+    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
+    assert "was open to other users" not in caplog.text
+
+
 def test_what_else_lies_in_the_folder_keeps_its_mode(dirs: StateDir) -> None:
     """Somebody names the folder of a project, or their home."""
     notes = dirs.path / "notes"

@@ -106,7 +106,7 @@ def test_json_values_of_a_schedule_are_taken_as_they_are():
         ({"alpha": "inf"}, "parameter alpha: 'inf' is not a number"),
         ({"on": "maybe"}, "parameter on: 'maybe' is not true or false"),
         ({"word": 3}, "parameter word: 3 is not text"),
-        ({"mode": "c"}, "parameter mode: 'c' is not a, b"),
+        ({"mode": "c"}, "parameter mode: 'c' is not one of a, b"),
         ({"limit": "x"}, "parameter limit: 'x' is not a number or none"),
         ({"speed": "1"}, 'has no parameter "speed"; its parameters: steps, alpha, on, word, mode, limit'),
         ({"steps": "-1"}, "steps: -1 is below 0"),
@@ -118,6 +118,11 @@ def test_a_wrong_parameter_is_a_usage_error_that_says_what_is_right(
     with pytest.raises(UsageError) as caught:
         make_policy("tunable", values)
     assert complaint in str(caught.value)
+
+
+def test_a_policy_in_capitals_is_recognised():
+    with pytest.raises(UsageError, match='unknown policy "ARES"; did you mean "ares"'):
+        policy_class("ARES")
 
 
 def test_an_unknown_policy_is_a_usage_error_that_names_the_known():
