@@ -24,7 +24,6 @@ from pliant.schemas.problems import (
     NOT_FINITE,
     as_pointer,
     details,
-    hint,
     location,
     message,
     nonfinite,
@@ -65,7 +64,7 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
         found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
         places = [
-            (line_of(text, location(each)), pointer(each), message(each) + hint(each, error.title))
+            (line_of(text, location(each)), pointer(each), message(each, error.title))
             for each in details(error)
         ]
     else:

@@ -52,8 +52,7 @@ def problems_of(
 ) -> list[Problem]:
     """One problem for each error; ``where`` is put before the pointer (the row of a table)."""
     return [
-        Problem(source, line, where + pointer(found), message(found) + hint(found, error.title))
-        for found in details(error)
+        Problem(source, line, where + pointer(found), message(found, error.title)) for found in details(error)
     ]
 
 
@@ -81,13 +80,16 @@ def as_pointer(parts: Iterable[str | int]) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def message(found: ErrorDetails) -> str:
-    """What is wrong and what was expected."""
+def message(found: ErrorDetails, title: str) -> str:
+    """What is wrong and what was expected.
+
+    :param title: the record that was read.
+    """
     kind, context = found["type"], found.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "is not a field that this version knows"
+        return f"is not a field that this version knows{_hint(found, title)}"
     if kind == "json_invalid":
         return f"not readable JSON: {context['error'].partition(' at line')[0]}"
     if "pointer" in context:
@@ -95,10 +97,8 @@ def message(found: ErrorDetails) -> str:
     return f"{_shown(found['input'])} {_expectation(kind, context, found['msg'])}"
 
 
-def hint(found: ErrorDetails, title: str) -> str:
+def _hint(found: ErrorDetails, title: str) -> str:
     """The field of the record that an unknown one may be meant for."""
-    if found["type"] != "extra_forbidden":
-        return ""
     records = {each for each in _kinds_of(Record) if each.__name__ == title}
     for part in found["loc"][:-1]:
         inner = [each.model_fields[part].annotation for each in records if part in each.model_fields]
