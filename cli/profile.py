@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,7 +119,6 @@ def profile(
       pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet
       pliant profile jobs.jsonl --predict profile.parquet --gpus 1,2,4 --batches 64,128
     """  # noqa: D301 - keeps the lines of the examples apart
-    import sys
     from dataclasses import replace
 
     from pliant.schemas.files import write_bytes
@@ -174,8 +174,6 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
 
 def refuse_terminal(out: str) -> None:
     """Refuse before measuring what could not be written after."""
-    import sys
-
     if out == "-" and is_terminal(sys.stdout):
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
 
@@ -264,7 +262,6 @@ def _measured(
 ) -> Measured:
     """Measure; into a pipe only as long as its reader waits for the profile."""
     import shlex
-    import sys
     import time
 
     from pliant.schemas.io import read_cluster, read_jobs
@@ -300,20 +297,20 @@ def _measured(
 
 def _show_errors(measured: Profile) -> None:
     """The model's error on rows that it has not seen."""
-    from rich.table import Table
-
     from pliant.tools.profile.measured import holdout_errors
+    from pliant.tools.report.render import as_table
+    from pliant.tools.report.sections import Section
 
     errors = holdout_errors(measured)
     if not errors:
         note("no measured row could be held out to check the throughput model on")
         return
-    table = Table(title="Throughput model on measured rows held out", title_justify="left")
-    for title in ("model", "GPUs", "local batch", "accum", "measured ms", "predicted ms", "error"):
-        table.add_column(title, justify="left" if title == "model" else "right")
+    rows = []
     for found in errors:
         row = found.row
         times = (f"{1e3 * (row.step_seconds or 0):.2f}", f"{1e3 * found.predicted_s:.2f}")
         cells = (str(row.gpus), str(row.local_batch), str(row.accum_steps), *times, f"{found.error:+.1%}")
-        table.add_row(row.model, *cells)
-    stderr().print(table)
+        rows.append((row.model, *cells))
+    headers = ("model", "GPUs", "local batch", "accum", "measured ms", "predicted ms", "error")
+    table = Section("Throughput model on measured rows held out", headers, tuple(rows))
+    stderr().print(as_table([table], width_for(sys.stderr)), end="", soft_wrap=True, markup=False)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pliant.cli.profile import profile
+from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile
@@ -118,6 +119,16 @@ def test_the_command_answers_as_a_table(tmp_path: Path, capsys: pytest.CaptureFi
     lines = [line.split() for line in shown.splitlines() if line.startswith((" measured", " modelled"))]
     assert [tuple(line[1:3]) for line in lines] == [(g, b) for g in "124" for b in ("16", "32", "64")]
     assert "relative to 16 samples a step on one GPU, 180 ms (measured)" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_gets_blocks_of_whole_numbers(tmp_path: Path, width: int) -> None:
+    jobs, _, nodes = files(tmp_path)
+    found, wanted = Profile(ROWS), Wanted()
+    whole = predictions_text(found, jobs, nodes, wanted, Format.table)
+    text = predictions_text(found, jobs, nodes, wanted, Format.table, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert {word for word in whole.split() if "─" not in word} <= set(text.split())
 
 
 def test_the_command_answers_in_json_for_the_sizes_and_batches_named(
