@@ -50,7 +50,8 @@ def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
         arrow = read_arrow(data, source, EVENT.kind)
     except BadInputError:
         return None
-    if not (_is_current(arrow) and _numbers_hold(arrow) and _names_hold(arrow) and _texts_hold(arrow)):
+    holds = _is_current(arrow) and _numbers_hold(arrow) and _names_hold(arrow)
+    if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
         return None
     columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
     return map(EventRow._make, zip(*columns, strict=True))
@@ -84,6 +85,13 @@ def _names_hold(arrow: pa.Table) -> bool:
     events = arrow.column("event")
     nameless = events.filter(pc.is_null(arrow.column("job")))
     return _all_in(events, EVENT_NAMES, pa, pc) and _all_in(nameless, OF_THE_CLUSTER, pa, pc)
+
+
+def _preempted_hold_nothing(arrow: pa.Table) -> bool:
+    import pyarrow.compute as pc
+
+    held = arrow.column("gpus").filter(pc.equal(arrow.column("event"), "preempt"))
+    return not pc.max(held).as_py()
 
 
 def _all_in(values: Any, words: Iterable[str], pa: Any, pc: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final, TypeVar
@@ -23,6 +24,8 @@ Rule = Callable[[Any], list[tuple[str, str]]]
 TABLES: Final[dict[type[Row], Table]] = {ProfileRow: PROFILE, ConvergenceRow: CONVERGENCE, Event: EVENT}
 _ROWS: Final = {table.kind: row for row, table in TABLES.items()}
 _INT64: Final = 2**63
+_RATE_TOLERANCE: Final = 0.01
+"""Between samples_per_second and the rest of its row: files from elsewhere round their numbers."""
 _SHAPES: Final[dict[str, core_schema.CoreSchema]] = {
     "placement": core_schema.tuple_schema(
         [core_schema.tuple_schema([core_schema.str_schema(), core_schema.int_schema(strict=True, ge=1)])],
@@ -157,7 +160,18 @@ def _profile_rules(row: ProfileRow) -> list[tuple[str, str]]:
         found.append(("/step_seconds", "0.0 is not above 0, expected more than 0 in a training row"))
     if row.kind == "train" and row.local_batch == 0:
         found.append(("/local_batch", "0 is below 1, expected 1 or more in a training row"))
-    return found
+    return found + _rate_rules(row)
+
+
+def _rate_rules(row: ProfileRow) -> list[tuple[str, str]]:
+    """Whether the samples per second of a training row are those of its batch and its step."""
+    if row.kind != "train" or not (row.step_seconds and row.local_batch) or row.samples_per_second is None:
+        return []
+    expected = row.gpus * row.local_batch * row.accum_steps / row.step_seconds
+    if math.isclose(row.samples_per_second, expected, rel_tol=_RATE_TOLERANCE):
+        return []
+    text = f"{row.samples_per_second:g} contradicts the row, expected {expected:g}"
+    return [("/samples_per_second", f"{text} (gpus × local_batch × accum_steps / step_seconds)")]
 
 
 def _placement_rules(row: ProfileRow) -> list[tuple[str, str]]:
@@ -192,4 +206,6 @@ def _event_rules(row: Event) -> list[tuple[str, str]]:
     )
     if row.job is None and row.event not in OF_THE_CLUSTER:
         found.append(("/job", f"is null in a {row.event!r} event, expected a job id"))
+    if row.event == "preempt" and row.gpus:
+        found.append(("/gpus", f"is {row.gpus:,} in a 'preempt' event, expected 0"))
     return found

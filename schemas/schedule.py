@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.record import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.schemas.record import (
+    MOST_GPUS,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+)
+from pliant.schemas.wording import counted, in_gpus
 
 Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
 
@@ -29,7 +37,7 @@ class Allocation(Record):
     """What one job holds from now on. ``gpus`` 0 (action preempt): it holds nothing."""
 
     job: str
-    gpus: NonNegativeInt
+    gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)]
     placement: tuple[tuple[str, PositiveInt], ...] = ()
     """(node name, GPUs on it), in the order of the nodes."""
     batch: BatchPlan | None = None
@@ -46,6 +54,32 @@ class Allocation(Record):
             text = f"places {placed} GPUs, expected {self.gpus} as in gpus"
             raise PydanticCustomError("placement", "{problem}", {"problem": text, "pointer": "/placement"})
         return self
+
+    @model_validator(mode="after")
+    def _preempted_holds_nothing(self) -> Self:
+        if self.action == "preempt" and self.gpus:
+            text = f"is {self.gpus:,} in a preemption, expected 0"
+            raise PydanticCustomError("preempt", "{problem}", {"problem": text, "pointer": "/gpus"})
+        return self
+
+    @model_validator(mode="after")
+    def _batch_adds_up(self) -> Self:
+        problem = None if self.batch is None else _batch_problem(self.batch, self.gpus)
+        if problem is not None:
+            raise PydanticCustomError("batch", "{problem}", {"problem": problem[1], "pointer": problem[0]})
+        return self
+
+
+def _batch_problem(batch: BatchPlan, gpus: int) -> tuple[str, str] | None:
+    """Why the shares of so many workers do not add up to the global batch, at its pointer."""
+    if batch.global_ < gpus or not gpus:
+        return "/batch/global", f"is {batch.global_:,} for {in_gpus(gpus)}, expected a sample for each"
+    share = -(-batch.global_ // gpus)
+    local = -(-share // batch.accum)
+    if batch.accum > share or batch.local != local:
+        cut = f"{batch.local:,} samples in each of {counted(batch.accum, 'micro-step')} on {in_gpus(gpus)}"
+        return "/batch", f"{cut} do not add up to the global batch of {batch.global_:,}"
+    return None
 
 
 class Verdict(Record):

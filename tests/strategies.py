@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -22,7 +23,8 @@ from pliant.schemas.job import (
 )
 from pliant.schemas.metrics import Metrics, ReportedRun
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.schemas.schedule import Allocation, BatchPlan, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.tools.profile.batch import plan_batch
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -123,11 +125,13 @@ placements = st.lists(st.tuples(names, counts), min_size=1, max_size=3).map(tupl
 def allocations(draw: st.DrawFn, job: str) -> Allocation:
     """What a job holds, its placement adding up to its GPUs."""
     placement = draw(placements)
+    gpus = sum(count for _, count in placement)
+    batches = st.builds(plan_batch, st.integers(gpus, 9999), st.just(gpus), maybe(counts))
     return Allocation(
         job=job,
-        gpus=sum(count for _, count in placement),
+        gpus=gpus,
         placement=placement,
-        batch=draw(maybe(st.builds(lambda size: BatchPlan(**{"global": size}, local=size), counts))),
+        batch=draw(maybe(batches)),
         lr_scale=draw(positive),
         action=draw(st.sampled_from(["start", "keep", "grow", "shrink", "move", "resume"])),
         reason=draw(text),
@@ -178,10 +182,12 @@ def profile_rows(draw: st.DrawFn) -> ProfileRow:
     shares = sorted(draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)), reverse=True)
     kind = draw(st.sampled_from(["train", "allreduce"]))
     feasible = draw(st.booleans())
+    step_s, accum = draw(positive), draw(counts)
+    local = draw(counts) if kind == "train" else 0
     measured: dict[str, Any] = {
-        "step_seconds": draw(positive),
+        "step_seconds": step_s,
         "compute_seconds": draw(maybe(amounts)),
-        "samples_per_second": draw(maybe(amounts)),
+        "samples_per_second": draw(maybe(st.just(sum(shares) * local * accum / step_s))),
         "peak_memory": draw(maybe(st.integers(0, 2**62))),
     }
     return ProfileRow(
@@ -191,8 +197,8 @@ def profile_rows(draw: st.DrawFn) -> ProfileRow:
         nodes=len(shares),
         gpus=sum(shares),
         placement=",".join(map(str, shares)),
-        local_batch=draw(counts) if kind == "train" else 0,
-        accum_steps=draw(counts),
+        local_batch=local,
+        accum_steps=accum,
         iterations=draw(counts),
         parameters=draw(maybe(counts)),
         feasible=feasible,
@@ -224,6 +230,13 @@ convergence_rows = st.lists(
     ),
     max_size=4,
 ).map(tuple)
+
+
+def _held(event: Event) -> Event:
+    """The event; a preempted job holds nothing."""
+    return replace(event, gpus=0) if event.event == "preempt" else event
+
+
 events = st.lists(
     st.builds(
         Event,
@@ -238,6 +251,6 @@ events = st.lists(
         metric=maybe(finite),
         overhead_seconds=maybe(amounts),
         detail=maybe(json_objects),
-    ),
+    ).map(_held),
     max_size=4,
 ).map(tuple)

@@ -192,6 +192,11 @@ SCHEDULE = '{"schema": "pliant.schedule/1", "time": 0, "policy": {"name": "p"}, 
     ("rest", "expected"),
     [
         ('"allocations": [{"job": "a", "gpus": 3, "placement": [["n", 2]], "action": "start"}]', "/allocations/0/placement: places 2 GPUs, expected 3 as in gpus"),
+        ('"allocations": [{"job": "a", "gpus": 2, "action": "preempt"}]', "/allocations/0/gpus: is 2 in a preemption, expected 0"),
+        ('"allocations": [{"job": "a", "gpus": 2, "batch": {"global": 64, "local": 8, "accum": 2}, "action": "keep"}]', "/allocations/0/batch: 8 samples in each of 2 micro-steps on 2 GPUs do not add up to the global batch of 64"),
+        ('"allocations": [{"job": "a", "gpus": 2, "batch": {"global": 2, "local": 1, "accum": 2}, "action": "keep"}]', "/allocations/0/batch: 1 samples in each of 2 micro-steps on 2 GPUs do not add up to the global batch of 2"),
+        ('"allocations": [{"job": "a", "gpus": 4, "batch": {"global": 3, "local": 1}, "action": "keep"}]', "/allocations/0/batch/global: is 3 for 4 GPUs, expected a sample for each"),
+        ('"allocations": [{"job": "a", "gpus": 0, "batch": {"global": 3, "local": 1}, "action": "preempt"}]', "/allocations/0/batch/global: is 3 for 0 GPUs, expected a sample for each"),
         ('"waiting": [{"job": "a", "reason": ""}, {"job": "a", "reason": ""}]', '/waiting/1/job: "a" is used twice, expected each job once'),
         ('"policy_state": {"policy": "p", "state": [1, {"x": Infinity}]}', "/policy_state/state/1/x: NaN and infinities are not allowed, expected a finite number"),
         ('"policy_state": {"policy": "p", "state": 1e999}', "/policy_state/state: NaN and infinities are not allowed, expected a finite number"),
@@ -317,4 +322,17 @@ def test_a_misspelt_field_of_a_node_names_the_one_that_it_may_be() -> None:
     assert problems(io.read_cluster, text, "cluster.json") == [
         'cluster.json:1: /nodes/0/gpu_typ: is not a field that this version knows; did you mean "gpu_type"?',
         'cluster.json:1: /slot: is not a field that this version knows; did you mean "slots"?',
+    ]
+
+
+def test_a_batch_that_does_not_divide_evenly_still_adds_up() -> None:
+    uneven = '{"job": "a", "gpus": 3, "batch": {"global": 100, "local": 9, "accum": 4}, "action": "keep"}'
+    Path("s.json").write_text(f'{SCHEDULE}, "allocations": [{uneven}]}}')
+    assert io.read_schedule("s.json").allocations[0].gpus == 3
+
+
+def test_an_event_of_a_preemption_holds_no_gpus() -> None:
+    event = '{"schema": "pliant.event/1"}\n{"time": 1, "event": "preempt", "job": "a", "gpus": 2}\n'
+    assert problems(io.read_events, event, "e.jsonl") == [
+        "e.jsonl:2: /gpus: is 2 in a 'preempt' event, expected 0"
     ]

@@ -166,6 +166,7 @@ def test_rows_in_a_file_are_checked_and_counted_from_one(tmp_path: Path) -> None
         ({"step_seconds": [None]}, "/step_seconds: is null in a feasible row, expected a number"),
         ({"step_seconds": [0.0]}, "/step_seconds: 0.0 is not above 0, expected more than 0 in a training row"),
         ({"local_batch": [0]}, "/local_batch: 0 is below 1, expected 1 or more in a training row"),
+        ({"samples_per_second": [9.6]}, "/samples_per_second: 9.6 contradicts the row, expected 96 (gpus × local_batch × accum_steps / step_seconds)"),
         ({"kind": ["test"]}, "/kind: \"test\" is unknown, expected 'train' or 'allreduce'"),
         ({"placement": ["2,4"]}, '/placement: "2,4" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
         ({"placement": ["6"]}, '/placement: "6" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),

@@ -25,6 +25,7 @@ from pliant.schemas.jsontext import parse_json
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.problems import problems_of
 from pliant.schemas.record import NonNegativeFloat, Record
+from pliant.schemas.wording import shortened
 from pliant.tools.report.report import Report, find_run
 from pliant.tools.report.sections import Section, value_of
 from pliant.tools.report.units import NOTHING, percent
@@ -53,7 +54,7 @@ class Expected(Record):
     @model_validator(mode="after")
     def _is_checkable(self) -> Self:
         if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
-            raise _wrong("metric", f'"{self.metric}" is no figure of a report')
+            raise _wrong("metric", f'"{shortened(self.metric)}" is no figure of a report')
         if (self.tolerance is None) == (self.low is None and self.high is None):
             raise _wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
         if self.tolerance is not None and self.value is None:

@@ -71,10 +71,13 @@ class Speeds:
         return rate
 
     def batch_plan(self, job: JobState) -> BatchPlan | None:
-        """How a running job's global batch is cut; None where no batch was ever stated."""
+        """How a running job's global batch is cut; None where no batch was ever stated.
+
+        None, too, where a batch that follows from a memory limit has no sample for some worker.
+        """
         known = self.throughput.max_local_batch(job.spec.model, job.gpu_type or "")
         limits = [limit for limit in (known, job.spec.batch.per_gpu_max) if limit is not None]
-        if not job.gpus or (job.spec.batch.size is None and not limits):
+        if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limits):
             return None
         return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
 

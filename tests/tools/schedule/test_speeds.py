@@ -120,7 +120,7 @@ def test_the_default_batch_fills_the_requested_gpus_on_every_type() -> None:
 
 
 def test_gpu_time_at_a_size_that_cannot_run_is_refused() -> None:
-    with pytest.raises(BadInputError, match="job a: work is stated in GPU-seconds at 4 GPUs, but"):
+    with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
 
 
