@@ -82,6 +82,11 @@ def main() -> None:
         app()
     except SystemExit as leaving:
         raise SystemExit(_exit_code(leaving)) from None
+    except OSError as unsaid:  # stderr is full
+        code = getattr(unsaid.__context__, "exit_code", None)
+        if code is None:
+            raise
+        raise SystemExit(code) from None
     finally:
         _flush_stderr()
 

@@ -70,3 +70,11 @@ def test_nothing_is_measured_for_a_reader_that_left(here: Path, monkeypatch: pyt
     with pytest.raises(BrokenPipeError):
         profile("jobs.jsonl", cluster="cluster.json")
     assert measured == [0, 1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+@pytest.mark.parametrize("words", ["schedule --nope", "nope", "schedule", "run --retries x"])
+def test_a_usage_error_that_stderr_has_no_room_for_ends_with_its_own_exit_code(
+    here: Path, words: str
+) -> None:
+    assert shell(f"pliant {words} 2>/dev/full").returncode == 2
