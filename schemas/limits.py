@@ -27,6 +27,9 @@ LONGEST_TEXT: Final = 1 << 24
 ROW_BYTES: Final = 500
 """What a row takes in memory, beside its strings."""
 _VALUE_BYTES: Final = 32
+_CONTAINER_BYTES: Final = 150
+"""What a list or an object of JSON takes in memory, more or less."""
+_ELEMENT_BYTES: Final = 60
 _TEXT_COPIES: Final = 2
 """A string is in memory in the table, and in the row or in what its JSON says."""
 
@@ -111,6 +114,8 @@ def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
     total = sum(total for _, total in lengths)
     needed = total * _TEXT_COPIES + table.num_rows * ROW_BYTES
     check_bytes(needed, file_bytes, source, f"{total:,} bytes of text")
+    parts_bytes = sum(_parts_bytes(chunk) for column in table.columns for chunk in column.chunks)
+    check_bytes(parts_bytes, file_bytes, source, "nested values in its texts")
 
 
 def _lengths(chunk: Any) -> tuple[int, int]:
@@ -122,6 +127,21 @@ def _lengths(chunk: Any) -> tuple[int, int]:
         return 0, 0
     each = pc.binary_length(chunk.dictionary)
     return pc.max(each).as_py() or 0, pc.sum(pc.take(each, chunk.indices)).as_py() or 0
+
+
+def _parts_bytes(chunk: Any) -> int:
+    """What lists, objects and their elements take, were each string of a column's chunk read as JSON."""
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
+        return 0
+    weights = {"[": _CONTAINER_BYTES, "{": _CONTAINER_BYTES, ",": _ELEMENT_BYTES}
+    counts = {sign: pc.cast(pc.count_substring(chunk.dictionary, sign), "int64") for sign in weights}
+    return sum(
+        weight * (pc.sum(pc.take(counts[sign], chunk.indices)).as_py() or 0)
+        for sign, weight in weights.items()
+    )
 
 
 def _advice() -> str:

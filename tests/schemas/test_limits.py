@@ -67,6 +67,16 @@ def test_one_text_that_is_too_long(tmp_path: Path) -> None:
     assert refusal(path) == f"holds a text of more than 16,777,216 characters; {RAISED}"
 
 
+@pytest.mark.usefixtures("one_megabyte")
+@pytest.mark.parametrize("nested", ["[" + "[]," * 30_000 + "[]]", '[{"a":1}' + ',{"a":1}' * 20_000 + "]"])
+def test_json_whose_values_take_more_than_its_text(tmp_path: Path, nested: str) -> None:
+    """A list of nothing is two characters of a text, and thirty times as much in memory."""
+    path = profile(tmp_path / "p.parquet", 1, nested)
+    assert path.stat().st_size < 10_000
+    assert len(nested) < 200_000
+    assert refusal(path).startswith("expands too far: nested values in its texts in a file of")
+
+
 def test_many_values_in_one_row(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"model": pa.array([[0] * 3_000_000])}), path)
