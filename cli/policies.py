@@ -54,14 +54,13 @@ def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]
 
 def page(found: Description) -> list[str]:
     """All about a policy, in lines."""
-    every = "at every change" if found.interval_s is None else f"every {found.interval_s:g} s"
     lines = [
         f"{found.name} ({found.source})",
         "",
         *found.text.splitlines(),
         "",
         f"changes of a job: {found.elasticity}",
-        f"decides: {every}",
+        f"decides: {found.decides}",
         f"needs: {', '.join(found.needs) or 'nothing'}",
         "parameters:" if found.parameters else "parameters: none",
     ]

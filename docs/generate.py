@@ -148,9 +148,8 @@ def policies_page() -> str:
 
 
 def _policy(found: Description) -> str:
-    asked = "at every change" if found.interval_s is None else f"every {found.interval_s:g} s"
     needs = ", ".join(found.needs) or "nothing"
-    facts = f"Changes of a job: {found.elasticity}. Decides {asked}. Needs: {needs}.\n"
+    facts = f"Changes of a job: {found.elasticity}. Decides {found.decides}. Needs: {needs}.\n"
     rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
     table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
     return f"## {found.name}\n\n{found.text}\n\n{facts}{table}"

@@ -82,6 +82,11 @@ class Policy:
     While nothing runs and nothing can arrive, up to ``patience.IDLE_ROUNDS`` (1000) further rounds are held.
     Then whatever still waits is given up.
     """
+    interval_parameter: ClassVar[str | None] = None
+    """The parameter that holds the seconds between decisions of a policy that keeps an interval of its own.
+
+    Such a policy is asked at every change, and answers before its interval has passed only where it says so.
+    """
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
     state_version: ClassVar[int] = 1

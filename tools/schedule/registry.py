@@ -65,9 +65,19 @@ class Description:
     needs: tuple[str, ...]
     interval_s: float | None
     """Seconds between decisions; None: at every change."""
+    interval_parameter: str | None
+    """The parameter that states ``interval_s``; None: none does."""
     parameters: tuple[Parameter, ...]
     source: str
     """module:Class."""
+
+    @property
+    def decides(self) -> str:
+        """When it decides, in words."""
+        if self.interval_s is None:
+            return "at every change"
+        by = "" if self.interval_parameter is None else f" (parameter {self.interval_parameter})"
+        return f"every {self.interval_s:g} s{by}"
 
 
 def policy_names() -> tuple[str, ...]:
@@ -122,18 +132,25 @@ def describe(name: str) -> Description:
     policy = policy_class(name)
     text = _docstring(policy)
     annotations, defaults = parameter_types(policy), parameter_defaults(policy)
+    own = policy.interval_parameter
     return Description(
         name=name,
         summary=text.splitlines()[0] if text else "",
         text=text,
         elasticity=policy.elasticity,
         needs=tuple(sorted(policy.needs)),
-        interval_s=policy.default_interval_s,
+        interval_s=policy.default_interval_s if own is None else _interval_s(defaults[own]),
+        interval_parameter=own,
         parameters=tuple(
             Parameter(key, _in_words(annotations[key]), _default_text(defaults[key])) for key in annotations
         ),
         source=f"{policy.__module__}:{policy.__qualname__}",
     )
+
+
+def _interval_s(default: object) -> float | None:
+    """The interval that the default of a parameter states; 0 is at every change."""
+    return float(default) if isinstance(default, int | float) and default else None
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:

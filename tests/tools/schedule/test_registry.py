@@ -214,3 +214,9 @@ def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, sour
 def test_a_built_in_name_cannot_be_taken_over(site: Path):
     install(site, "fifo", "foreign_policy:Mine", FOREIGN)
     assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
+
+
+def test_a_policy_with_an_interval_of_its_own_says_so():
+    assert describe("elastic-dp").decides == "every 600 s (parameter interval_s)"
+    assert describe("las").decides == "every 60 s"
+    assert describe("fifo").decides == "at every change"

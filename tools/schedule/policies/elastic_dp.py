@@ -53,6 +53,7 @@ class ElasticDp(Policy):
 
     name: ClassVar[str] = "elastic-dp"
     elasticity: ClassVar[Elasticity] = "size+batch"
+    interval_parameter: ClassVar[str | None] = "interval_s"
     rebuilds_state: ClassVar[bool] = False
     """When sizes were last looked at is no change, so no history of changes tells it."""
 
