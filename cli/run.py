@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,7 @@ from pliant.cli.console import is_terminal, note, out_bytes, out_text, stderr
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
+    from pliant.schemas.event import Event
     from pliant.tools.run.fold import RunLog
     from pliant.tools.run.options import Options
     from pliant.tools.run.screen import Screen
@@ -200,7 +201,7 @@ def _serve(options: Options) -> None:
     from pliant.tools.run.runner import run_and_follow
 
     with _screen(options) as screen:
-        log, left_by = run_and_follow(replace(options, sinks=_sinks()), screen)
+        log, left_by = run_and_follow(replace(options, sinks=(*_sinks(), *_words())), screen)
     note(f"left; {_running(log)} train on; go on with: pliant run --follow --state {options.state}")
     raise typer.Exit(128 + (left_by or 0))
 
@@ -213,7 +214,8 @@ def _serve_in_background(options: Options) -> None:
 
     def body(ready: Callable[[], None]) -> int:
         def serve() -> None:
-            run_and_follow(options, lambda _log, _now_s: ready())
+            said = replace(options, sinks=(_say_trouble,))
+            run_and_follow(said, lambda _log, _now_s: ready())
 
         return run_command(serve)
 
@@ -240,6 +242,18 @@ def _sinks() -> tuple[Sink, ...]:
     from pliant.tools.run.stream import EventStream
 
     return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(out_bytes),)
+
+
+def _words() -> tuple[Sink, ...]:
+    """What goes wrong goes to stderr, unless a terminal shows the table of jobs."""
+    return () if sys.stderr is None or is_terminal(sys.stderr) else (_say_trouble,)
+
+
+def _say_trouble(events: Sequence[Event]) -> None:
+    from pliant.tools.run.trouble import trouble
+
+    for line in trouble(events):
+        note(line)
 
 
 def _running(log: RunLog) -> str:

@@ -169,6 +169,17 @@ def test_the_loop_in_the_background_says_where_it_is_and_ends_when_told(
     assert "nobody runs" in pliant(site, "status", "--state", site.state).stderr
 
 
+def test_a_job_that_fails_says_why_in_the_words_of_the_loop_in_the_background(
+    site: Site, serving: list[int]
+) -> None:
+    path = jobs_file(site, site.job("a", text="raise ValueError('bad shard')\n"))
+    serve(site, "--policy", "fifo", "--cluster", "cluster.json", "--retries", 0)
+    assert pliant(site, "submit", path, "--state", site.state).returncode == 0
+    until(lambda: phases(site).get("a") == "failed")
+    reason = site.log().jobs["a"].reason
+    until(lambda: f"pliant: job a failed: {reason}" in (site.state / "run.log").read_text())
+
+
 def test_a_loop_that_cannot_begin_in_the_background_says_why(site: Site) -> None:
     done = pliant(site, "run", "--follow", "--state", site.state, "--detach", "--policy", "fifo")
     assert done.returncode == 2
