@@ -20,6 +20,16 @@ def log(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what it prints from now on, until it ends.")
     ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            metavar="N",
+            min=0,
+            help="Begin with the last N lines of each file; without a job: the last N events.",
+            show_default=False,
+        ),
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option("--repair", help="Drop what is damaged from the event log of the state directory."),
@@ -31,6 +41,9 @@ def log(
     submitted and waits is waited for. On a terminal control characters are
     shown, not obeyed; a pipe gets every byte as it was printed.
 
+    With --tail N, and without a job, it prints the last N events of the
+    state directory as JSON Lines.
+
     With --repair, and without a job, it mends the event log that all state
     is read from: damaged lines are dropped, it says which, and the log as
     it was is kept beside it.
@@ -40,16 +53,21 @@ def log(
     Example: pliant log --repair --state pliant-state
     """
     if repair:
-        if job is not None or follow:
-            raise UsageError("--repair mends the log of the state directory: name no job, and leave -f out")
+        if job is not None or follow or tail is not None:
+            text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
+            raise UsageError(text)
         _repair(state)
         return
-    if job is None:
-        raise UsageError("name the job whose output to print, or give --repair")
-    from pliant.tools.run.logs import job_output
+    from pliant.tools.run.logs import job_output, last_events
 
+    if job is None and tail is not None and not follow:
+        for line in last_events(state, tail):
+            out_bytes(line)
+        return
+    if job is None:
+        raise UsageError("name the job whose output to print, or give --tail N or --repair")
     shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
-    for chunk in job_output(state, job, follow=follow):
+    for chunk in job_output(state, job, follow=follow, lines=tail):
         if chunk:
             out_bytes(chunk if shown is None else shown.of(chunk))
         elif sys.stdout is not None and reader_left(sys.stdout):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.event_log import LogReader
+from pliant.schemas.events_io import event_lines
+from pliant.schemas.jsonlines import header
 from pliant.schemas.wording import counted
 from pliant.tools.run.executor import next_handle
 from pliant.tools.run.layout import AttemptDir, StateDir
+from pliant.tools.run.log_view import repairable
 from pliant.tools.run.output_file import Gone, OutputFile
-from pliant.tools.run.private import check_job
+from pliant.tools.run.private import check_job, check_seen
 from pliant.tools.run.sight import Bystander
 from pliant.tools.run.tail import Tail
 
@@ -20,17 +26,40 @@ ENDS: Final = frozenset({"finish", "fail", "reject", "cancel"})
 _POLL_S: Final = 0.5
 
 
-def job_output(state: Path, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
+def last_events(state: Path, count: int) -> Iterator[bytes]:
+    """The last events of the log of a state directory, as an event file of their own.
+
+    :raises UsageError: it has no log.
+    :raises BadInputError: it is damaged.
+    """
+    dirs = StateDir(state)
+    if not dirs.events.is_file():
+        raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
+    check_seen(dirs)
+    found: deque[Event] = deque(maxlen=count)
+    try:
+        for events in LogReader(dirs.events).read_all():
+            found.extend(events)
+    except BadInputError as error:
+        raise repairable(error, state) from error
+    yield header("event")
+    yield from (event_lines([event]) for event in found)
+
+
+def job_output(
+    state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
+) -> Iterator[bytes]:
     """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
     While it follows it gives nothing at all now and then, so that whoever takes it can look up.
 
+    :param lines: begin with this many of the last lines of each file that is there; None: with all.
     :raises UsageError: no such state directory, or no such job in it.
     """
     dirs = StateDir(state)
     _check_known(dirs, job_id)
     check_job(dirs, job_id)
-    output, ends = _Output(dirs, job_id), Tail(dirs.events, only=ENDS)
+    output, ends = _Output(dirs, job_id, lines), Tail(dirs.events, only=ENDS)
     while follow and all(event.job != job_id for event in ends.read()):
         yield from output.fresh()
         yield b""
@@ -49,12 +78,16 @@ def _check_known(dirs: StateDir, job_id: str) -> None:
 class _Output:
     """What a job prints, from its newest attempt on: no byte twice, and none left out between attempts."""
 
-    def __init__(self, dirs: StateDir, job_id: str) -> None:
+    def __init__(self, dirs: StateDir, job_id: str, lines: int | None) -> None:
         self._dirs = dirs
         self._job_id = job_id
         self._attempt = self._newest()
         self._files: dict[Path, OutputFile] = {}
         self._shown: Path | None = None
+        if lines is not None:
+            for path in output_files(dirs.job(job_id).attempt(self._attempt)):
+                self._files[path] = OutputFile(path)
+                self._files[path].skip_all_but(lines)
 
     def fresh(self) -> Iterator[bytes]:
         """What was printed since the last call; the attempt that was shown last comes to its end first."""

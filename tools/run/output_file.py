@@ -30,6 +30,17 @@ class OutputFile:
         self._path = path
         self._at = 0
 
+    def skip_all_but(self, lines: int) -> None:
+        """Begin with the last lines that are there now, one that has no end yet included."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return
+        try:
+            self._at = _last_lines(descriptor, lines)
+        finally:
+            os.close(descriptor)
+
     def rest(self) -> Iterator[bytes | Gone]:
         """What was printed since the last call, up to what there was when this one began."""
         try:
@@ -53,6 +64,24 @@ class OutputFile:
                 yield data
             else:
                 return
+
+
+def _last_lines(descriptor: int, lines: int) -> int:
+    """Where the last lines begin; read from the end on, in pieces."""
+    size = os.fstat(descriptor).st_size
+    first, at = min(size, _first_kept(descriptor, 0)), size
+    if lines == 0:
+        return size
+    while at > first:
+        begin = max(first, at - PIECE)
+        data = os.pread(descriptor, at - begin, begin)
+        end = len(data)
+        while (end := data.rfind(b"\n", 0, end)) >= 0:
+            lines -= begin + end < size - 1  # the last line's own end begins no line
+            if lines == 0:
+                return begin + end + 1
+        at = begin
+    return first
 
 
 def _first_kept(descriptor: int, place: int) -> int:

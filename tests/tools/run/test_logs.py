@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.io import read_events
 from pliant.tools.run import logs
 from pliant.tools.run.journal import submit_event
 from pliant.tools.run.layout import StateDir
-from pliant.tools.run.logs import job_output
+from pliant.tools.run.logs import job_output, last_events
 from pliant.tools.run.state import State
 from pliant.tools.run.submit import submit
 from tests.builders import job
+from tests.tools.run.stories import Story
 
 
 @pytest.fixture
@@ -86,3 +89,27 @@ def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
 
     meanwhile(monkeypatch, take_up, lambda: state.record([Event(3.0, "finish", "c", gpus=0)]))
     assert b"".join(job_output(tmp_path, "c", follow=True)).endswith(b"here\n")
+
+
+def test_the_last_lines_come_first_then_whatever_is_printed(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints(state.dirs, 1, "one\ntwo\nthree\n")
+    meanwhile(
+        monkeypatch,
+        lambda: prints(state.dirs, 1, "four\n"),
+        lambda: state.record([Event(9.0, "finish", "a", gpus=0)]),
+    )
+    shown = b"".join(job_output(state.dirs.path, "a", follow=True, lines=2)).decode().splitlines()
+    assert [line for line in shown if not line.startswith("==>")] == ["two", "three", "four"]
+
+
+def test_the_last_events_of_a_log_are_an_event_file(tmp_path: Path) -> None:
+    story = Story(3)
+    story.go_on(40)
+    dirs = story.write(tmp_path / "state")
+    (tmp_path / "last.jsonl").write_bytes(b"".join(last_events(dirs.path, 5)))
+    assert read_events(tmp_path / "last.jsonl") == read_events(dirs.events)[-5:]
+    assert b"".join(last_events(dirs.path, 0)).count(b"\n") == 1
+    with pytest.raises(UsageError, match="no state directory"):
+        list(last_events(tmp_path, 5))

@@ -71,3 +71,35 @@ def test_what_is_taken_away_while_it_is_read_is_no_row_of_zeros(
     gone, *rest = OutputFile(path).rest()
     assert isinstance(gone, Gone)
     assert b"".join(piece for piece in rest if isinstance(piece, bytes)) == whole[gone.count :]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "shown"),
+    [
+        ("one\ntwo\nthree\n", 2, "two\nthree\n"),
+        ("one\ntwo\nthree", 2, "two\nthree"),
+        ("one\n\n\n", 2, "\n\n"),
+        ("one\n", 5, "one\n"),
+        ("one\n", 0, ""),
+        ("", 3, ""),
+    ],
+)
+def test_the_last_lines_are_found_from_the_end_whatever_the_size_of_a_piece(
+    path: Path, monkeypatch: pytest.MonkeyPatch, text: str, lines: int, shown: str
+) -> None:
+    path.write_text(text)
+    for piece in (1, 2, 3, 1 << 20):
+        monkeypatch.setattr(output_file, "PIECE", piece)
+        output = OutputFile(path)
+        output.skip_all_but(lines)
+        assert b"".join(part for part in output.rest() if isinstance(part, bytes)) == shown.encode()
+
+
+def test_the_last_lines_of_a_large_file_need_no_look_at_the_rest(path: Path) -> None:
+    """A file of a terabyte without one, but for its last lines."""
+    with path.open("wb") as file:
+        file.seek(1 << 40)
+        file.write(b"x\nlast\n")
+    output = OutputFile(path)
+    output.skip_all_but(1)
+    assert list(output.rest()) == [b"last\n"]
