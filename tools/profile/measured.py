@@ -58,9 +58,9 @@ class MeasuredThroughput:
         """Models with training rows."""
         return self._rows.keys()
 
-    def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type; None where nothing was found to fit."""
-        return self._table(model, gpu_type)[0].max_local or None
+    def max_local_batch(self, model: str, gpu_type: str) -> int:
+        """Largest number of samples known to fit one GPU of the type; 0: nothing was found to fit."""
+        return self._table(model, gpu_type)[0].max_local
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
         """Local batches that were measured, ascending."""

@@ -81,7 +81,7 @@ def base_of(speed: MeasuredThroughput, question: Question) -> Base | None:
     :raises BadInputError: the model is not profiled.
     """
     fits = _largest_local(speed, question)
-    if fits is None:
+    if not fits:
         return None
     largest = min(fits, question.batch_max or fits)
     where = (question.model, question.gpu_type, (1,), largest, question.per_gpu_max)
@@ -111,7 +111,7 @@ def _predict(
     asked = (question.job, question.model, question.gpu_type, gpus, batch)
     if batch < gpus:
         return Prediction(*asked, infeasible=f"{batch} samples are too few for {gpus} GPUs")
-    if largest is None:
+    if not largest:
         return Prediction(*asked, infeasible="no batch fits a GPU")
     plan = plan_batch(batch, gpus, largest)
     where = (question.model, question.gpu_type, place, batch, question.per_gpu_max)
@@ -150,6 +150,7 @@ def _beyond(gpus: int, sizes: Sequence[int]) -> str:
     return f"measured on {measured} GPU{'s' * (measured != '1')}; {gpus} need a row or all-reduces"
 
 
-def _largest_local(speed: MeasuredThroughput, question: Question) -> int | None:
+def _largest_local(speed: MeasuredThroughput, question: Question) -> int:
+    """Most samples that one GPU may get at a time; 0: no batch fits."""
     fits = speed.max_local_batch(question.model, question.gpu_type)
-    return None if fits is None else min(fits, question.per_gpu_max or fits)
+    return min(fits, question.per_gpu_max or fits)

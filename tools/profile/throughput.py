@@ -21,7 +21,10 @@ class Throughput(Protocol):
         ...
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        """Largest number of samples known to fit one GPU of the type; None: no limit is known."""
+        """Largest number of samples known to fit one GPU of the type; 0: none fits; None: no limit is known.
+
+        See :func:`local_limit`.
+        """
         ...
 
     def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
@@ -44,6 +47,15 @@ class Throughput(Protocol):
     def rescale_seconds(self, model: str) -> float | None:
         """Seconds that a change of its workers costs a job that trains; None: not measured."""
         ...
+
+
+def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: int | None) -> int | None:
+    """Most samples that one GPU may get at a time: what is known to fit, and what the job allows.
+
+    0: no batch fits the type; None: there is no limit.
+    """
+    known = throughput.max_local_batch(model, gpu_type)
+    return min((limit for limit in (known, per_gpu_max) if limit is not None), default=None)
 
 
 class CurveThroughput:

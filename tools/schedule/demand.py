@@ -65,7 +65,7 @@ def _reference_batch(job: Job, speeds: Speeds) -> int:
     if job.batch.size is not None:
         return job.batch.size
     limits = [speeds.throughput.max_local_batch(job.model, gpu_type) for gpu_type in speeds.gpu_types]
-    known = [limit for limit in (*limits, job.batch.per_gpu_max) if limit is not None]
+    known = [limit for limit in (*limits, job.batch.per_gpu_max) if limit]
     return job.gpus.requested * (min(known) if known else 1)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.throughput import Placement, Throughput
+from pliant.tools.profile.throughput import Placement, Throughput, local_limit
 from pliant.tools.schedule.snapshot import JobState, NodeState
 
 _Key = tuple[str, str, int | Placement, int, int | None]
@@ -75,11 +75,11 @@ class Speeds:
 
         None, too, where a batch that follows from a memory limit has no sample for some worker.
         """
-        known = self.throughput.max_local_batch(job.spec.model, job.gpu_type or "")
-        limits = [limit for limit in (known, job.spec.batch.per_gpu_max) if limit is not None]
-        if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limits):
+        own = job.spec.batch.per_gpu_max
+        limit = local_limit(self.throughput, job.spec.model, job.gpu_type or "", own) or own
+        if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limit):
             return None
-        return plan_batch(job.global_batch, job.gpus, min(limits, default=None))
+        return plan_batch(job.global_batch, job.gpus, limit)
 
     def rescale_seconds(self, model: str) -> float | None:
         """Seconds that a change of its workers costs a job of the model that trains; None: not measured."""

@@ -10,7 +10,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.measured import MeasuredThroughput, holdout_errors, throughput_from
-from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.profile.throughput import CurveThroughput, local_limit
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
@@ -119,8 +119,15 @@ def test_a_batch_that_did_not_fit_is_never_used() -> None:
 
 def test_where_nothing_fits_nothing_runs() -> None:
     model = throughput(step(1, 8, None))
-    assert model.max_local_batch("net", "gpu") is None
+    assert model.max_local_batch("net", "gpu") == 0
+    assert local_limit(model, "net", "gpu", 4) == 0
     assert seconds(model, 1, 8) is None
+
+
+def test_without_a_known_limit_a_job_has_its_own() -> None:
+    assert local_limit(CurveThroughput(), "net", "gpu", None) is None
+    assert local_limit(CurveThroughput(), "net", "gpu", 4) == 4
+    assert local_limit(throughput(step(1, 8, 0.5)), "net", "gpu", 4) == 4
 
 
 def test_the_same_placement_wins_over_the_same_size() -> None:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from pliant.tools.profile.throughput import local_limit
 from pliant.tools.schedule.policies.elastic_dp_gains import Floats, Gains, Ints
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds
@@ -151,6 +152,5 @@ class Curves:
         return job.spec.max_gpus(self.speeds.gpu_types[gpu_type])
 
     def _most_local(self, job: JobState, gpu_type: str) -> int | None:
-        known = self.speeds.throughput.max_local_batch(job.spec.model, gpu_type)
-        caps = [cap for cap in (known, job.spec.batch.per_gpu_max) if cap is not None]
-        return min(caps, default=None)
+        """0: no batch fits; None: there is no limit."""
+        return local_limit(self.speeds.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from pliant.tools.profile.throughput import local_limit
 from pliant.tools.schedule.policies.pollux_fit import Fit, fit
 from pliant.tools.schedule.policies.pollux_goodput import (
     Candidates,
@@ -123,6 +124,5 @@ class Goodputs:
         )
 
     def _most_local(self, job: JobState, pool: Pool) -> int | None:
-        known = self.speeds.throughput.max_local_batch(job.spec.model, pool.gpu_type)
-        caps = [cap for cap in (known, job.spec.batch.per_gpu_max) if cap is not None]
-        return min(caps, default=None)
+        """0: no batch fits; None: there is no limit."""
+        return local_limit(self.speeds.throughput, job.spec.model, pool.gpu_type, job.spec.batch.per_gpu_max)
