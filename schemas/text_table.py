@@ -1,7 +1,8 @@
 """Tables of text, one line a row, that fit a terminal and never break a number or an id.
 
 What does not fit is left out by columns, those of the highest rank first. Text that may be cut is cut
-between words. Without a width, as for a file or a pipe, nothing is left out or cut.
+between words. An id is cut as a last resort, where nothing else would be left beside it. Without a width, as
+for a file or a pipe, nothing is left out or cut.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[
     kept = list(range(len(columns)))
     while sum(_least(columns[at], widths[at]) + len(GAP) for at in kept) - len(GAP) > width:
         last = max(kept, key=lambda at: columns[at].rank)
-        if not columns[last].rank:
+        beside = _least(columns[last], widths[last]) + len(GAP)
+        if not columns[last].rank or (len(kept) == 2 and beside <= width // 2):
             break
         kept.remove(last)
     return kept
@@ -67,8 +69,8 @@ def _cut_widths(columns: Sequence[Column], widths: Sequence[int], kept: list[int
             break
         if columns[at].least is not None:
             found[at] = max(_least(columns[at], found[at]), found[at] - excess)
-        elif not columns[at].rank and len(kept) == 1:
-            found[at] = width
+        elif at == kept[0]:
+            found[at] -= excess
     return found
 
 

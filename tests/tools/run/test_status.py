@@ -89,12 +89,19 @@ def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, s
     assert {each["state"] for each in document["jobs"]} <= set(STATES)
 
 
-def test_ids_longer_than_the_terminal_are_cut_as_a_last_resort() -> None:
-    long = job("experiment-" + "x" * 100)
-    lines = status_text(Sight(RunLog(), submitted=(long,)), 0.0, 40).splitlines()
+def test_an_id_longer_than_the_terminal_is_cut_and_every_state_is_shown_beside_it() -> None:
+    found = Sight(RunLog(), submitted=(job("experiment-" + "x" * 100), job("short")))
+    lines = status_text(found, 0.0, 40).splitlines()
     assert lines[1].startswith("experiment-xx")
-    assert lines[1].endswith("…")
-    assert len(lines[1]) <= 40
+    assert [line.split()[-1] for line in lines] == ["state", "submitted", "submitted"]
+    assert "…  submitted" in lines[1]
+    assert max(map(len, lines)) <= 40
+
+
+def test_on_a_terminal_too_narrow_for_the_state_the_id_alone_is_shown() -> None:
+    found = Sight(RunLog(), submitted=(job("experiment-" + "x" * 100),))
+    lines = status_text(found, 0.0, 15).splitlines()
+    assert lines[1] == "experiment-xxx…"
 
 
 NOW_S = 1_700_000_000.0
