@@ -13,6 +13,7 @@ from pliant.schemas.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.folder_store import pause
 from pliant.tools.run.elastic.group import COLLECTIVE, Group
 from pliant.tools.run.elastic.interface import own_address, use_interface
+from pliant.tools.run.elastic.lookout import Lookout
 from pliant.tools.run.elastic.meeting import CalledAwayError, Meeting, remove_earlier
 from pliant.tools.run.elastic.position import Position
 from pliant.tools.run.elastic.setting import Orders, Setting
@@ -44,6 +45,7 @@ class Circle:
     ) -> None:
         self._setting, self._watch, self._check = setting, watch, check
         self._group = Group(setting, backend)
+        self._lookout: Lookout | None = None
         self._round = 0
         self.shortage = ""
         """What the workers have waited for, the last time they met, beside each other."""
@@ -115,6 +117,10 @@ class Circle:
         positions = meeting.attend(position)
         self._round = meeting.number + 1
         self._group.form(meeting.folder, self.superseded, CONNECT * 2**waiting.failed)
+        if self._lookout is None:
+            watch = PlanWatch(orders.folder, orders.plan)
+            self._lookout = Lookout(self._setting, watch, self._group.break_off)
+            self._lookout.begin()
         if orders.rank == 0:
             remove_earlier(orders.attempt, (orders.plan.generation, meeting.number))
         return positions

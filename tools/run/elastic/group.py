@@ -76,6 +76,10 @@ class Group:
             self._connect_device(limit, store)
         store.set_timeout(COLLECTIVE)
 
+    def break_off(self) -> None:
+        """End what is exchanged with the others, on CPU slots, in an error. Any thread may call it."""
+        self._connections.close()
+
     def leave(self) -> None:
         """Give up the process group, if there is one, also where the script still refers to it."""
         self._connections.close()
