@@ -34,10 +34,10 @@ class Connections:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Remember what gloo opens meanwhile."""
-        before = set(_epolls())
+        before = _connected()
         yield
-        found = [_sockets(one) for one in _epolls() if one not in before]
-        self._inodes = frozenset(inode for inodes, listens in found if listens for inode in inodes)
+        # not by descriptors: those of a group that is freed meanwhile may serve the new one
+        self._inodes = _connected() - before
 
     def close(self) -> None:
         """End the connections: waiting for them ends in an error, here and in the other workers.
@@ -60,8 +60,10 @@ def _descriptors() -> Iterator[tuple[int, str]]:
                 yield int(name), os.readlink(_PROCESS / "fd" / name)
 
 
-def _epolls() -> list[int]:
-    return [number for number, kind in _descriptors() if kind == _EPOLL]
+def _connected() -> frozenset[int]:
+    """The inodes of the connections that epoll instances watch which also listen for others."""
+    found = [_sockets(number) for number, kind in _descriptors() if kind == _EPOLL]
+    return frozenset(inode for inodes, listens in found if listens for inode in inodes)
 
 
 def _sockets(epoll: int) -> tuple[set[int], bool]:
