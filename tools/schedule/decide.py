@@ -245,8 +245,15 @@ def schedule_of(
         rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
-        policy_state=_forgiving(session.policy_state, lambda: None, forgive),
+        policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
     )
+
+
+def _storable(state: PolicyState, forgive: Callable[[Exception], object] | None) -> PolicyState:
+    """The state, which can be written; where errors are not forgiven, writing it says so."""
+    if forgive is not None:
+        state.model_dump_json()
+    return state
 
 
 def _forgiving(

@@ -396,3 +396,15 @@ def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
     assert site.of("long") == ["submit long", "start long 1"]
     monkeypatch.setattr(Fifo, "decide", decide)
     end_all(site, "long", "b")
+
+
+def test_a_policy_whose_state_cannot_be_written_is_obeyed_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None)),
+    )
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert "the schedule does without" in caplog.text
