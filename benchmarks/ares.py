@@ -20,8 +20,8 @@ from benchmarks.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policies.ares import Ares
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.session.session import Session
 
 SEED: Final = 20250117
 CLUSTERS: Final = (64, 512, 2048, 16384)

@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks.figure import Figure
 from benchmarks.published import published
 from experiments.elastic_scaling.live import LIMITS, RECORD
-from pliant.tools.schedule.policies.elastic_dp_gains import Floats, Gains
-from pliant.tools.schedule.policies.elastic_dp_optimizer import Optimizer
+from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains
+from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 
 SEED: Final = 20201124
 INSTANCES: Final = 5000

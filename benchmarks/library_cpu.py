@@ -18,7 +18,7 @@ from typing import Final
 
 from benchmarks.figure import Figure
 from benchmarks.site import running
-from pliant.tools.run.executor import Executor
+from pliant.tools.run.service.executor import Executor
 
 LIMIT: Final = 0.95
 WORKERS: Final = 2

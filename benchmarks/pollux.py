@@ -18,9 +18,9 @@ from benchmarks.replay_speed import calibration_s
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policies.pollux import Pollux
-from pliant.tools.schedule.policies.pollux_fit import Fit
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.policies.pollux.fit import Fit
+from pliant.tools.schedule.policies.pollux.policy import Pollux
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import JobState, Observation
 
 SEED: Final = 20210714

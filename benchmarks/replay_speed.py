@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.figure import Figure
-from pliant.schemas.bulk import spared_by_garbage_collection
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.formats.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources
-from pliant.tools.replay.progress_choice import Training
-from pliant.tools.replay.replay import Run, replay
+from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.run import Run, replay
 
 SEED: Final = 20250117
 DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -127,8 +127,8 @@ def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]
 
 
 def _make(folder: Path, policy: str, jobs: int, gpus: int) -> None:
-    from pliant.tools.replay.recipe import Lognormal, Recipe
-    from pliant.tools.replay.synth import synthesize
+    from pliant.tools.replay.traces.recipe import Lognormal, Recipe
+    from pliant.tools.replay.traces.synthetic import synthesize
 
     recipe = Recipe(
         jobs=jobs,

@@ -24,13 +24,13 @@ from benchmarks import service_tick
 from benchmarks.figure import Figure
 from pliant.schemas.event import Event
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.run.journal import interruption_event
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.log_snapshot import Rebuilding
-from pliant.tools.run.state import TAIL_BYTES, State
+from pliant.tools.run.statedir.directory import TAIL_BYTES, State
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import interruption_event
+from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session import Session
-from pliant.tools.schedule.session_facts import Basis
+from pliant.tools.schedule.session.saved import Basis
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster
 from tests.tools.run.stories import Story
 

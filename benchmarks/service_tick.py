@@ -30,24 +30,25 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
-from pliant.tools.run.elastic import history, newest, progress
-from pliant.tools.run.elastic.progress import Reporter
-from pliant.tools.run.elastic.setting import Orders, Setting
-from pliant.tools.run.elastic.state import Counters, Mean
-from pliant.tools.run.journal import change_event, report_events, submit_event
-from pliant.tools.run.layout import JobDir, StateDir
-from pliant.tools.run.live import LiveRun
-from pliant.tools.run.options import Options
-from pliant.tools.run.plan import Plan
-from pliant.tools.run.planning import CHECKPOINT_S, make_plan
-from pliant.tools.run.prepare import Prepared
-from pliant.tools.run.reports import Said
-from pliant.tools.run.runner import POLL_S
-from pliant.tools.run.slots import Slot
-from pliant.tools.run.spool import Spool
-from pliant.tools.run.state import State
-from pliant.tools.run.steps import Share, StartJob, Target
-from pliant.tools.run.tail import Tail
+from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.report import history, newest
+from pliant.tools.run.elastic.report import report as progress
+from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.loop import LiveRun
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.plan_file import CHECKPOINT_S, make_plan
+from pliant.tools.run.service.reports import Said
+from pliant.tools.run.service.run import POLL_S
+from pliant.tools.run.service.steps import Share, StartJob, Target
+from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.layout import JobDir, StateDir
+from pliant.tools.run.statedir.log.events import change_event, report_events, submit_event
+from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.slots import Slot
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4

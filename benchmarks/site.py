@@ -16,13 +16,13 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.clock import Clock
-from pliant.tools.run.executor import Executor
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.plan import ENV_WORKER
-from pliant.tools.run.reports import Ended, Said
-from pliant.tools.run.runner import POLL_S
-from pliant.tools.run.steps import Share
+from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.reports import Ended, Said
+from pliant.tools.run.service.run import POLL_S
+from pliant.tools.run.service.steps import Share
+from pliant.tools.run.statedir.clock import Clock
+from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.statedir.layout import StateDir
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3

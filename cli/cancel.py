@@ -21,9 +21,9 @@ def cancel(
 
     Example: pliant cancel char-lm --state live
     """
-    from pliant.tools.run.layout import StateDir
-    from pliant.tools.run.state import holder_of
-    from pliant.tools.run.submit import cancel as ask
+    from pliant.tools.run.service.submit import cancel as ask
+    from pliant.tools.run.statedir.directory import holder_of
+    from pliant.tools.run.statedir.layout import StateDir
 
     ask(state, jobs)
     if holder_of(StateDir(state).lock) is None:

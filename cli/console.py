@@ -53,7 +53,7 @@ def note(text: str) -> None:
 
 def note_sentence(text: str) -> None:
     """As :func:`note`, of prose: a terminal that is narrower gets further lines, broken between words."""
-    from pliant.schemas.text import wrapped
+    from pliant.schemas.text.fitting import wrapped
 
     width = None if sys.stderr is None else width_for(sys.stderr)
     if width is None:

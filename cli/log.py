@@ -58,7 +58,7 @@ def log(
             raise UsageError(text)
         _repair(state)
         return
-    from pliant.tools.run.logs import job_output, last_events
+    from pliant.tools.run.watch.output import job_output, last_events
 
     if job is None and tail is not None and not follow:
         for line in last_events(state, tail):
@@ -75,6 +75,6 @@ def log(
 
 
 def _repair(state: Path) -> None:
-    from pliant.tools.run.repair import repair
+    from pliant.tools.run.statedir.log.repair import repair
 
     out_text("".join(f"{line}\n" for line in repair(state)))

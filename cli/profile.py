@@ -20,15 +20,15 @@ from pliant.cli.console import (
 )
 from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
-from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
+from pliant.schemas.formats.digits import whole_number
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile, ProfileRow
-    from pliant.tools.profile.points import KeptPoints
-    from pliant.tools.profile.studies import Options
-    from pliant.tools.profile.sweep import Measured
+    from pliant.tools.profile.measuring.plan import Options
+    from pliant.tools.profile.measuring.points import KeptPoints
+    from pliant.tools.profile.measuring.run import Measured
 
 AUTO = "auto"
 ITERATIONS = 10
@@ -121,11 +121,11 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
-    from pliant.schemas.files import write_bytes
+    from pliant.schemas.formats.files import write_bytes
+    from pliant.schemas.formats.outputs import check_output
     from pliant.schemas.io import read_profile, write_profile
-    from pliant.schemas.outputs import check_output
+    from pliant.tools.profile.measuring.plan import Options
     from pliant.tools.profile.rows import merged
-    from pliant.tools.profile.studies import Options
 
     wanted = (numbers(gpus, "--gpus"), numbers(batches, "--batches"))
     check_output(out)
@@ -206,7 +206,7 @@ class Keeper:
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept already and still good; says so."""
-        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
+        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
 
         if self.path is None:
             return ()
@@ -223,8 +223,8 @@ class Keeper:
 
     def _of_other_types(self, path: str, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept of GPU types that are not those of this machine, if it is of the same cluster."""
-        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
-        from pliant.tools.profile.site import site_of
+        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
+        from pliant.tools.profile.measuring.node import site_of
 
         try:
             kept = KeptAllReduce.read(path, cluster_label(cluster))
@@ -235,7 +235,7 @@ class Keeper:
 
     def keep(self, measured: Profile, cluster: Cluster | None) -> None:
         """Keep what was measured just now."""
-        from pliant.tools.profile.kept import KeptAllReduce, cluster_label
+        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
 
         kept = KeptAllReduce.of(measured, cluster_label(cluster))
         if self.path is None:
@@ -246,7 +246,7 @@ class Keeper:
 
 
 def _beside(out: str) -> str | None:
-    from pliant.tools.profile.kept import USUAL_NAME
+    from pliant.tools.profile.measuring.allreduce_cache import USUAL_NAME
 
     return None if out == "-" else str(Path(out).with_name(USUAL_NAME))
 
@@ -265,7 +265,7 @@ def _measured(
     import time
 
     from pliant.schemas.io import read_cluster, read_jobs
-    from pliant.tools.profile.sweep import measure
+    from pliant.tools.profile.measuring.run import measure
 
     nodes = read_cluster(cluster) if cluster else None
     known = keeper.known(nodes) if options.allreduce else ()
@@ -298,8 +298,8 @@ def _measured(
 def _show_errors(measured: Profile) -> None:
     """The model's error on rows that it has not seen."""
     from pliant.tools.profile.measured import holdout_errors
-    from pliant.tools.report.render import as_table
-    from pliant.tools.report.sections import Section
+    from pliant.tools.report.rendering.sections import Section
+    from pliant.tools.report.rendering.text import as_table
 
     errors = holdout_errors(measured)
     if not errors:

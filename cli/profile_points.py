@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.cli.console import note
-from pliant.schemas.files import PIPE
+from pliant.schemas.formats.files import PIPE
 
 if TYPE_CHECKING:
-    from pliant.tools.profile.points import KeptPoints
+    from pliant.tools.profile.measuring.points import KeptPoints
 
 
 def points_beside(out: str) -> str | None:
@@ -29,8 +29,8 @@ def kept_points(path: str | None) -> Iterator[KeptPoints]:
     :raises BadInputError: it is another file, or damaged.
     :raises UsageError: it could not be written.
     """
-    from pliant.schemas.outputs import check_output
-    from pliant.tools.profile.points import KeptPoints
+    from pliant.schemas.formats.outputs import check_output
+    from pliant.tools.profile.measuring.points import KeptPoints
 
     if path is not None:
         check_output(path)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pliant.schemas.profile import Profile
     from pliant.tools.profile.measured import MeasuredThroughput, Spread
     from pliant.tools.profile.predict import Base, Prediction, Question
-    from pliant.tools.report.sections import Section
-    from pliant.tools.report.units import TimeUnit
+    from pliant.tools.report.rendering.sections import Section
+    from pliant.tools.report.rendering.units import TimeUnit
     from pliant.tools.schedule.snapshot import JobState
     from pliant.tools.schedule.speeds import Speeds
 
@@ -54,10 +54,10 @@ def predictions_text(
     """
     import json
 
-    from pliant.schemas.files import source_name
+    from pliant.schemas.formats.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
     from pliant.tools.profile.measured import MeasuredThroughput, spreads
-    from pliant.tools.report.render import as_csv, as_table
+    from pliant.tools.report.rendering.text import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
     from pliant.tools.schedule.snapshot import node_states
     from pliant.tools.schedule.speeds import Speeds
@@ -88,8 +88,8 @@ class _Answer:
 
     def section(self) -> Section:
         """The answer as a table; seconds of a step, time to finish in the unit that reads best."""
-        from pliant.tools.report.sections import Section
-        from pliant.tools.report.units import time_unit
+        from pliant.tools.report.rendering.sections import Section
+        from pliant.tools.report.rendering.units import time_unit
 
         unit = time_unit(row.finish_seconds for row in self.rows)
         headers = (
@@ -121,7 +121,7 @@ class _Answer:
 
 
 def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
-    from pliant.tools.report.units import NOTHING, number
+    from pliant.tools.report.rendering.units import NOTHING, number
 
     share = NOTHING if row.local_batch is None else str(row.local_batch)
     per_gpu = f"{share} × {row.accum_steps}" if row.accum_steps and row.accum_steps > 1 else share
@@ -174,7 +174,7 @@ def _answers(
 
 def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
     """Doubling sizes up to the whole cluster, and what the job asks for."""
-    from pliant.tools.profile.studies import powers
+    from pliant.tools.profile.measuring.plan import powers
 
     asked = {state.spec.gpus.requested, state.spec.min_gpus, state.spec.max_gpus(cluster_gpus)}
     return {*powers(1, cluster_gpus), *asked}
@@ -182,7 +182,7 @@ def _sizes(state: JobState, cluster_gpus: int) -> set[int]:
 
 def _batches(state: JobState) -> tuple[int, ...]:
     """The job's batch, and where that may change, doubling ones within its limits."""
-    from pliant.tools.profile.studies import powers
+    from pliant.tools.profile.measuring.plan import powers
 
     size, limits = state.reference_batch, state.spec.batch
     if state.spec.elastic != "size+batch":

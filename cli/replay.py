@@ -14,12 +14,12 @@ from pliant.cli.assumptions import STRICT, heed
 from pliant.cli.common import stated
 from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.replay_sweep import Executor, check_sweep_options, replay_sweep, replay_task
-from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
+from pliant.schemas.formats.bulk import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.tools.replay.batch import Task
-    from pliant.tools.replay.replay import Summary
+    from pliant.tools.replay.run import Summary
 
 COST = "SECONDS, MODEL=SECONDS,…, profile for what it has measured, or a run's event file likewise."
 
@@ -249,13 +249,13 @@ def replay(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
     with garbage_collection_paused():  # imports leave none
         from pliant.tools.replay.batch import Task, replay_all
-        from pliant.tools.replay.costs import parse_costs
-        from pliant.tools.replay.failures import Mtbf, read_failures
+        from pliant.tools.replay.engine.cost_model import Physics
+        from pliant.tools.replay.engine.costs import parse_costs
+        from pliant.tools.replay.engine.failures import Mtbf, read_failures
         from pliant.tools.replay.inputs import Sources
         from pliant.tools.replay.output import check_paths, output_paths
-        from pliant.tools.replay.physics import Physics
-        from pliant.tools.replay.progress_choice import Training, parse_noise_scales
-        from pliant.tools.replay.replay import Run, parameters_by_policy
+        from pliant.tools.replay.progress.choice import Training, parse_noise_scales
+        from pliant.tools.replay.run import Run, parameters_by_policy
 
     check_sweep_options(stated(context), recipe, task, executor)
     if recipe is not None:
@@ -305,7 +305,7 @@ def replay(
 
 def _check_interval(seconds: float | None) -> None:
     """Refuse a clock that would stand still or never tick."""
-    from pliant.tools.replay.clock import SHORTEST_INTERVAL_S
+    from pliant.tools.replay.engine.agenda import SHORTEST_INTERVAL_S
 
     if seconds is not None and seconds != 0 and not SHORTEST_INTERVAL_S <= seconds < inf:
         raise UsageError(f"--interval {seconds:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more")

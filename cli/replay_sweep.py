@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import JobsFailedError, UsageError
-from pliant.schemas.wording import counted
+from pliant.schemas.text.wording import counted
 
 if TYPE_CHECKING:
-    from pliant.tools.replay.sweep_tasks import SweepTask
+    from pliant.tools.replay.sweep.tasks import SweepTask
 
 
 class Executor(StrEnum):
@@ -71,10 +71,10 @@ def replay_sweep(
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
-    from pliant.schemas.files import make_folder
-    from pliant.tools.replay.sweep import outdated, strangers
-    from pliant.tools.replay.sweep_recipe import read_sweep
-    from pliant.tools.replay.sweep_tasks import sweep_tasks, write_table
+    from pliant.schemas.formats.files import make_folder
+    from pliant.tools.replay.sweep.recipe import read_sweep
+    from pliant.tools.replay.sweep.run import outdated, strangers
+    from pliant.tools.replay.sweep.tasks import sweep_tasks, write_table
 
     folder = _folder(output)
     read = read_sweep(recipe)
@@ -98,8 +98,8 @@ def replay_task(task: int, table: str | None, output: str) -> None:
     :raises UsageError: there is no such task.
     :raises BadInputError: it is another table, or what the task was made from has changed since.
     """
-    from pliant.tools.replay.sweep import carry_out
-    from pliant.tools.replay.sweep_tasks import task_of
+    from pliant.tools.replay.sweep.run import carry_out
+    from pliant.tools.replay.sweep.tasks import task_of
 
     folder = _folder(output)
     carry_out(task_of(folder, task, table), folder)
@@ -112,7 +112,7 @@ def _folder(output: str) -> Path:
 
 
 def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
-    from pliant.tools.replay.sweep import assumptions, sweep
+    from pliant.tools.replay.sweep.run import assumptions, sweep
 
     with progress("sweep", "replays") as advance:
         cores = len(os.sched_getaffinity(0))
@@ -126,9 +126,9 @@ def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) ->
 
 
 def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None, size: int | None) -> None:
-    from pliant.tools.replay.array_job import array_scripts, array_size, submit, write_scripts
-    from pliant.tools.replay.sweep import is_finished
-    from pliant.tools.replay.sweep_tasks import table_digest
+    from pliant.tools.replay.sweep.run import is_finished
+    from pliant.tools.replay.sweep.slurm_array import array_scripts, array_size, submit, write_scripts
+    from pliant.tools.replay.sweep.tasks import table_digest
 
     numbers = [number for number, task in enumerate(tasks) if not is_finished(task, folder)]
     if not numbers:

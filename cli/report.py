@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
-from pliant.schemas.bulk import garbage_collection_paused
+from pliant.schemas.formats.bulk import garbage_collection_paused
 
 
 class Format(StrEnum):
@@ -85,10 +85,9 @@ def report(
       pliant report out/ --format json --expect published.json
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.files import source_name, write_bytes
-    from pliant.schemas.outputs import check_folder, check_output
-    from pliant.tools.report.compare import compare_runs
-    from pliant.tools.report.document import Extras
+    from pliant.schemas.formats.files import source_name, write_bytes
+    from pliant.schemas.formats.outputs import check_folder, check_output
+    from pliant.tools.report.comparisons import compare_runs
     from pliant.tools.report.expect import (
         check_expectations,
         expectations_section,
@@ -97,9 +96,10 @@ def report(
     )
     from pliant.tools.report.fold import read_run
     from pliant.tools.report.metrics import Wanted
-    from pliant.tools.report.output import Format as FormatName
-    from pliant.tools.report.output import render, shows_expectations
-    from pliant.tools.report.render import as_table
+    from pliant.tools.report.rendering.document import Extras
+    from pliant.tools.report.rendering.output import Format as FormatName
+    from pliant.tools.report.rendering.output import render, shows_expectations
+    from pliant.tools.report.rendering.text import as_table
     from pliant.tools.report.report import read_report
 
     if not events and nothing_comes_in():
@@ -123,7 +123,7 @@ def report(
     width = width_for(sys.stdout) if output == "-" else None
     text = render(made, kind, extras, width=width)
     if kind == "table" and (width is not None if plot is None else plot):
-        from pliant.tools.report.terminal_plot import jct_plot
+        from pliant.tools.report.rendering.terminal_plot import jct_plot
 
         text += "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
     if output == "-":

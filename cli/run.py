@@ -16,10 +16,10 @@ from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
-    from pliant.tools.run.fold import RunLog
-    from pliant.tools.run.options import Options
-    from pliant.tools.run.screen import Screen
-    from pliant.tools.run.state import Sink
+    from pliant.tools.run.service.options import Options
+    from pliant.tools.run.statedir.directory import Sink
+    from pliant.tools.run.statedir.log.fold import RunLog
+    from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
 
 
@@ -111,9 +111,9 @@ def run(
 
     Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
-    from pliant.tools.run.options import Options, free_state_name
-    from pliant.tools.run.runner import check_failed, dry_run_text, run_once
-    from pliant.tools.run.timeouts import Timeouts
+    from pliant.tools.run.service.options import Options, free_state_name
+    from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
+    from pliant.tools.run.service.timeouts import Timeouts
 
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
     if not follow and (cluster or profile or param):
@@ -159,7 +159,7 @@ def _refuse_contradictions(
 
 def _refuse_to_follow_nobody(state: Path | None) -> None:
     """A loop needs a policy: that of the run that it goes on with, one that is named, or a schedule's."""
-    from pliant.tools.run.layout import StateDir
+    from pliant.tools.run.statedir.layout import StateDir
 
     holds_run = state is not None and StateDir(state).events.exists()
     if not holds_run and not _something_is_piped_in():
@@ -186,7 +186,7 @@ def _question(policy: str | None, param: list[str], seed: int) -> Question | Non
 
 
 def _watch(options: Options) -> None:
-    from pliant.tools.run.runner import check_failed, run_until_done
+    from pliant.tools.run.service.run import check_failed, run_until_done
 
     with _screen(options) as screen:
         log, stopped_by = run_until_done(replace(options, sinks=_sinks()), screen)
@@ -198,7 +198,7 @@ def _watch(options: Options) -> None:
 
 
 def _serve(options: Options) -> None:
-    from pliant.tools.run.runner import run_and_follow
+    from pliant.tools.run.service.run import run_and_follow
 
     with _screen(options) as screen:
         log, left_by = run_and_follow(replace(options, sinks=(*_sinks(), *_words())), screen)
@@ -207,10 +207,10 @@ def _serve(options: Options) -> None:
 
 
 def _serve_in_background(options: Options) -> None:
-    from pliant.tools.run.detach import in_background
-    from pliant.tools.run.layout import StateDir
-    from pliant.tools.run.private import make_own
-    from pliant.tools.run.runner import run_and_follow
+    from pliant.tools.run.service.background import in_background
+    from pliant.tools.run.service.run import run_and_follow
+    from pliant.tools.run.statedir.layout import StateDir
+    from pliant.tools.run.statedir.private import make_own
 
     def body(ready: Callable[[], None]) -> int:
         def serve() -> None:
@@ -232,14 +232,14 @@ def _serve_in_background(options: Options) -> None:
 
 
 def _screen(options: Options) -> Screen:
-    from pliant.tools.run.screen import Screen
+    from pliant.tools.run.watch.screen import Screen
 
     return Screen(stderr(), f"state directory: {options.state}")
 
 
 def _sinks() -> tuple[Sink, ...]:
     """Events go to the next program in the pipe, if there is one."""
-    from pliant.tools.run.stream import EventStream
+    from pliant.tools.run.statedir.log.stream import EventStream
 
     return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(out_bytes),)
 
@@ -250,7 +250,7 @@ def _words() -> tuple[Sink, ...]:
 
 
 def _say_trouble(events: Sequence[Event]) -> None:
-    from pliant.tools.run.trouble import trouble
+    from pliant.tools.run.watch.trouble import trouble
 
     for line in trouble(events):
         note(line)
@@ -262,6 +262,6 @@ def _running(log: RunLog) -> str:
 
 
 def _tell(log: RunLog, state: Path) -> None:
-    from pliant.tools.run.view import line
+    from pliant.tools.run.watch.status import line
 
     note(f"{line(log)}; state directory: {state}")

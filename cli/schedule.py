@@ -83,8 +83,8 @@ def schedule(
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
+    from pliant.schemas.formats.outputs import check_output
     from pliant.schemas.io import write_schedule
-    from pliant.schemas.outputs import check_output
     from pliant.tools.schedule.decide import Question
     from pliant.tools.schedule.registry import parse_pairs
 
@@ -153,10 +153,10 @@ def _from_state(
 ) -> Schedule:
     from pliant.schemas.io import read_cluster, read_profile
     from pliant.schemas.profile import Profile
-    from pliant.tools.run.clock import Clock
-    from pliant.tools.run.glance import look_at
-    from pliant.tools.run.refine import reported
-    from pliant.tools.run.spool import requested
+    from pliant.tools.run.statedir.clock import Clock
+    from pliant.tools.run.statedir.log.refine import reported
+    from pliant.tools.run.statedir.requests import requested
+    from pliant.tools.run.watch.between_runs import look_at
     from pliant.tools.schedule.decide import decide_from_history
 
     clock, found = Clock(), look_at(Path(folder), wait_s=wait_s)
@@ -220,7 +220,7 @@ def _something_is_piped_in() -> bool:
     import stat
     import sys
 
-    from pliant.schemas.files import PARQUET_MAGIC
+    from pliant.schemas.formats.files import PARQUET_MAGIC
 
     try:
         descriptor = sys.stdin.fileno()

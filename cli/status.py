@@ -15,9 +15,9 @@ from pliant.cli.console import is_terminal, note, out_text, reader_left, width_f
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from pliant.tools.run.job_page import Happened
-    from pliant.tools.run.job_status import JobStatus
-    from pliant.tools.run.sight import Bystander, Sight
+    from pliant.tools.run.watch.job_page import Happened
+    from pliant.tools.run.watch.job_status import JobStatus
+    from pliant.tools.run.watch.sight import Bystander, Sight
 
 LOOK_S: Final = 0.5
 
@@ -50,7 +50,7 @@ def status(
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
-    from pliant.tools.run.sight import Bystander, run_line
+    from pliant.tools.run.watch.sight import Bystander, run_line
 
     seen, page = Bystander(state), _Page(state, job, explain=explain)
     if output is Form.json:
@@ -81,10 +81,10 @@ class _Page:
     def text(self, seen: Bystander, sight: Sight, now_s: float, width: int | None) -> str:
         """For people."""
         if self.job is None:
-            from pliant.tools.run.view import status_text
+            from pliant.tools.run.watch.status import status_text
 
             return status_text(sight, now_s, width, explain=self.explain)
-        from pliant.tools.run.job_page import error_lines, job_page
+        from pliant.tools.run.watch.job_page import error_lines, job_page
 
         found = self._one(self.job, sight, now_s)
         happened, errors = self._happened(seen, sight, self.job), error_lines(seen.dirs, found)
@@ -97,7 +97,7 @@ class _Page:
 
     def _happened(self, seen: Bystander, sight: Sight, job_id: str) -> list[Happened]:
         """The history, which takes reading the whole log."""
-        from pliant.tools.run.job_page import history
+        from pliant.tools.run.watch.job_page import history
 
         if self._history[0] != sight.log.last_s:
             self._history = (sight.log.last_s, history(seen.dirs, job_id))
@@ -105,8 +105,8 @@ class _Page:
 
     def mark(self, sight: Sight) -> list[tuple[object, ...]]:
         """What is another one when something has changed that is worth a further table."""
-        from pliant.tools.run.job_status import statuses
-        from pliant.tools.run.view import progress
+        from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.status import progress
 
         jobs = statuses(sight, sight.log.last_s)
         return [
@@ -117,9 +117,9 @@ class _Page:
 
     def document(self, seen: Bystander, sight: Sight, now_s: float) -> str:
         """For programs."""
-        from pliant.tools.run.job_page import error_lines
-        from pliant.tools.run.job_status import statuses
-        from pliant.tools.run.status_document import described_fields, job_fields, status_document
+        from pliant.tools.run.watch.job_page import error_lines
+        from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.status_document import described_fields, job_fields, status_document
 
         if self.job is None:
             return status_document(sight, map(job_fields, statuses(sight, now_s)), now_s)
@@ -129,7 +129,7 @@ class _Page:
         return status_document(sight, [described], now_s)
 
     def _one(self, job_id: str, sight: Sight, now_s: float) -> JobStatus:
-        from pliant.tools.run.job_status import known_ids, status_of
+        from pliant.tools.run.watch.job_status import known_ids, status_of
 
         found = status_of(sight, job_id, now_s)
         if found is None:
@@ -145,7 +145,7 @@ def _show(seen: Bystander, page: _Page) -> None:
     from rich.text import Text
 
     from pliant.cli.keys import Keys
-    from pliant.tools.run.sight import run_line
+    from pliant.tools.run.watch.sight import run_line
 
     with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
         pressed = ""

@@ -8,9 +8,9 @@ import typer
 
 from pliant.cli.console import note
 from pliant.cli.trace_import import trace_import
-from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import UsageError
-from pliant.schemas.wording import counted
+from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.text.wording import counted
 
 
 def synth(
@@ -75,10 +75,10 @@ def synth(
 
     Example: pliant trace synth poisson --jobs 160 --rate 20 --models resnet18:256=3,bert:32 -o trace.jsonl
     """
+    from pliant.schemas.formats.outputs import check_output
     from pliant.schemas.io import write_jobs
-    from pliant.schemas.outputs import check_output
-    from pliant.tools.replay.recipe import read_recipe
-    from pliant.tools.replay.synth import synthesize
+    from pliant.tools.replay.traces.recipe import read_recipe
+    from pliant.tools.replay.traces.synthetic import synthesize
 
     check_output(output)
     given: dict[str, Any] = {

@@ -72,7 +72,7 @@ def schemas_page() -> str:
 
 
 def _limits_text() -> str:
-    from pliant.schemas.limits import EXPANSION, FACTOR, FREE_BYTES, LONGEST_TEXT, ROW_BYTES
+    from pliant.schemas.formats.limits import EXPANSION, FACTOR, FREE_BYTES, LONGEST_TEXT, ROW_BYTES
 
     times, row = EXPANSION, ROW_BYTES
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
@@ -85,7 +85,7 @@ strings; so is one with a string of more than {longest} MiB. Gzipped traces have
 
 
 def _progress_text() -> str:
-    from pliant.tools.run.progress_file import LastCheckpoint, Progress
+    from pliant.tools.run.statedir.contract.progress import LastCheckpoint, Progress
 
     schema = Progress.model_fields["schema_"].default
     intro = f"""\

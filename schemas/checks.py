@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
-from pliant.schemas.wording import in_gpus
+from pliant.schemas.text.wording import in_gpus
 
 
 def check_fits(jobs: Iterable[Job], cluster: Cluster, source: str) -> None:

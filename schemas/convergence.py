@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pliant.schemas.table import Column, Table
+from pliant.schemas.formats.columns import Column, Table
 
 CONVERGENCE: Final = Table(
     "convergence",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pliant.schemas.table import Column, Table
+from pliant.schemas.formats.columns import Column, Table
 
 EventName = Literal[
     "submit", "admit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",

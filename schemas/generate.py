@@ -10,15 +10,15 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
-from pliant.schemas.files import atomic_write
+from pliant.schemas.formats.columns import Column, Table
+from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.formats.record import Record
+from pliant.schemas.formats.seals import CRC_DOC
+from pliant.schemas.formats.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE
-from pliant.schemas.record import Record
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.seals import CRC_DOC
-from pliant.schemas.table import Column, Table
-from pliant.schemas.version import KINDS, MINORS, schema_id
 
 FOLDER: Final = Path(__file__).parent / "json"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

@@ -10,16 +10,16 @@ from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
-from pliant.schemas.documents import parse_document
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.events_io import parse_events
-from pliant.schemas.files import PARQUET_MAGIC, read_bytes, source_name
-from pliant.schemas.jobs_io import parse_jobs
+from pliant.schemas.formats.documents import parse_document
+from pliant.schemas.formats.events import parse_events
+from pliant.schemas.formats.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.formats.jobs import parse_jobs
+from pliant.schemas.formats.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
+from pliant.schemas.formats.version import KINDS
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
-from pliant.schemas.version import KINDS
 
 _READERS: Final[dict[str, Callable[[bytes, str], Sized]]] = {
     "job": parse_jobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from pliant.schemas.table import Column, Table
+from pliant.schemas.formats.columns import Column, Table
 
 PROFILE: Final = Table(
     "profile",

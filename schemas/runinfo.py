@@ -14,8 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Job
-from pliant.schemas.record import (
+from pliant.schemas.formats.record import (
     MOST,
     GpuCount,
     NonNegativeFloat,
@@ -24,6 +23,7 @@ from pliant.schemas.record import (
     Record,
     WorkAmount,
 )
+from pliant.schemas.job import Job
 
 _SLOWEST: Final = 1e-18
 """Samples per second of a job: slower, and the times of its work are not finite."""

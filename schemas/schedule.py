@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Job
-from pliant.schemas.record import (
+from pliant.schemas.formats.record import (
     MOST_GPUS,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,7 +16,8 @@ from pliant.schemas.record import (
     PositiveInt,
     Record,
 )
-from pliant.schemas.wording import counted, in_gpus
+from pliant.schemas.job import Job
+from pliant.schemas.text.wording import counted, in_gpus
 
 Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic.fields import FieldInfo
 
+from pliant.schemas.formats.record import Record
 from pliant.schemas.job import Job
-from pliant.schemas.record import Record
 
 _REQUIRED: Final = object()
 
@@ -32,7 +32,7 @@ def trace_hash(jobs: Iterable[Job]) -> str:
 def canonical_json(record: Record) -> str:
     """A record as JSON with sorted keys, in ASCII, without spaces and fields that equal their default.
 
-    The same as ``json.dumps`` makes of :func:`~pliant.schemas.jobs_io.job_fields`, in a fifth of the time.
+    The same as ``json.dumps`` of :func:`~pliant.schemas.formats.jobs.job_fields`, in a fifth of the time.
     """
     values = record.__dict__
     found = [

@@ -8,8 +8,8 @@ from typing import Any
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.schedule.protocol import Policy
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.session import Session
 
 
 def job(

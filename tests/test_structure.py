@@ -21,10 +21,11 @@ ALLOWED = {
 }
 HEAVY = {
     "torch": (
-        "tools/profile/measure",
-        "tools/profile/allreduce",
+        "tools/profile/measuring/worker",
+        "tools/profile/measuring/device",
+        "tools/profile/measuring/allreduce.py",
         "tools/run/elastic/",
-        "tools/profile/run_torchrun.py",
+        "tools/profile/torchrun/run_torchrun.py",
     ),
     "pandas": ("tools/report/", "tools/replay/importers"),
     "matplotlib": ("tools/report/",),

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
 from experiments.harness.spec import Experiment, Replays, Subject
-from pliant.schemas.files import read_bytes
+from pliant.schemas.formats.files import read_bytes
 
 HEADER: Final = (
     "<!-- Written by `make experiment NAME={}` from its results; edit the template instead. -->\n\n"

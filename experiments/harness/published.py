@@ -12,11 +12,11 @@ from pydantic import Field, ValidationError, model_validator
 
 from experiments.harness.replays import Outcome, matching
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.files import read_bytes
+from pliant.schemas.formats.files import read_bytes
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.formats.record import Identifier, PositiveFloat, Record
 from pliant.schemas.metrics import RunMetrics
-from pliant.schemas.problems import problems_of
-from pliant.schemas.record import Identifier, PositiveFloat, Record
-from pliant.tools.replay.recipe import parse_table, refuse
+from pliant.tools.replay.traces.recipe import parse_table, refuse
 
 NEAR: Final = 1.5
 """A ratio reproduces a published one if it lies on the same side of 1 and within this factor of it."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from experiments.harness.spec import Experiment, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
-from pliant.tools.replay.sweep import event_file, sweep
-from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep
-from pliant.tools.replay.sweep_tasks import sweep_tasks
+from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
+from pliant.tools.replay.sweep.run import event_file, sweep
+from pliant.tools.replay.sweep.tasks import sweep_tasks
 from pliant.tools.report.fold import read_run
 from pliant.tools.report.metrics import run_metrics
 

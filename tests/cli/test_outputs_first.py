@@ -22,11 +22,11 @@ for name in ("profile", "replay", "report", "schedule", "trace"):
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo"]
 WORK = (
-    "pliant.tools.profile.sweep.measure",
+    "pliant.tools.profile.measuring.run.measure",
     "pliant.tools.replay.batch.replay_all",
     "pliant.tools.report.report.read_report",
     "pliant.tools.schedule.decide.decide",
-    "pliant.tools.replay.synth.synthesize",
+    "pliant.tools.replay.traces.synthetic.synthesize",
     "pliant.tools.replay.importers.run.JobSpool",
 )
 """What takes the time."""

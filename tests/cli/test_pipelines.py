@@ -10,7 +10,7 @@ import pytest
 
 from pliant.cli.profile import profile
 from pliant.schemas.io import write_cluster, write_jobs
-from pliant.tools.profile import sweep
+from pliant.tools.profile.measuring import run as sweep
 from tests.builders import cluster, job
 
 CAUSE = "nothing came in: the command before this one wrote nothing; what it says is the cause"

@@ -15,15 +15,15 @@ from pliant.cli import trace
 from pliant.cli.common import command
 from pliant.cli.replay import replay
 from pliant.schemas.event import Event
-from pliant.schemas.events_io import parse_events
+from pliant.schemas.formats.events import parse_events
+from pliant.schemas.formats.jobs import parse_jobs
 from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
 from pliant.schemas.job import Job
-from pliant.schemas.jobs_io import parse_jobs
 from pliant.tools.replay import batch, output
 from pliant.tools.replay.batch import Task
+from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.inputs import Sources
-from pliant.tools.replay.log import EventLog
-from pliant.tools.replay.replay import Run
+from pliant.tools.replay.run import Run
 from tests.builders import cluster, job
 
 app = typer.Typer()

@@ -16,8 +16,8 @@ from pliant.cli.common import command
 from pliant.cli.policies import policies
 from pliant.cli.schedule import schedule
 from pliant.schemas.event import Event
+from pliant.schemas.formats.jobs import job_fields
 from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
-from pliant.schemas.jobs_io import job_fields
 from tests.builders import cluster, job
 from tests.tools.schedule.test_decide import INFO, PROFILE
 

@@ -11,8 +11,8 @@ import pytest
 
 from pliant.cli.shown import Shown
 from pliant.schemas.event import Event
-from pliant.tools.run.journal import submit_event
-from pliant.tools.run.state import State
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import job
 
 LOG = (sys.executable, "-m", "pliant.cli", "log", "a")

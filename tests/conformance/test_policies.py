@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule import conformance
-from pliant.tools.schedule.audit import cluster, node
-from pliant.tools.schedule.conformance import CHECKS, Factory, Op
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.protocol import Decision
+from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.testing import conformance
+from pliant.tools.schedule.testing.conformance import CHECKS, Factory, Op
+from pliant.tools.schedule.testing.harness import cluster, node
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},

@@ -29,8 +29,8 @@ from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
 from pliant.tools.profile.measured import MeasuredThroughput
-from pliant.tools.replay.recipe import Recipe
-from pliant.tools.replay.synth import synthesize
+from pliant.tools.replay.traces.recipe import Recipe
+from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.snapshot import node_states
 from pliant.tools.schedule.speeds import Speeds

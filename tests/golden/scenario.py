@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pliant.schemas.documents import document_bytes
 from pliant.schemas.event import Event
+from pliant.schemas.formats.documents import document_bytes
+from pliant.schemas.formats.jobs import job_fields
 from pliant.schemas.io import atomic_write
 from pliant.schemas.job import Job
-from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.schedule.decide import Question
 from tests.builders import job, mixed_cluster

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.documents import parse_document
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.events_io import parse_events
-from pliant.schemas.jobs_io import parse_jobs
+from pliant.schemas.formats.documents import parse_document
+from pliant.schemas.formats.events import parse_events
+from pliant.schemas.formats.jobs import parse_jobs
+from pliant.schemas.formats.tables import parquet_bytes, parse_parquet
+from pliant.schemas.formats.version import KINDS
 from pliant.schemas.kinds import kind_of
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.tables import parquet_bytes, parse_parquet
-from pliant.schemas.version import KINDS
 
 PARSERS: dict[str, Callable[[bytes, str], Any]] = {
     "job": parse_jobs,

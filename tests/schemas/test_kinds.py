@@ -15,14 +15,14 @@ from pliant.cli.validate import validate
 from pliant.schemas import generate, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.formats.jobs import job_fields
+from pliant.schemas.formats.version import KINDS
 from pliant.schemas.job import Job
-from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.kinds import kind_of, validate_file
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.schemas.trace_hash import canonical_json, trace_hash
-from pliant.schemas.version import KINDS
 from tests import strategies
 from tests.builders import cluster, job
 

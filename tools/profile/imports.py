@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.formats.columns import Column
+from pliant.schemas.formats.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.formats.rows import rows_from_columns
+from pliant.schemas.formats.tables import cast_columns, read_arrow
 from pliant.schemas.profile import PROFILE, ProfileRow
-from pliant.schemas.rows import rows_from_columns
-from pliant.schemas.table import Column
-from pliant.schemas.tables import cast_columns, read_arrow
 from pliant.tools.profile.rows import merged
 
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}

@@ -9,10 +9,10 @@ from typing import Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.by_size import AllReduce, StepTable
 from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.rows import key, shape
 from pliant.tools.profile.stand_in import stand_in
-from pliant.tools.profile.steptable import AllReduce, StepTable
 from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 
 Query = tuple[str, str, Placement, int, int | None]

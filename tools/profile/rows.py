@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.order import Point
+from pliant.tools.profile.measuring.request import Point
 
 Key = tuple[str, str, str, tuple[int, ...], int, int, int]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pliant.schemas.assumption import Assumption
-from pliant.schemas.wording import counted, listed
+from pliant.schemas.text.wording import counted, listed
 from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
 
 if TYPE_CHECKING:
     from pliant.tools.replay.inputs import Inputs
-    from pliant.tools.replay.replay import Run
+    from pliant.tools.replay.run import Run
 
 
 def assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:

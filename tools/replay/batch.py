@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pliant.schemas.assumption import Assumption
-from pliant.schemas.bulk import spared_by_garbage_collection
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
-from pliant.schemas.files import PIPE
+from pliant.schemas.formats.bulk import spared_by_garbage_collection
+from pliant.schemas.formats.files import PIPE
 from pliant.tools.replay.assumptions import assumed
-from pliant.tools.replay.engine import Advance
+from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.output import write
-from pliant.tools.replay.replay import Run, Summary, replay
+from pliant.tools.replay.run import Run, Summary, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.checks import check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.files import PIPE, source_name
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.formats.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,
@@ -24,7 +24,7 @@ from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, Sampl
 from pliant.schemas.profile import Profile
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.replay.progress_tables import Validation, validations
+from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.snapshot import node_states

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.files import PIPE, make_folder, write_bytes
-from pliant.schemas.outputs import check_output
-from pliant.tools.replay.log import EventLog
+from pliant.schemas.formats.files import PIPE, make_folder, write_bytes
+from pliant.schemas.formats.outputs import check_output
+from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.parquet import parquet_bytes
-from pliant.tools.replay.replay import Summary
+from pliant.tools.replay.run import Summary
 
 _PARQUET: Final = ".parquet"
 _FILES: Final = (_PARQUET, ".jsonl")
@@ -52,7 +52,7 @@ def _refuse_no_folder(output: str) -> None:
 def check_paths(paths: Iterable[str]) -> None:
     """Refuse event files that could not be written, before the replays; nothing is made.
 
-    :raises PliantError: as :func:`~pliant.schemas.outputs.check_output` does.
+    :raises PliantError: as :func:`~pliant.schemas.formats.outputs.check_output` does.
     """
     for path in paths:
         check_output(path, makes_folder=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.event import EVENT, EVENT_NAMES
-from pliant.schemas.version import schema_id
-from pliant.tools.replay.log import EventLog
+from pliant.schemas.formats.version import schema_id
+from pliant.tools.replay.engine.log import EventLog
 
 if TYPE_CHECKING:
     import pyarrow as pa

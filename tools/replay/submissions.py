@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.replay.log import Detail, compact_json
+from pliant.tools.replay.engine.log import Detail, compact_json
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds

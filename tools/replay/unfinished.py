@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pliant.schemas.event import EVENT_NAMES
-from pliant.schemas.wording import in_gpus
-from pliant.tools.replay.log import EventLog
-from pliant.tools.schedule.patience import why_left
-from pliant.tools.schedule.session import Session
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.schedule.session.idle_limit import why_left
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import JobState
 
 _REJECT: Final = EVENT_NAMES.index("reject")

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.reference.jobs import ReferenceJob, reference_jobs
+from pliant.tools.report.references.jobs import ReferenceJob, reference_jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,15 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, UsageError
-from pliant.schemas.files import read_bytes, source_name
-from pliant.schemas.jsontext import parse_json
+from pliant.schemas.formats.files import read_bytes, source_name
+from pliant.schemas.formats.jsontext import parse_json
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.formats.record import NonNegativeFloat, Record
 from pliant.schemas.metrics import RunMetrics
-from pliant.schemas.problems import problems_of
-from pliant.schemas.record import NonNegativeFloat, Record
-from pliant.schemas.wording import shortened
+from pliant.schemas.text.wording import shortened
+from pliant.tools.report.rendering.sections import Section, value_of
+from pliant.tools.report.rendering.units import NOTHING, percent
 from pliant.tools.report.report import Report, find_run
-from pliant.tools.report.sections import Section, value_of
-from pliant.tools.report.units import NOTHING, percent
 
 _NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "jobs_completed_at")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from pliant.tools.report.records import JobRecord, RunRecord
-from pliant.tools.report.reference.fluid import fluid_finishes
-from pliant.tools.report.reference.gps import gps_finishes
-from pliant.tools.report.reference.isolated import isolated_finishes
-from pliant.tools.report.reference.jobs import ReferenceJob, reference_jobs
+from pliant.tools.report.references.fluid import fluid_finishes
+from pliant.tools.report.references.gps import gps_finishes
+from pliant.tools.report.references.isolated import isolated_finishes
+from pliant.tools.report.references.jobs import ReferenceJob, reference_jobs
 
 Reference = Literal["fair-share", "gps", "isolated"]
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")

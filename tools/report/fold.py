@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import Event
-from pliant.schemas.event_rows import EventRow, event_rows
-from pliant.schemas.events_io import parse_events
-from pliant.schemas.files import read_bytes, source_name
-from pliant.schemas.problems import problems_of
-from pliant.schemas.record import Record
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.formats.event_rows import EventRow, event_rows
+from pliant.schemas.formats.events import parse_events
+from pliant.schemas.formats.files import read_bytes, source_name
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.formats.record import Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord, Step
 

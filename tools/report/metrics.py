@@ -16,7 +16,7 @@ from pliant.schemas.metrics import RunMetrics
 from pliant.tools.report.bounds import bounds
 from pliant.tools.report.fairness import TOLERANCE, Fairness, Reference, fairness
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.reference.jobs import rate_at
+from pliant.tools.report.references.jobs import rate_at
 from pliant.tools.report.usage import Usage, gpu_usage
 from pliant.tools.report.utility import total_utility
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pliant.schemas.wording import counted
+from pliant.schemas.text.wording import counted
 from pliant.tools.report.fairness import Fairness
 from pliant.tools.report.labels import kind, parameters_text
 from pliant.tools.report.records import Outcome, RunRecord

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from pliant.schemas.bulk import garbage_collection_paused
 from pliant.schemas.errors import UsageError
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.formats.version import a_file
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import RunMetrics
-from pliant.schemas.version import a_file
-from pliant.schemas.wording import shortened
+from pliant.schemas.text.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.fold import read_run
 from pliant.tools.report.labels import labels

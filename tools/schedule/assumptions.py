@@ -9,7 +9,7 @@ from typing import Any
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.wording import listed
+from pliant.schemas.text.wording import listed
 from pliant.tools.profile.stand_in import stand_in
 
 Kind = tuple[str, str]

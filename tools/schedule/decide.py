@@ -19,14 +19,14 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.explain import explanations, plain_explanations
-from pliant.tools.schedule.intake import Intake, check_demand
+from pliant.tools.schedule.from_log import arrivals_until, session_from_events
+from pliant.tools.schedule.policy import Explanation, Policy
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
-from pliant.tools.schedule.protocol import Explanation, Policy
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session import Applied, Session
-from pliant.tools.schedule.session_facts import Basis, KeptSession
+from pliant.tools.schedule.schedulable import Intake, check_demand
+from pliant.tools.schedule.session.saved import Basis, KeptSession
+from pliant.tools.schedule.session.session import Applied, Session
 from pliant.tools.schedule.snapshot import JobState
-from pliant.tools.schedule.state import arrivals_until, session_from_events
 
 T = TypeVar("T")
 _ACTIONS: Mapping[str, str] = {"rebatch": "keep"}

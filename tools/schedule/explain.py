@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text_table import Column, text_table
-from pliant.schemas.times import when_text
-from pliant.schemas.wording import in_gpus
-from pliant.tools.schedule.protocol import Explanation
-from pliant.tools.schedule.session import Session
+from pliant.schemas.text.table import Column, text_table
+from pliant.schemas.text.times import when_text
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.policy import Explanation
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import JobState, Phase
 
 Row = tuple[str, ...]

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.policy import Policy
 
 OURS = Policy.__module__.partition(".")[0]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from pliant.tools.schedule.protocol import Policy
+from pliant.tools.schedule.policy import Policy
 
 _PLIANT: Final = "pliant"
 _REPLAYED: Final = ("schemas", "tools/profile", "tools/replay", "tools/schedule")

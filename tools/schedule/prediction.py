@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.job import GpuTimeWork
-from pliant.tools.schedule.session import Applied, Session
+from pliant.tools.schedule.session.session import Applied, Session
 from pliant.tools.schedule.snapshot import JobState
 
 DECISIONS_AHEAD: Final = 1000

@@ -17,28 +17,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.policy_error import blame, in_words, raised_at
-from pliant.tools.schedule.protocol import Policy, parameter_names
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
-    "ares": "pliant.tools.schedule.policies.ares:Ares",
-    "elastic-dp": "pliant.tools.schedule.policies.elastic_dp:ElasticDp",
+    "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
+    "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
     "las": "pliant.tools.schedule.policies.las:Las",
-    "max-bs": "pliant.tools.schedule.policies.fixed_batch:MaxBs",
-    "min-bs": "pliant.tools.schedule.policies.fixed_batch:MinBs",
+    "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
+    "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
-    "pollux": "pliant.tools.schedule.policies.pollux:Pollux",
-    "random-bs": "pliant.tools.schedule.policies.fixed_batch:RandomBs",
+    "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
+    "random-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:RandomBs",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
-    "tiresias": "pliant.tools.schedule.policies.tiresias:Tiresias",
-    "tiresias-gittins": "pliant.tools.schedule.policies.tiresias_gittins:TiresiasGittins",
+    "tiresias": "pliant.tools.schedule.policies.tiresias.policy:Tiresias",
+    "tiresias-gittins": "pliant.tools.schedule.policies.tiresias.gittins:TiresiasGittins",
 }
 _REQUIRED: Final = object()
 _WORDS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -190,7 +190,7 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
         raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{in_words(error)}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(
-            f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.protocol.Policy'
+            f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.policy.Policy'
         )
     if getattr(found, "name", None) != name:
         raise UsageError(f'policy "{name}" ({where}) calls itself {getattr(found, "name", None)!r}')

@@ -16,7 +16,7 @@ from pliant.schemas.job import Job
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.tools.schedule.oracle import Oracle
-    from pliant.tools.schedule.placement import FreeGpus
+    from pliant.tools.schedule.session.placement import FreeGpus
     from pliant.tools.schedule.speeds import Speeds
 
 NodeGpus = tuple[tuple[str, int], ...]

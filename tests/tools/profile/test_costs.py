@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pliant.schemas.profile import Profile
+from pliant.tools.profile.by_placement import PlacementTimes
 from pliant.tools.profile.costs import rescales
-from pliant.tools.profile.interpolated import PlacementTimes
 from pliant.tools.profile.measured import MeasuredThroughput
 from tests.tools.profile.rows_builder import step
 

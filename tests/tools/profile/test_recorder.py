@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pliant.tools.profile.launch import read_outcome
-from pliant.tools.profile.measure import Recorder
-from pliant.tools.profile.measure_device import device_of
-from pliant.tools.profile.order import Order, Point
+from pliant.tools.profile.measuring.device import device_of
+from pliant.tools.profile.measuring.launch import read_outcome
+from pliant.tools.profile.measuring.request import Order, Point
+from pliant.tools.profile.measuring.worker import Recorder
 
 pytestmark = pytest.mark.torch
 

@@ -16,11 +16,11 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.launch import Script, launch
 from pliant.tools.profile.measured import MeasuredThroughput
-from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome
-from pliant.tools.profile.studies import Options
-from pliant.tools.profile.sweep import measure
+from pliant.tools.profile.measuring.launch import Script, launch
+from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome
+from pliant.tools.profile.measuring.run import measure
 from tests.builders import job
 from tests.tools.run.site import until
 
@@ -135,7 +135,7 @@ def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) ->
 
 def test_all_reduces_of_two_workers() -> None:
     order = Order(result="", weights=(10, 1000), iterations=2, warmup=1, least_seconds=0.0)
-    module = Script("all-reduce", ("-m", "pliant.tools.profile.allreduce"))
+    module = Script("all-reduce", ("-m", "pliant.tools.profile.measuring.allreduce"))
     points = launch(module, 2, order, quiet).outcome.points
     assert [point.weights for point in points] == [10, 1000]
     assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
@@ -192,7 +192,7 @@ def test_sigterm_ends_a_measurement_in_the_background_of_a_script(tmp_path: Path
 
 def test_the_all_reduce_module_is_not_for_hands() -> None:
     env = {name: value for name, value in os.environ.items() if name != ENV_PROFILE}
-    argv = [sys.executable, "-m", "pliant.tools.profile.allreduce"]
+    argv = [sys.executable, "-m", "pliant.tools.profile.measuring.allreduce"]
     with psutil.Popen(argv, env=env, stderr=-1) as process:
         assert b"pliant profile --allreduce" in process.communicate()[1]
     assert process.returncode == 1

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.tools.profile import measure
+from pliant.tools.profile.measuring import worker as measure
 
 WIDTH = int(sys.argv[1]) * 250_000 if len(sys.argv) > 1 else 16
 CRASH_ABOVE = int(sys.argv[2]) if len(sys.argv) > 2 else None

@@ -14,17 +14,17 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
-from pliant.tools.replay.costs import Cost
-from pliant.tools.replay.engine import Engine
-from pliant.tools.replay.failures import NodeEvent
-from pliant.tools.replay.physics import Physics
-from pliant.tools.replay.progress import ProgressModel, Samples
-from pliant.tools.replay.progress_epochs import Epochs
-from pliant.tools.replay.progress_goodput import Goodput
-from pliant.tools.replay.progress_tables import validations
-from pliant.tools.schedule.drawn_parameters import drawn_policies
-from pliant.tools.schedule.protocol import Policy
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.progress.epochs import Epochs
+from pliant.tools.replay.progress.goodput import Goodput
+from pliant.tools.replay.progress.protocol import ProgressModel, Samples
+from pliant.tools.replay.progress.tables import validations
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
+from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.replay.ledger import Ledger
 from tests.tools.replay.world import Restless, play

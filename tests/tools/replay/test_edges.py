@@ -13,10 +13,10 @@ from pliant.cli.replay import replay as replay_command
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.failures import NodeEvent
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.physics import Physics
-from pliant.tools.replay.replay import Replayed, Run, replay
+from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.replay.unfinished import Unfinished, in_words
 from pliant.tools.report.report import read_report
 from tests.builders import cluster, job

@@ -8,7 +8,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.replay import Replayed, Run, replay
+from pliant.tools.replay.run import Replayed, Run, replay
 from tests.builders import job, mixed_cluster
 
 BATCH = 8

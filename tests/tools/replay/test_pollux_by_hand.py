@@ -14,8 +14,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.progress_choice import Training
-from pliant.tools.replay.replay import Run, replay
+from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.run import Run, replay
 from tests.tools.replay.pollux_by_hand import Application, Optimus, Tiresias, simulated
 
 Row = Mapping[str, object]

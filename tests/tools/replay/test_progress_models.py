@@ -8,13 +8,13 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.physics import Physics
-from pliant.tools.replay.progress_choice import Training, parse_noise_scales
-from pliant.tools.replay.progress_epochs import EpochRules, Epochs
-from pliant.tools.replay.progress_goodput import Goodput, efficiency
-from pliant.tools.replay.progress_tables import Validation, validations
-from pliant.tools.replay.replay import Inputs, Run, replay
+from pliant.tools.replay.progress.choice import Training, parse_noise_scales
+from pliant.tools.replay.progress.epochs import EpochRules, Epochs
+from pliant.tools.replay.progress.goodput import Goodput, efficiency
+from pliant.tools.replay.progress.tables import Validation, validations
+from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.snapshot import Observation
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Told, ends, play

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine import Engine
-from pliant.tools.replay.failures import Mtbf
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.parquet import parquet_bytes
-from pliant.tools.replay.physics import Physics
-from pliant.tools.replay.replay import Run, replay
-from pliant.tools.schedule.protocol import Policy
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import policy_names
 from pliant.tools.schedule.snapshot import JobState
-from pliant.tools.schedule.state import session_from_events
 from tests.builders import cluster
 from tests.tools.replay.any_world import (
     EVENT_DRIVEN,

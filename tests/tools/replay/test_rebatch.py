@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from pliant.schemas.job import Elasticity
-from pliant.tools.replay.compat import NONE, POLLUX, settle
-from pliant.tools.replay.costs import Cost
-from pliant.tools.replay.physics import Physics
+from pliant.tools.replay.compat.pollux import NONE, POLLUX, settle
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policies.pollux import Pollux
-from pliant.tools.schedule.protocol import Decision, Policy, Target
+from pliant.tools.schedule.policies.pollux.policy import Pollux
+from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
 from tests.tools.replay.world import ends, play

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.formats.jobs import job_lines
 from pliant.schemas.job import EpochWork, GpuTimeWork, Job
-from pliant.schemas.jobs_io import job_lines
-from pliant.tools.replay.recipe import read_recipe
-from pliant.tools.replay.synth import synthesize
+from pliant.tools.replay.traces.recipe import read_recipe
+from pliant.tools.replay.traces.synthetic import synthesize
 
 RECIPES = Path(__file__).parents[3] / "experiments" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.toml") if path.stem != "sample")

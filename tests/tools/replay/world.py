@@ -10,12 +10,12 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.job import Elasticity, Job
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.replay.engine import Engine
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.physics import Physics
 from pliant.tools.replay.submissions import Submissions
-from pliant.tools.schedule.protocol import Decision, Policy, Target
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import NodeGpus, Snapshot
 
 if TYPE_CHECKING:

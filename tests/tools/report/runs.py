@@ -8,8 +8,8 @@ from typing import Any
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
+from pliant.schemas.formats.jobs import job_fields
 from pliant.schemas.job import Job
-from pliant.schemas.jobs_io import job_fields
 from tests.builders import cluster, job
 
 LINEAR = tuple((size, float(size)) for size in (1, 2, 4, 8, 16))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.replay import Run, replay
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.fold import fold
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.report import make_report

@@ -14,7 +14,7 @@ import psutil
 from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.submit import cancel, submit
+from pliant.tools.run.service.submit import cancel, submit
 from tests.builders import job
 from tests.tools.run.chaos import MOST_ALIVE, Storm
 from tests.tools.run.conftest import left_running

@@ -22,11 +22,11 @@ from pathlib import Path
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
-from pliant.tools.run.fold import RunLog, fold
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.spool import Spool
-from pliant.tools.run.state import holder_of, read_log
-from pliant.tools.run.submit import cancel
+from pliant.tools.run.service.submit import cancel
+from pliant.tools.run.statedir.directory import holder_of, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.full_disk import FullDisk

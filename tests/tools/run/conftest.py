@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.tools.run.plan import ENV_JOB_DIR
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 
 DYING_S = 10.0
 """For what was killed to be gone; what was forgotten lives on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run import runner
-from pliant.tools.run.layout import StateDir
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.scripts import PlainBackend
 
 

@@ -11,7 +11,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.run.journal import (
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
     finish_event,
@@ -21,15 +23,13 @@ from pliant.tools.run.journal import (
     run_event,
     submit_event,
 )
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.state import State
-from pliant.tools.schedule.audit import some_jobs
 from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.from_log import correct
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session import Applied, Session
+from pliant.tools.schedule.session.session import Applied, Session
 from pliant.tools.schedule.snapshot import JobState
-from pliant.tools.schedule.state import correct
 from pliant.tools.schedule.submit_detail import submit_detail
+from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster
 
 NODES = cluster(4, 4)

@@ -21,19 +21,19 @@ from pliant.cli.status import status
 from pliant.cli.submit import submit
 from pliant.cli.validate import validate
 from pliant.schemas.event import Event
-from pliant.schemas.events_io import event_lines
+from pliant.schemas.formats.events import event_lines
+from pliant.schemas.formats.jsonlines import header
 from pliant.schemas.io import read_events, write_jobs
-from pliant.schemas.jsonlines import header
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.run.fold import RunLog, fold
-from pliant.tools.run.journal import submit_event
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.log_snapshot import renew_snapshot
-from pliant.tools.run.log_view import LogView
-from pliant.tools.run.state import Lock, State, read_log
+from pliant.tools.run.statedir.directory import Lock, State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.snapshot import renew_snapshot
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session_facts import Basis
-from pliant.tools.schedule.state import session_from_events
+from pliant.tools.schedule.session.saved import Basis
 from tests.builders import job
 from tests.tools.run.stories import BEGAN_S, NODES, Story
 

@@ -17,17 +17,18 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run import live, runner
-from pliant.tools.run.fold import RunLog
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.options import Options
-from pliant.tools.run.runner import run_and_follow, run_once, run_until_done
-from pliant.tools.run.spool import Spool
-from pliant.tools.run.steps import Share
-from pliant.tools.run.submit import cancel, submit
+from pliant.tools.run.service import loop as live
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
+from pliant.tools.run.service.steps import Share
+from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.protocol import Decision, Target
+from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running

@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas import files
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.formats import files
 from pliant.schemas.io import read_cluster, read_jobs, read_schedule, write_cluster, write_schedule
-from pliant.tools.run import fault, runner, state
-from pliant.tools.run.fold import RunLog
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.options import Options
-from pliant.tools.run.runner import run_once, run_until_done
-from pliant.tools.run.spool import Spool
-from pliant.tools.run.state import read_log
-from pliant.tools.run.submit import submit
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir import directory as state
+from pliant.tools.run.statedir import fault
+from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster
 from tests.tools.run.hostile import HOSTILE

@@ -18,7 +18,7 @@ from pliant.tools.run.backends import keep
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import read_record
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_LOG_BYTES
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES
 from tests.builders import cluster
 from tests.tools.run.site import until
 

@@ -14,9 +14,9 @@ import pytest
 
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.spool import Spool
-from pliant.tools.run.state import holder_of, read_log
+from pliant.tools.run.statedir.directory import holder_of, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
@@ -77,10 +77,10 @@ def phases(site: Site) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("step", "moment", "accepted"),
     [
-        ("pliant.schemas.files:os.fsync", "before", False),
-        ("pliant.schemas.files:Path.replace", "before", False),
-        ("pliant.schemas.files:Path.replace", "after", True),
-        ("pliant.schemas.files:sync_folder", "before", True),
+        ("pliant.schemas.formats.files:os.fsync", "before", False),
+        ("pliant.schemas.formats.files:Path.replace", "before", False),
+        ("pliant.schemas.formats.files:Path.replace", "after", True),
+        ("pliant.schemas.formats.files:sync_folder", "before", True),
     ],
 )
 def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
@@ -99,18 +99,18 @@ def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
 
 
 RUN_STEPS = [
-    ("pliant.tools.run.state:State.record", "before", 2),
-    ("pliant.tools.run.state:State.record", "after", 1),
-    ("pliant.tools.run.state:State.record", "after", 2),
-    ("pliant.tools.run.state:State.record", "after", 3),
-    ("pliant.tools.run.executor:Executor.apply", "before", 2),
-    ("pliant.tools.run.executor:make_plan", "before", 1),
-    ("pliant.tools.run.executor:write_plan", "after", 1),
+    ("pliant.tools.run.statedir.directory:State.record", "before", 2),
+    ("pliant.tools.run.statedir.directory:State.record", "after", 1),
+    ("pliant.tools.run.statedir.directory:State.record", "after", 2),
+    ("pliant.tools.run.statedir.directory:State.record", "after", 3),
+    ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
+    ("pliant.tools.run.service.executor:make_plan", "before", 1),
+    ("pliant.tools.run.service.executor:write_plan", "after", 1),
     ("pliant.tools.run.backends.local:write_record", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend._spawn", "after", 1),
     ("pliant.tools.run.backends.local:LocalBackend.start", "after", 1),
-    ("pliant.tools.run.schedule_file:write_schedule", "before", 2),
-    ("pliant.tools.run.spool:Spool.settle", "before", 1),
+    ("pliant.tools.run.statedir.schedule_file:write_schedule", "before", 2),
+    ("pliant.tools.run.statedir.requests:Spool.settle", "before", 1),
 ]
 
 

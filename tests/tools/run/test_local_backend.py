@@ -14,15 +14,15 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends import gpus
+from pliant.tools.run.backends import devices as gpus
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import read_record, write_record
-from pliant.tools.run.contract import UnreadableError
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
-from pliant.tools.run.runner import open_backend
+from pliant.tools.run.service.run import open_backend
+from pliant.tools.run.statedir.contract.files import UnreadableError
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.layout import StateDir
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 

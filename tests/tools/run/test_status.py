@@ -18,23 +18,23 @@ from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
-from pliant.schemas.text import width_of
-from pliant.tools.run import job_page, sight
-from pliant.tools.run.fold import RunLog
-from pliant.tools.run.job_page import history
-from pliant.tools.run.job_status import STATES, in_order, statuses
-from pliant.tools.run.journal import decision_event, run_event, submit_event
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.outlook import outlook
-from pliant.tools.run.progress_file import write_progress
-from pliant.tools.run.sight import Bystander, Sight
-from pliant.tools.run.state import State, read_log
-from pliant.tools.run.status_document import job_fields, status_document
-from pliant.tools.run.view import status_text
+from pliant.schemas.text.fitting import width_of
+from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.watch import job_page, sight
+from pliant.tools.run.watch.job_page import history
+from pliant.tools.run.watch.job_status import STATES, in_order, statuses
+from pliant.tools.run.watch.outlook import outlook
+from pliant.tools.run.watch.sight import Bystander, Sight
+from pliant.tools.run.watch.status import status_text
+from pliant.tools.run.watch.status_document import job_fields, status_document
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
+from tests.tools.run.statedir.contract.test_progress import report
 from tests.tools.run.stories import Story
-from tests.tools.run.test_progress_file import report
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,7 +161,7 @@ def test_a_policy_that_cannot_be_asked_hides_no_job(
     def raises(*_: object, **__: object) -> None:
         raise RuntimeError("not installed here")
 
-    monkeypatch.setattr("pliant.tools.run.outlook.session_from_history", raises)
+    monkeypatch.setattr("pliant.tools.run.watch.outlook.session_from_history", raises)
     found = Bystander(dirs.path).look(ahead=True)
     text = status_text(found, NOW_S)
     assert [line.split()[:2] for line in text.splitlines()[1:]] == [

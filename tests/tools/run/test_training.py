@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.run.layout import StateDir
-from pliant.tools.run.state import read_log
+from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
 

@@ -8,7 +8,7 @@ from textwrap import indent
 
 import pytest
 
-HEAD = "from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target\n\n\n"
+HEAD = "from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target\n\n\n"
 CLASS = 'class Mine(Policy):\n    """Mine."""\n\n    name = "mine"\n\n'
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.fold import fold
+from pliant.tools.run.statedir.log.fold import fold
 from pliant.tools.schedule.decide import History, Question, decide_from_history
 
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.protocol import Policy
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.session import Session
 from tests.builders import session, sizes
 
 

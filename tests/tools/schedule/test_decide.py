@@ -6,8 +6,8 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.formats.jobs import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
-from pliant.schemas.jobs_io import job_fields
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 from pliant.tools.schedule.decide import Question, decide, throughput_for

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.policy_error import PolicyError
-from pliant.tools.schedule.protocol import Decision, Target
 from pliant.tools.schedule.registry import describe, make_policy
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
 from tests.tools.schedule.foreign import Foreign
 

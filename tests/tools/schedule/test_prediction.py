@@ -9,7 +9,7 @@ from pliant.schemas.profile import Profile
 from pliant.tools.profile.measured import throughput_from
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session import Session
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import JobState
 from tests.builders import cluster, job, session
 from tests.tools.schedule.test_decide import PROFILE

@@ -10,7 +10,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.schedule import registry
-from pliant.tools.schedule.protocol import Decision, Policy
+from pliant.tools.schedule.policy import Decision, Policy
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
 
 
@@ -166,7 +166,7 @@ def install(folder: Path, name: str, value: str, source: str) -> None:
 
 
 FOREIGN = """
-from pliant.tools.schedule.protocol import Decision, Policy
+from pliant.tools.schedule.policy import Decision, Policy
 
 class Mine(Policy):
     '''Does nothing.'''

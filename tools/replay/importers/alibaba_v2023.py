@@ -12,9 +12,10 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.files import PIPE
+from pliant.schemas.formats.files import PIPE
+from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.job import Job
-from pliant.schemas.problems import problems_of
+from pliant.tools.replay.importers.csv_records import open_text, sheet
 from pliant.tools.replay.importers.fields import count, number, optional_number, text, word
 from pliant.tools.replay.importers.format import (
     NO_GPU,
@@ -23,8 +24,7 @@ from pliant.tools.replay.importers.format import (
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
-from pliant.tools.replay.importers.sheets import open_text, sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
 
 COLUMNS: Final = (
     "name", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time",

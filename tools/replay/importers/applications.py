@@ -22,9 +22,9 @@ from typing import Final
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
+from pliant.tools.replay.importers.csv_records import sheet
 from pliant.tools.replay.importers.fields import count, number, some, text
-from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record, checked
-from pliant.tools.replay.importers.sheets import sheet
+from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record, checked
 
 _STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
 _MOST_GPUS: Final = 65_536

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pliant.tools.replay.importers.intake import MalformedRowError, Record
+from pliant.tools.replay.importers.rows import MalformedRowError, Record
 
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""

@@ -12,7 +12,7 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.importers.fields import stated
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake
 
 NO_GPU: Final = "asked for no GPU"
 NO_SUBMISSION: Final = "had no time of submission"

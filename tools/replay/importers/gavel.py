@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.files import source_name
+from pliant.schemas.formats.files import source_name
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
+from pliant.tools.replay.importers.csv_records import open_text
 from pliant.tools.replay.importers.fields import parse_number
 from pliant.tools.replay.importers.format import FolderFormat, Imported
 from pliant.tools.replay.importers.gavel_throughputs import FILE, model_and_batch, read_throughputs
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
-from pliant.tools.replay.importers.sheets import open_text
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
 
 SHORT: Final = ("type", "command", "option", "data", "steps", "arrival", "gpus")
 LONG: Final = (

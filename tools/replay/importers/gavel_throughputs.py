@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.digits import whole_number
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.files import read_bytes
-from pliant.schemas.jsontext import parse_json
+from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.formats.files import read_bytes
+from pliant.schemas.formats.jsontext import parse_json
+from pliant.schemas.formats.record import LARGEST_BATCH
 from pliant.schemas.profile import ProfileRow
-from pliant.schemas.record import LARGEST_BATCH
-from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record, checked
+from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record, checked
 
 FILE: Final = "simulation_throughputs.json"
 ALONE: Final = "null"

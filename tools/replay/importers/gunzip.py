@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Final
 
-from pliant.schemas.limits import check_bytes
+from pliant.schemas.formats.limits import check_bytes
 
 GZIP: Final = b"\x1f\x8b"
 """Bytes that a gzipped file begins with."""
@@ -19,7 +19,7 @@ def unpacked(packed: BinaryIO, source: str) -> Iterator[BinaryIO]:
     """The bytes that were gzipped; ``packed`` stays open.
 
     Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
-    so far (:mod:`pliant.schemas.limits`), and what gzip raises where the stream is damaged.
+    so far (:mod:`pliant.schemas.formats.limits`), and what gzip raises where the stream is damaged.
     """
     raw: Any = _Unpacked(packed, source)
     with io.BufferedReader(raw) as plain:

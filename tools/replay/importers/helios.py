@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.csv_records import sheet
 from pliant.tools.replay.importers.fields import count, moment, optional_number, submitted, text, word
 from pliant.tools.replay.importers.format import (
     NEVER_STARTED,
@@ -17,8 +18,7 @@ from pliant.tools.replay.importers.format import (
     assume_utc,
     executed_job,
 )
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, Record
-from pliant.tools.replay.importers.sheets import sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
 
 COLUMNS: Final = (
     "job_id", "user", "vc", "gpu_num", "node_num", "state", "submit_time", "start_time", "duration",

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from pliant.schemas.digits import TOO_MANY
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.files import source_name
-from pliant.schemas.limits import check_text
-from pliant.tools.replay.importers.intake import Record
-from pliant.tools.replay.importers.sheets import open_text
+from pliant.schemas.formats.digits import TOO_MANY
+from pliant.schemas.formats.files import source_name
+from pliant.schemas.formats.limits import check_text
+from pliant.tools.replay.importers.csv_records import open_text
+from pliant.tools.replay.importers.rows import Record
 
 BLOCK: Final = 1 << 18
 """Characters read at a time."""

@@ -15,10 +15,10 @@ from typing import Final
 
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
+from pliant.tools.replay.importers.csv_records import sheet
 from pliant.tools.replay.importers.fields import count, number, some, text, word
 from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, Record
-from pliant.tools.replay.importers.sheets import sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
 
 JOBS: Final = (
     "time", "model", "task", "epoch_size", "patience", "batch_size", "lr", "max_lr", "target_acc", "num_gpus",

@@ -14,7 +14,8 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
-from pliant.schemas.wording import counted
+from pliant.schemas.text.wording import counted
+from pliant.tools.replay.importers.csv_records import open_text, sheet
 from pliant.tools.replay.importers.fields import moment, number, optional_number, text, word
 from pliant.tools.replay.importers.format import (
     NO_GPU,
@@ -24,8 +25,7 @@ from pliant.tools.replay.importers.format import (
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, Record
-from pliant.tools.replay.importers.sheets import open_text, sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"

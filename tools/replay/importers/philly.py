@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.csv_records import open_text, sheet
 from pliant.tools.replay.importers.fields import count, moment, number, parse_moment, submitted, text
 from pliant.tools.replay.importers.format import (
     NEVER_STARTED,
@@ -21,9 +22,8 @@ from pliant.tools.replay.importers.format import (
     assume_utc,
     executed_job,
 )
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
 from pliant.tools.replay.importers.jsonlist import json_list
-from pliant.tools.replay.importers.sheets import open_text, sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"

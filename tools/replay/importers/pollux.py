@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.intake import Intake
+from pliant.tools.replay.importers.rows import Intake
 from pliant.tools.replay.importers.workloads import read_folder
 
 

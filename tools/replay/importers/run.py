@@ -11,16 +11,16 @@ from typing import Final
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.files import PIPE, atomic_write, write_chunks
+from pliant.schemas.formats.files import PIPE, atomic_write, write_chunks
+from pliant.schemas.formats.outputs import check_folder, check_output
 from pliant.schemas.job import Job
-from pliant.schemas.outputs import check_folder, check_output
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.interpolated import with_triangulations
+from pliant.tools.profile.by_placement import with_triangulations
 from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
-from pliant.tools.replay.importers.intake import Intake, Progress
+from pliant.tools.replay.importers.ordered import JobSpool
 from pliant.tools.replay.importers.registry import format_named
-from pliant.tools.replay.importers.report import ImportReport
-from pliant.tools.replay.importers.spool import JobSpool
+from pliant.tools.replay.importers.rows import Intake, Progress
+from pliant.tools.replay.importers.summary import ImportReport
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"

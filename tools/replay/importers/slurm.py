@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.files import source_name
+from pliant.schemas.formats.files import source_name
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.csv_records import sheet
 from pliant.tools.replay.importers.fields import moment, parse_number, submitted, text, word
 from pliant.tools.replay.importers.format import (
     NEVER_STARTED,
@@ -25,8 +26,7 @@ from pliant.tools.replay.importers.format import (
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, MalformedRowError, Record
-from pliant.tools.replay.importers.sheets import sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
 
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pliant.schemas.job import Job
+from pliant.tools.replay.importers.csv_records import open_text, sheet
 from pliant.tools.replay.importers.fields import count, number, word
 from pliant.tools.replay.importers.format import NO_DURATION, NO_GPU, TraceFormat, executed_job
-from pliant.tools.replay.importers.intake import DroppedRowError, Intake, Record
-from pliant.tools.replay.importers.sheets import open_text, sheet
+from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 

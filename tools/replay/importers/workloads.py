@@ -10,10 +10,10 @@ from typing import Final
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
 from pliant.tools.replay.importers.applications import read_measurements
+from pliant.tools.replay.importers.csv_records import sheet
 from pliant.tools.replay.importers.fields import number, some, text, word
 from pliant.tools.replay.importers.format import Imported
-from pliant.tools.replay.importers.intake import Intake, MalformedRowError, Record
-from pliant.tools.replay.importers.sheets import sheet
+from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record
 
 COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pliant.tools.report.figures.style import GREY, PALE, area_colour, axes, ink, legend, whole_numbers
 from pliant.tools.report.figures.usage import thinned
 from pliant.tools.report.labels import kind
+from pliant.tools.report.rendering.units import TimeUnit, time_unit
 from pliant.tools.report.report import RunReport
-from pliant.tools.report.units import TimeUnit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

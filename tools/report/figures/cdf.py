@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from pliant.tools.report.figures.style import GREY, axes, legend, line_style, plain_log
 from pliant.tools.report.labels import kind
+from pliant.tools.report.rendering.units import time_unit
 from pliant.tools.report.report import Report, RunReport
-from pliant.tools.report.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pliant.tools.report.figures.style import axes, legend, line_style, whole_numbers
 from pliant.tools.report.labels import kind
 from pliant.tools.report.metrics import completions
+from pliant.tools.report.rendering.units import time_unit
 from pliant.tools.report.report import Report
-from pliant.tools.report.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pliant.tools.report.figures.style import GREY, axes_below, line_style, whole_numbers
+from pliant.tools.report.rendering.units import TimeUnit, time_unit
 from pliant.tools.report.report import Report, RunReport
-from pliant.tools.report.units import TimeUnit, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

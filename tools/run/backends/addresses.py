@@ -6,7 +6,7 @@ import socket
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.addresses import refuse_public
+from pliant.tools.run.statedir.contract.addresses import refuse_public
 
 LOOPBACK: Final = "127.0.0.1"
 

@@ -20,16 +20,16 @@ import psutil
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.wording import counted
-from pliant.tools.profile.processes import child_environment, kill, strays, tree
+from pliant.schemas.text.wording import counted
+from pliant.tools.profile.torchrun.processes import child_environment, kill, strays, tree
 from pliant.tools.run.backends.addresses import LOOPBACK, check_own
-from pliant.tools.run.backends.gpus import visible_gpus
+from pliant.tools.run.backends.devices import visible_gpus
 from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
-from pliant.tools.run.contract import DamagedError, UnreadableError, read_file
-from pliant.tools.run.folder_cache import FolderCache
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_file
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.folder_cache import FolderCache
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 _RUNNING: Final = UnitStatus("running")

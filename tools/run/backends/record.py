@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pliant.schemas.record import Identifier, PositiveInt, Record
-from pliant.tools.run import contract
+from pliant.schemas.formats.record import Identifier, PositiveInt, Record
 from pliant.tools.run.backends.protocol import Handle
+from pliant.tools.run.statedir.contract import files as contract
 
 
 class StartedUnit(Record):

@@ -52,7 +52,7 @@ Layers whose result depends on the whole batch (batch normalization) see the mic
 DistributedDataParallel; they want ``drop_last=True``.
 """
 
+from pliant.tools.run.elastic.early_stopping import EarlyStopping
 from pliant.tools.run.elastic.job import ElasticJob, init
-from pliant.tools.run.elastic.stopping import EarlyStopping
 
 __all__ = ["EarlyStopping", "ElasticJob", "init"]

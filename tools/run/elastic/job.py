@@ -14,21 +14,21 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.profile.measure import order_from_env
-from pliant.tools.run.elastic.closure import Closure, checked
-from pliant.tools.run.elastic.cut import Cut
-from pliant.tools.run.elastic.engine import Engine
-from pliant.tools.run.elastic.gradients import Gradients
-from pliant.tools.run.elastic.group import join_plainly
-from pliant.tools.run.elastic.guard import guard_helper, guard_optimizer
-from pliant.tools.run.elastic.loader import ElasticLoader
+from pliant.tools.profile.measuring.worker import order_from_env
+from pliant.tools.run.elastic.context import Setting, find_setting
+from pliant.tools.run.elastic.loop.batches import Cut
+from pliant.tools.run.elastic.loop.closure import Closure, checked
+from pliant.tools.run.elastic.loop.data_loader import Reading
+from pliant.tools.run.elastic.loop.data_parallel import Averaging, Replica
+from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.loader import ElasticLoader
+from pliant.tools.run.elastic.loop.loop import Engine
 from pliant.tools.run.elastic.measured import Measurement
-from pliant.tools.run.elastic.reading import Reading
-from pliant.tools.run.elastic.replica import Averaging, Replica
-from pliant.tools.run.elastic.setting import Setting, find_setting
-from pliant.tools.run.elastic.state import Stateful, seed_everything
-from pliant.tools.run.elastic.supervision import Supervision
-from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.membership.membership import Supervision
+from pliant.tools.run.elastic.membership.process_group import join_plainly
+from pliant.tools.run.elastic.state.state import Stateful, seed_everything
+from pliant.tools.run.elastic.state.training import Training
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pliant.tools.profile.measure import Changes, Sweep
-from pliant.tools.profile.order import Order
-from pliant.tools.run.elastic.checkpoint import Checkpoints
-from pliant.tools.run.elastic.reading import Reading
+from pliant.tools.profile.measuring.request import Order
+from pliant.tools.profile.measuring.worker import Changes, Sweep
+from pliant.tools.run.elastic.loop.data_loader import Reading
 from pliant.tools.run.elastic.rehearsal import rehearse
-from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.training import Training
 
 
 class Measurement:

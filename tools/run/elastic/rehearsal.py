@@ -10,15 +10,15 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.circle import Circle
-from pliant.tools.run.elastic.position import IN_EPOCH, Position
-from pliant.tools.run.elastic.replica import Averaging
-from pliant.tools.run.elastic.setting import Orders, Setting
-from pliant.tools.run.elastic.training import Training
-from pliant.tools.run.elastic.transfer import pass_on
-from pliant.tools.run.elastic.watch import PlanWatch
-from pliant.tools.run.layout import JobDir
-from pliant.tools.run.plan import Member, Plan
+from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.loop.data_parallel import Averaging
+from pliant.tools.run.elastic.membership.circle import Circle
+from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Position
+from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.membership.vote import PlanWatch
+from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.layout import JobDir
 
 ROUNDS: Final = 5
 _TRAINS: Final = Position(0, 1, IN_EPOCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pliant.tools.schedule.policies.toolbox import GpuBudget, Grant
+from pliant.tools.schedule.policies.common import GpuBudget, Grant
 from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.schemas.job import Elasticity
-from pliant.schemas.wording import in_gpus
-from pliant.tools.schedule.policies.toolbox import (
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.policies.common import (
     Grant,
     decision_from_grants,
     equal_shares,
     minimum_alone,
     reject_impossible,
 )
-from pliant.tools.schedule.protocol import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pliant.schemas.wording import in_gpus
+from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.policies.backfill import Reservation, reserve
-from pliant.tools.schedule.policies.toolbox import GpuBudget, Grant, reject_impossible
-from pliant.tools.schedule.protocol import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policies.common import GpuBudget, Grant, reject_impossible
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import JobState, Snapshot
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pliant.schemas import io
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, SampleWork
-from pliant.tools.replay.progress_tables import validations
+from pliant.tools.replay.progress.tables import validations
 from tests.tools.replay.importers.importing import problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"

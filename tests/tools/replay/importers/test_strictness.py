@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.record import IDENTIFIER
-from pliant.tools.replay.importers.intake import MOST_PROBLEMS, Intake
+from pliant.schemas.formats.record import IDENTIFIER
 from pliant.tools.replay.importers.registry import FORMATS
-from pliant.tools.replay.importers.report import ImportReport
+from pliant.tools.replay.importers.rows import MOST_PROBLEMS, Intake
 from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.importers.summary import ImportReport
 from tests.tools.replay.importers.importing import problems, run, text
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic import group
+from pliant.tools.run.elastic.membership import process_group as group
 
 options = {
     "out": ".",

@@ -14,13 +14,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.ending import described
-from pliant.tools.run.elastic.failure import Recurrence, released
-from pliant.tools.run.elastic.gradients import at_end_of_backward
-from pliant.tools.run.elastic.position import IN_EPOCH, Position
-from pliant.tools.run.elastic.replica import check_same, outline
-from pliant.tools.run.elastic.tolerant import TolerantGroup
-from pliant.tools.run.plan import LOST_PEER
+from pliant.tools.run.elastic.loop.data_parallel import check_same, outline
+from pliant.tools.run.elastic.loop.gradients import at_end_of_backward
+from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
+from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Position
+from pliant.tools.run.elastic.membership.failure import Recurrence, released
+from pliant.tools.run.elastic.report.exit import described
+from pliant.tools.run.statedir.contract.plan import LOST_PEER
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 
 pytestmark = pytest.mark.torch

@@ -18,21 +18,21 @@ import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.tools.run.elastic.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.interface import own_address
-from pliant.tools.run.elastic.reading import Reading, to_device
-from pliant.tools.run.elastic.setting import find_setting
-from pliant.tools.run.elastic.state import generator_states, restore_generators, seed_everything
-from pliant.tools.run.elastic.watch import PlanWatch
-from pliant.tools.run.layout import JobDir
-from pliant.tools.run.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan
-from pliant.tools.run.planning import write_plan
+from pliant.tools.run.elastic.context import find_setting
+from pliant.tools.run.elastic.loop.data_loader import Reading, to_device
+from pliant.tools.run.elastic.membership.interface import own_address
+from pliant.tools.run.elastic.membership.vote import PlanWatch
+from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
+from pliant.tools.run.elastic.state.state import generator_states, restore_generators, seed_everything
+from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan
+from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.site import until
 
 PRESENT = """
 import sys
 from pathlib import Path
-from pliant.tools.run.presence import Presence
+from pliant.tools.run.statedir.contract.presence import Presence
 
 Presence(Path(sys.argv[1])).begin()
 sys.stdin.read()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.profile.order import ENV_PROFILE, Order, Outcome
+from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain, seen
 
 pytestmark = pytest.mark.torch

@@ -18,9 +18,9 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.outcome import judge
-from pliant.tools.run.plan import WorkerOutcome
-from pliant.tools.run.state import read_log
+from pliant.tools.run.statedir.contract.outcome import judge
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
+from pliant.tools.run.statedir.directory import read_log
 from tests.builders import job
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.gang import BASE

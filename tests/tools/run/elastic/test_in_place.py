@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pliant.tools.run.elastic.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from tests.tools.run.elastic.gang import Gang, final, plain, seen
 
 pytestmark = pytest.mark.torch

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic import watch
-from pliant.tools.run.elastic.setting import Orders
-from pliant.tools.run.layout import JobDir
-from pliant.tools.run.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.elastic.context import Orders
+from pliant.tools.run.elastic.membership import vote as watch
+from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.elastic.alone import Alone
 
 

@@ -11,13 +11,14 @@ import torch
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.elastic import history, newest, progress
-from pliant.tools.run.elastic.progress import Change, Reporter
-from pliant.tools.run.elastic.setting import Orders, Setting
-from pliant.tools.run.elastic.state import Counters, Mean
-from pliant.tools.run.layout import JobDir
-from pliant.tools.run.plan import Member, Plan
-from pliant.tools.run.progress_file import Progress, ProgressFile
+from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.report import history, newest
+from pliant.tools.run.elastic.report import report as progress
+from pliant.tools.run.elastic.report.report import Change, Reporter
+from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.progress import Progress, ProgressFile
+from pliant.tools.run.statedir.layout import JobDir
 
 BATCH = 10
 PLAN = Plan(job="a", generation=1, attempt=1, members=(Member(slot="n0/0", node="n0", address="n0"),))

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.training import Training
+from pliant.tools.run.elastic.state.training import Training
 from tests.tools.run.elastic.alone import Alone
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 

@@ -1,0 +1,1 @@
+"""How files are read, checked and written, whatever their kind."""

@@ -1,0 +1,119 @@
+"""JSON documents: one record a file, with its schema inside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import Any, Final, TypeVar
+
+from pydantic_core import ValidationError
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.formats.jsontext import (
+    BOM,
+    key_given_twice,
+    refuse_other_kind,
+    stated_schema,
+    syntax_problem,
+    validate_value,
+    warn_dropped,
+)
+from pliant.schemas.formats.positions import line_of
+from pliant.schemas.formats.problems import (
+    NOT_FINITE,
+    as_pointer,
+    details,
+    location,
+    message,
+    nonfinite,
+    pointer,
+)
+from pliant.schemas.formats.record import Record
+from pliant.schemas.formats.version import a_file, check_schema_id, schema_id
+
+R = TypeVar("R", bound=Record)
+
+_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
+
+
+def parse_document(
+    data: bytes, source: str, kind: str, record: type[R], *, schema_required: bool = True
+) -> R:
+    """The record in a JSON document.
+
+    :raises BadInputError: with every problem of the file.
+    """
+    data = data.removeprefix(BOM)
+    twice = key_given_twice(data)
+    if twice is not None:
+        raise BadInputError.one(source, f'key "{twice}" is given twice in one object, expected once')
+    if stated_schema(data) == schema_id(kind) and not _MAYBE_NOT_FINITE.search(data):
+        with contextlib.suppress(ValidationError):
+            return record.model_validate_json(data)
+    return _parse_slowly(data, source, kind, record, schema_required=schema_required)
+
+
+def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schema_required: bool) -> R:
+    """Parse with all that messages need, and what a newer minor version added left out."""
+    value = _object(data, source, kind)
+    text = data.decode()
+    newer = _version(value, source, kind, line_of(text, ("schema",)), schema_required=schema_required)
+    named = {**value, "schema": schema_id(kind)}
+    try:
+        found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
+    except ValidationError as error:
+        places = [
+            (line_of(text, location(each)), pointer(each), message(each, error.title))
+            for each in details(error)
+        ]
+    else:
+        places = [(line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
+        if not places:
+            warn_dropped(source, dropped)
+            return found
+    raise BadInputError([Problem(source, *place) for place in places])
+
+
+def document_bytes(record: Record, kind: str, *, with_defaults: bool = False) -> bytes:
+    """The text of a document: one line for each field, and for each element of a field that is a list.
+
+    What equals its default is left out unless ``with_defaults``. NaN is a ``ValueError``.
+    """
+    fields = record.model_dump(mode="json", by_alias=True, exclude_defaults=not with_defaults)
+    fields = {"schema": schema_id(kind), **fields}
+    lines = [f"{_text(name)}: {_field(value)}" for name, value in fields.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _field(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return _text(value)
+    return "[\n" + ",\n".join(f"  {_text(item)}" for item in value) + "\n]"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _object(data: bytes, source: str, kind: str) -> dict[str, Any]:
+    refuse_other_kind(data, source, kind)
+    syntax = syntax_problem(data, source)
+    if syntax is not None:
+        raise BadInputError([syntax])
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise BadInputError.one(source, f"expected a JSON object ({a_file(kind)})", line=1)
+    return value
+
+
+def _version(value: dict[str, Any], source: str, kind: str, line: int, *, schema_required: bool) -> bool:
+    """Whether the document comes from a newer minor version."""
+    if "schema" in value:
+        problem, newer = check_schema_id(value["schema"], kind)
+    else:
+        problem = f"is missing, expected {schema_id(kind)!r}" if schema_required else None
+        newer = False
+    if problem is not None:
+        raise BadInputError.one(source, problem, line=line, pointer="/schema")
+    return newer

@@ -1,0 +1,223 @@
+"""Parquet files of the table-shaped kinds. Equal rows give equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import ValidationError
+
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.formats.columns import Column, Table
+from pliant.schemas.formats.files import PARQUET_MAGIC
+from pliant.schemas.formats.jsontext import warn_dropped
+from pliant.schemas.formats.limits import check_footer, check_strings
+from pliant.schemas.formats.rows import AnyRow, broken_rules, rows_from_columns, validate_row
+from pliant.schemas.formats.version import a_file, check_schema_id, schema_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Metadata = tuple[tuple[str, str], ...]
+
+_NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
+_THREADS_FROM: Final = 1 << 22
+"""Bytes of a file that is read by several threads. After a smaller one a command may end while they are still
+being started, which the C++ library answers with an abort."""
+
+
+def to_columns(rows: Sequence[AnyRow], table: Table, *, json_as_text: bool = False) -> dict[str, list[Any]]:
+    """Rows as columns, in the order of the table."""
+    columns: dict[str, list[Any]] = {}
+    for column in table.columns:
+        values = [getattr(row, column.name) for row in rows]
+        columns[column.name] = (
+            [_as_text(v) for v in values] if column.type == "json" and json_as_text else values
+        )
+    return columns
+
+
+def check_rows(rows: Sequence[AnyRow], table: Table) -> None:
+    """Refuse to write rows that no reader would accept.
+
+    :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
+    """
+    for number, row in enumerate(rows, 1):
+        try:
+            validate_row(row)
+        except ValidationError as error:
+            raise ValueError(f"{table.kind} row {number} breaks the schema: {error}") from error
+        broken = broken_rules(row)
+        if broken:
+            raise ValueError(f"{table.kind} row {number} breaks the schema: {broken[0][0]}: {broken[0][1]}")
+
+
+@garbage_collection_paused()
+def parquet_bytes(rows: Sequence[AnyRow], table: Table, metadata: Metadata = ()) -> bytes:
+    """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_rows(rows, table)
+    schema = table.arrow().with_metadata({"schema": schema_id(table.kind), **dict(metadata)})
+    arrow = pa.Table.from_pydict(to_columns(rows, table, json_as_text=True), schema=schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(arrow, sink, compression="zstd", write_page_checksum=True)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+@garbage_collection_paused()
+def parse_parquet(
+    data: bytes, source: str, table: Table, row: type[AnyRow]
+) -> tuple[tuple[AnyRow, ...], Metadata]:
+    """The rows and the metadata of a Parquet file.
+
+    :raises BadInputError: with every problem of the file.
+    """
+    arrow = read_arrow(data, source, table.kind)
+    metadata = file_metadata(arrow)
+    newer = _version(metadata, source, table.kind)
+    if newer:
+        unknown = [name for name in arrow.column_names if name not in table.names]
+        arrow = arrow.drop_columns(unknown)
+        warn_dropped(source, [f"/{name}" for name in unknown])
+    columns = cast_columns(arrow, source, table)
+    rows = rows_from_columns(columns, row, source, json_as_text=True)
+    return rows, tuple((name, text) for name, text in metadata.items() if name not in _NOT_OURS)
+
+
+def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
+    """The Arrow table in a Parquet file.
+
+    :raises BadInputError: it is damaged, or would become too large (:mod:`pliant.schemas.formats.limits`).
+    """
+    import pyarrow as pa
+
+    if not data.startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, f"is not a Parquet file, expected {a_file(kind)} (Parquet)")
+    if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
+        raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
+    try:
+        arrow = _read_within_limits(data, source)
+        arrow.validate(full=True)
+        twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
+    except MemoryError:  # pyarrow's own is an ArrowException, too
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BadInputError.one(source, f"the Parquet file is damaged: {reason}") from error
+    if twice:
+        raise BadInputError(
+            [Problem(source, None, f"/{name}", "column is there twice") for name in sorted(twice)]
+        )
+    return arrow
+
+
+def _read_within_limits(data: bytes, source: str) -> pa.Table:
+    """The table, strings written out once it is known that they fit."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = pq.ParquetFile(pa.BufferReader(data))
+    check_footer(footer, len(data), source)
+    fields = list(footer.schema_arrow)
+    nested = [
+        Problem(source, None, f"/{field.name}", f"column is {field.type}, expected one value a row")
+        for field in fields
+        if field.type.num_fields
+    ]
+    if nested:
+        raise BadInputError(nested)
+    texts = [field.name for field in fields if _is_text(field.type)]
+    file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
+    packed = file.read(use_threads=len(data) >= _THREADS_FROM)
+    check_strings(packed, len(data), source)
+    plain = [field.with_type(_plain(field.type)) for field in packed.schema]
+    return packed.cast(pa.schema(plain, packed.schema.metadata))
+
+
+def _is_text(found: pa.DataType) -> bool:
+    import pyarrow.types as pt
+
+    return any(check(found) for check in (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary))
+
+
+def _plain(found: pa.DataType) -> pa.DataType:
+    import pyarrow.types as pt
+
+    return found.value_type if pt.is_dictionary(found) else found
+
+
+def file_metadata(arrow: pa.Table) -> dict[str, str]:
+    """Metadata of a Parquet file as text."""
+    found = arrow.schema.metadata or {}
+    return {name.decode(errors="replace"): text.decode(errors="replace") for name, text in found.items()}
+
+
+def schema_in_footer(path: Path) -> str | None:
+    """The schema that a Parquet file states; None: it states none, or is damaged. Reads no row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found: bytes | None = (pq.read_schema(path).metadata or {}).get(b"schema")
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return None if found is None else found.decode(errors="replace")
+
+
+def cast_columns(arrow: pa.Table, source: str, table: Table) -> dict[str, list[Any]]:
+    """The columns as lists of Python values, from any Arrow type that holds the same values."""
+    columns: dict[str, list[Any]] = {}
+    problems: list[Problem] = []
+    known = {column.name: column for column in table.columns}
+    for name in arrow.column_names:
+        values = arrow.column(name)
+        if name in known and not _holds(values.type, known[name]):
+            expected = known[name].type
+            problems.append(
+                Problem(source, None, f"/{name}", f"column is {values.type}, expected {expected}")
+            )
+        else:
+            columns[name] = values.to_pylist()
+    if problems:
+        raise BadInputError(problems)
+    return columns
+
+
+def _holds(found: pa.DataType, column: Column) -> bool:
+    import pyarrow.types as pt
+
+    if pt.is_dictionary(found):
+        found = found.value_type
+    match column.type:
+        case "int64":
+            fits = pt.is_integer(found)
+        case "float64":
+            fits = pt.is_floating(found) or pt.is_integer(found)
+        case "bool":
+            fits = pt.is_boolean(found)
+        case _:
+            fits = pt.is_string(found) or pt.is_large_string(found) or pt.is_string_view(found)
+    return bool(fits or (pt.is_null(found) and column.nullable))
+
+
+def _version(metadata: Mapping[str, str], source: str, kind: str) -> bool:
+    if "schema" not in metadata:
+        raise BadInputError.one(
+            source, f"metadata is missing, expected {schema_id(kind)!r}", pointer="/schema"
+        )
+    problem, newer = check_schema_id(metadata["schema"], kind)
+    if problem is not None:
+        raise BadInputError.one(source, problem, pointer="/schema")
+    return newer
+
+
+def _as_text(value: object) -> str | None:
+    if value is None:
+        return None
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

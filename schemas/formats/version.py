@@ -1,0 +1,42 @@
+"""Schema names and versions: ``pliant.job/1`` or, from a newer minor version, ``pliant.job/1.2``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pliant.schemas.text.wording import shortened
+
+KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
+MAJOR: Final = 1
+MINORS: Final = {"event": 1}
+"""The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
+may end in a checksum (:mod:`pliant.schemas.formats.seals`)."""
+_FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
+
+
+def schema_id(kind: str, minor: int = 0) -> str:
+    """The identifier of one of :data:`KINDS`; ``minor``: the version that first had all that a file holds."""
+    return f"pliant.{kind}/{MAJOR}.{minor}" if minor else f"pliant.{kind}/{MAJOR}"
+
+
+def a_file(kind: str) -> str:
+    """A file of that kind in words: ``an 'event' file``."""
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind!r} file"
+
+
+def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:
+    """Compare an identifier read from a file with what this version knows.
+
+    Returns ``(problem, newer_minor)``: the problem's text or None, and whether unknown fields are to be
+    ignored with a warning because the file comes from a newer minor version.
+    """
+    match = _FORM.fullmatch(found) if isinstance(found, str) else None
+    if match is None:
+        return f"{shortened(repr(found))} is not a schema identifier, expected {schema_id(kind)!r}", False
+    name, major, minor = shortened(match[1]), int(match[2]), int(match[3] or 0)
+    if name != kind:
+        return f"this is {a_file(name)}, expected {a_file(kind)} ({schema_id(kind)!r})", False
+    if major != MAJOR:
+        return f"major version {major} of {kind!r} is unknown, this pliant reads version {MAJOR}", False
+    return None, minor > MINORS.get(kind, 0)

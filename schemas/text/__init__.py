@@ -1,0 +1,1 @@
+"""Text for people: what fits a terminal, tables, times, words that messages share."""

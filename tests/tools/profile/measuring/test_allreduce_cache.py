@@ -1,0 +1,141 @@
+"""All-reduce times are measured once for a cluster and used for every job after that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.cli.profile import profile
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
+from pliant.tools.profile.measuring.launch import Advance, Ended, Script
+from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from tests.builders import cluster, job, mixed_cluster
+from tests.tools.profile.rows_builder import reduce, step
+
+CPUS = cluster(4, slots="cpu", gpu_type="cpu")
+
+
+class Machine:
+    """Every launch answers at once; an all-reduce takes ``seconds``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.002
+        self.reduced_on: list[int] = []
+
+    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+        batches = [batch for batch in (*order.local_batches, *order.global_batches) if batch >= workers]
+        points = [Point(local_batch=batch, step_s=(0.1,)) for batch in batches]
+        points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in order.weights]
+        self.reduced_on += [workers] if order.weights else []
+        return Ended(Outcome(parameters=7, points=tuple(points), done=True))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    from pliant.tools.profile.measuring import run as sweep
+
+    made, measure = Machine(), sweep.measure
+
+    def measured(*arguments: Any, **named: Any) -> sweep.Measured:
+        return measure(*arguments, **named, start=made)
+
+    monkeypatch.setattr(sweep, "measure", measured)
+    return made
+
+
+def measured(folder: Path, nodes: Cluster = CPUS, **options: Any) -> tuple[ProfileRow, ...]:
+    """The all-reduce rows of a profile measured on a cluster."""
+    jobs, machines, out = folder / "jobs.jsonl", folder / "cluster.json", folder / "profile.parquet"
+    write_jobs([job("a", model="net", command=("train.py",), batch=8)], jobs)
+    write_cluster(nodes, machines)
+    profile(str(jobs), cluster=str(machines), out=str(out), **options)
+    return tuple(row for row in read_profile(out).rows if row.kind == "allreduce")
+
+
+def test_the_first_profile_measures_and_the_second_one_uses_that(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = measured(tmp_path, allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    assert read_profile(tmp_path / "allreduce.parquet").rows == first
+    capsys.readouterr()
+    assert measured(tmp_path, allreduce=True) == first
+    assert machine.reduced_on == [2, 4]
+    told = capsys.readouterr().err
+    assert "allreduce.parquet, measured 20" in told
+    assert "UTC on the cluster of n0 4 × cpu (cpu slots)" in told
+
+
+def test_refresh_measures_anew_and_keeps_the_new_times(machine: Machine, tmp_path: Path) -> None:
+    measured(tmp_path, allreduce=True)
+    machine.seconds = 0.005
+    fresh = measured(tmp_path, refresh=True)
+    assert {row.step_seconds for row in fresh} == {0.005}
+    assert {row.step_seconds for row in measured(tmp_path, allreduce=True)} == {0.005}
+
+
+def test_a_named_file_serves_profiles_in_any_folder(machine: Machine, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        measured(tmp_path / name, allreduce_file=str(tmp_path / "ours.parquet"))
+    assert machine.reduced_on == [2, 4]
+
+
+def test_times_of_another_cluster_are_refused_before_anything_is_measured(
+    machine: Machine, tmp_path: Path
+) -> None:
+    measured(tmp_path, allreduce=True)
+    with pytest.raises(
+        BadInputError, match=r"on the cluster of n0 4 × cpu .*, not on the cluster of n0 to n1"
+    ):
+        measured(tmp_path, cluster(4, 4, slots="cpu", gpu_type="cpu"), allreduce=True)
+    assert machine.reduced_on == [2, 4]
+
+
+def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
+    machine: Machine, tmp_path: Path
+) -> None:
+    both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
+    old = reduce(2, 10_000_000, 0.5, gpu_type="old")
+    kept = tmp_path / "allreduce.parquet"
+    KeptAllReduce.of(Profile((old,)), cluster_label(both)).write(kept)
+    found = measured(tmp_path, both, allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    assert {row.gpu_type for row in found} == {"old", "new"}
+    assert read_profile(kept).rows == found
+    assert measured(tmp_path, both, allreduce=True) == found
+    assert machine.reduced_on == [2, 4], "both are known now"
+    machine.seconds = 0.005
+    anew = measured(tmp_path, both, refresh=True)
+    assert old in anew
+    assert {row.step_seconds for row in anew if row != old} == {0.005}
+    assert anew == tuple(row for row in read_profile(kept).rows if row.kind == "allreduce")
+
+
+def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
+    with pytest.raises(BadInputError, match="is no file of all-reduce times"):
+        KeptAllReduce.read(path, "this cluster")
+
+
+def test_clusters_are_told_apart_by_nodes_slots_and_types() -> None:
+    labels = {
+        cluster_label(each)
+        for each in (
+            None,
+            cluster(2, 2),
+            cluster(2, 2, 2),
+            cluster(4),
+            cluster(2, 2, slots="cpu"),
+            cluster(2, 2, gpu_type="p100"),
+        )
+    }
+    assert len(labels) == 6
+    assert cluster_label(cluster(2, 2)) == "the cluster of n0 to n1, each 2 × gpu (gpu slots)"

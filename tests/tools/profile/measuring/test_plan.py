@@ -1,0 +1,102 @@
+"""What is measured for which jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
+from pliant.tools.profile.measuring.node import Site
+from pliant.tools.profile.measuring.plan import Options, Study, powers, studies
+from tests.builders import job
+
+EIGHT = Site("gpu", "gpu", workers=8, cluster_gpus=16)
+
+
+def trained(job_id: str = "a", **more: Any) -> Job:
+    return job(job_id, **{"model": "net", "command": ("train.py",), **more})
+
+
+def one(*jobs: Job, site: Site = EIGHT, options: Options | None = None) -> Study:
+    (study,) = studies(jobs, site, options or Options())
+    return study
+
+
+def test_powers_of_two_between_and_both_ends() -> None:
+    assert powers(3, 20) == (3, 4, 8, 16, 20)
+    assert powers(4, 4) == (4,)
+    assert powers(1, 2) == (1, 2)
+
+
+def test_an_elastic_job_is_measured_at_powers_of_two_up_to_what_the_node_has() -> None:
+    assert one(trained(low=1, high=12, batch=256)).gpus == (2, 4, 8)
+
+
+def test_what_a_job_asks_for_is_measured_as_such() -> None:
+    assert one(trained(gpus=3, low=1, high=6, batch=96)).gpus == (2, 3, 4, 6)
+
+
+def test_a_rigid_job_is_measured_at_its_own_size() -> None:
+    assert one(trained(gpus=4, batch=64)).gpus == (4,)
+
+
+def test_sizes_may_be_given() -> None:
+    assert one(trained(low=1, batch=64), options=Options(gpus=(1, 3))).gpus == (3,)
+
+
+def test_local_batches_reach_from_half_the_smallest_share_to_the_whole_batch() -> None:
+    assert one(trained(low=1, high=4, batch=64)).local_batches == (8, 16, 32, 64)
+
+
+def test_no_batch_beyond_the_jobs_own_limit_is_tried() -> None:
+    study = one(trained(low=1, high=2, batch={"size": 256, "per_gpu_max": 48}))
+    assert study.local_batches == (48,)
+    assert study.per_gpu_max == 48
+
+
+def test_a_job_without_a_batch_is_measured_up_to_what_fits() -> None:
+    study = one(trained(gpus=2, batch={"size": None}))
+    assert study.local_batches == powers(1, 1024)
+    assert study.global_batches == ()
+    assert study.gangs_of_largest == (2,)
+
+
+def test_gangs_train_the_jobs_batch_and_half_of_it_to_check_the_model_on() -> None:
+    assert one(trained(low=1, batch=64)).global_batches == (32, 64)
+
+
+def test_where_the_batch_may_change_its_limits_are_measured_too() -> None:
+    study = one(trained(low=1, elastic="size+batch", batch={"size": 64, "min": 16, "max": 256}))
+    assert study.global_batches == (16, 32, 64, 256)
+
+
+def test_one_study_a_model_covers_all_its_jobs() -> None:
+    study = one(trained("a", gpus=1, batch=32), trained("b", gpus=2, batch=128))
+    assert study.global_batches == (16, 32, 64, 128)
+    assert study.gpus == (2,)
+    assert study.notes == ()
+
+
+def test_jobs_of_one_model_with_other_commands_are_named() -> None:
+    study = one(trained("a"), trained("b", command=("other.py",)))
+    assert study.script.command == ("train.py",)
+    assert study.notes == ('model "net" is measured with the command of job a; that of b differs',)
+
+
+def test_only_the_models_asked_for() -> None:
+    jobs = (trained("a"), trained("b", model="other"))
+    assert [s.script.name for s in studies(jobs, EIGHT, Options(models=("other",)))] == ["other"]
+    with pytest.raises(BadInputError, match='no job has the model "third"'):
+        studies(jobs, EIGHT, Options(models=("third",)))
+
+
+def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
+    with pytest.raises(BadInputError, match='no job of model "net" has a command'):
+        one(trained(command=None))
+
+
+def test_no_jobs_no_measurement() -> None:
+    with pytest.raises(BadInputError, match="no job"):
+        studies((), EIGHT, Options())

@@ -1,0 +1,314 @@
+"""A profile that is cut short keeps its points, and the same command goes on from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pliant.cli.profile import profile
+from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
+from pliant.schemas.io import read_profile, write_cluster, write_jobs
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.measuring import run as sweep
+from pliant.tools.profile.measuring.course import Course, is_measured
+from pliant.tools.profile.measuring.launch import Advance, Ended, Script
+from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.points import KeptPoints
+from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from tests.builders import cluster, job
+from tests.tools.run.site import until
+
+CPUS = cluster(2, slots="cpu", gpu_type="cpu")
+WIRED = str(Path(__file__).with_name("wired_by_hand.py"))
+
+
+class Machine:
+    """Answers at once; ``trouble`` is called before each point. Batches above ``limit`` run out of memory."""
+
+    def __init__(self, trouble: Callable[[str, int], None] | None = None, limit: int = 10**9) -> None:
+        self.trouble = trouble
+        self.limit = limit
+        self.measured: list[tuple[str, int, int]] = []
+        """(model, workers, local batch or weights) of every point."""
+
+    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+        outcome = Outcome(parameters=7, torch="2", device="cpu")
+        try:
+            for point in self._points(order, workers):
+                if self.trouble:
+                    self.trouble(script.name, point.local_batch)
+                self.measured.append((script.name, workers, point.local_batch or point.weights))
+                if point.local_batch > self.limit:
+                    return Ended(outcome.model_copy(update={"current": point}), out_of_memory=True)
+                outcome = outcome.model_copy(update={"points": (*outcome.points, point)})
+        finally:
+            advance(outcome)
+        costs = (1.0, 2.0) if order.costs and outcome.points else (None, None)
+        return Ended(outcome.model_copy(update={"done": True}), False, *costs)
+
+    def _points(self, order: Order, workers: int):
+        course = Course(order, workers)
+        while (cut := course.next()) is not None:
+            local, accum = cut
+            compute_s = (0.01 * local * accum,) if workers > 1 else ()
+            yield Point(local_batch=local, accum=accum, step_s=(0.02 * local * accum,), compute_s=compute_s)
+            course.tell(cut, fits=local <= self.limit)
+        known = {point.weights for point in order.known}
+        yield from (
+            Point(local_batch=0, weights=each, step_s=(0.1,)) for each in order.weights if each not in known
+        )
+
+
+def ends_at(local_batch: int, error: BaseException, model: str = "net") -> Callable[[str, int], None]:
+    def trouble(name: str, local: int) -> None:
+        if (name, local) == (model, local_batch):
+            raise error
+
+    return trouble
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    trained = [job(name, model=name, command=("train.py",), high=2, batch=8) for name in ("net", "other")]
+    write_jobs(trained, "jobs.jsonl")
+    write_cluster(CPUS, "cluster.json")
+    (tmp_path / "train.py").write_text("train()")
+    return tmp_path
+
+
+def measure_with(machine: Machine, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+    measure = sweep.measure
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            sweep, "measure", lambda *args, **named: measure(*args, **{**named, "start": machine})
+        )
+        profile("jobs.jsonl", **{"cluster": "cluster.json", "out": "p.parquet", **options})  # type: ignore[arg-type]
+
+
+def rows(made: Profile) -> list[tuple[object, ...]]:
+    """The rows without the time at which they were measured."""
+    return [(row.model, row.gpus, row.local_batch, row.accum_steps, row.step_seconds) for row in made.rows]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(143), JobsFailedError("net: KeyError: 7")], ids=repr
+)
+@pytest.mark.parametrize("costs", [False, True])
+def test_the_same_command_measures_the_rest_alone(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    costs: bool,
+) -> None:
+    whole = Machine()
+    measure_with(whole, monkeypatch, out="whole.parquet", costs=costs)
+    cut, rest = Machine(ends_at(8, error)), Machine()
+    with pytest.raises(type(error)):
+        measure_with(cut, monkeypatch, costs=costs)
+    kept = here / "p.points.jsonl"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert "what was measured is in p.points.jsonl: the same command goes on from there" in (
+        capsys.readouterr().err
+    )
+    measure_with(rest, monkeypatch, costs=costs)
+    assert f"{len(cut.measured)} of {len(whole.measured)} points were already measured" in (
+        capsys.readouterr().err
+    )
+    again = 1 if costs else 0  # the launch that was cut short measures costs after a step
+    assert len(cut.measured) + len(rest.measured) <= len(whole.measured) + again
+    assert set(cut.measured) | set(rest.measured) == set(whole.measured)
+    assert rows(read_profile("p.parquet")) == rows(read_profile("whole.parquet"))
+    starts = {row.start_seconds for row in read_profile("p.parquet").rows}
+    assert starts == ({1.0} if costs else {None})
+    assert not kept.exists()
+
+
+def test_only_the_model_whose_script_failed_is_measured_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Machine(ends_at(8, JobsFailedError("net: KeyError: 7")))
+    with pytest.raises(JobsFailedError, match="KeyError: 7"):
+        measure_with(failing, monkeypatch)
+    assert {row.model for row in read_profile("p.parquet").rows} == {"other"}
+    rest = Machine()
+    measure_with(rest, monkeypatch)
+    assert {name for name, _, _ in rest.measured} == {"net"}
+    assert {row.model for row in read_profile("p.parquet").rows} == {"net", "other"}
+
+
+def test_a_batch_that_ran_out_of_memory_is_not_tried_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"batches": "2,4,64", "model": ["net"]}
+    cut = Machine(ends_at(11, KeyboardInterrupt()), limit=12)
+    with pytest.raises(KeyboardInterrupt):
+        measure_with(cut, monkeypatch, **options)
+    assert 64 in [batch for _, _, batch in cut.measured]
+    rest = Machine(limit=12)
+    measure_with(rest, monkeypatch, **options)
+    assert not set(cut.measured) & set(rest.measured)
+    found = {row.local_batch: row.feasible for row in read_profile("p.parquet").rows if row.gpus == 1}
+    assert (found[4], found[64]) == (True, False)
+
+
+def test_all_reduces_go_on_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def second_sum(name: str, _local: int) -> None:
+        if name == "all-reduce" and any(each[0] == name for each in cut.measured):
+            raise KeyboardInterrupt
+
+    cut = Machine(second_sum)
+    with pytest.raises(KeyboardInterrupt):
+        measure_with(cut, monkeypatch, allreduce=True)
+    rest = Machine()
+    measure_with(rest, monkeypatch, allreduce=True)
+    assert [weights for _, _, weights in rest.measured] == [1_000_000, 5_000_000, 10_000_000]
+    assert sum(row.kind == "allreduce" for row in read_profile("p.parquet").rows) == 4
+
+
+@pytest.mark.parametrize("change", ["script", "iterations", "batches"])
+def test_points_of_another_script_or_command_do_not_count(
+    here: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
+    if change == "script":
+        (here / "train.py").write_text("train(faster=True)")
+    changed = {"script": {}, "iterations": {"iterations": 20}, "batches": {"batches": "2,8"}}[change]
+    again = Machine()
+    measure_with(again, monkeypatch, **changed)
+    assert ("net", 1, 2) in again.measured
+
+
+def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
+    kept = here / "p.points.jsonl"
+    kept.write_bytes(kept.read_bytes() + b'{"launch": "abc", "meas')
+    with pytest.raises(KeyboardInterrupt):
+        measure_with(Machine(ends_at(8, KeyboardInterrupt(), "other")), monkeypatch)
+    rest = Machine()
+    measure_with(rest, monkeypatch)
+    assert {name for name, _, _ in rest.measured} == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"schema":"pliant.points/1"}\n{"launch":7}\n{}\n', "points.jsonl:2: /launch"),
+        ('{"schema":"pliant.job/1"}\n', "'job' file, expected a 'points' file"),
+        ('{"schema":"pliant.points/2"}\n', "major version 2"),
+        ("nothing\n", "points.jsonl:1"),
+    ],
+)
+def test_another_file_or_a_damaged_one_is_refused_and_kept(
+    here: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    path = here / "p.points.jsonl"
+    path.write_text(text)
+    machine = Machine()
+    with pytest.raises(BadInputError, match=problem):
+        measure_with(machine, monkeypatch)
+    assert (path.read_text(), machine.measured) == (text, [])
+
+
+def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "points").mkdir()
+    with pytest.raises(PliantError, match="points: cannot be read"):
+        KeptPoints.read(tmp_path / "points")
+    assert KeptPoints.read(tmp_path / "missing").count({"a"}) == 0
+
+
+def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble = ends_at(8, KeyboardInterrupt())
+    for options, left in (({}, []), ({"points": "here.jsonl"}, ["here.jsonl"])):
+        with pytest.raises(KeyboardInterrupt):
+            measure_with(Machine(trouble), monkeypatch, out="/dev/null", **options)
+        assert sorted(path.name for path in here.glob("*.jsonl") if path.name != "jobs.jsonl") == left
+
+
+def test_a_course_passes_over_what_is_known() -> None:
+    order = Order(result="", local_batches=(2, 4, 32), global_batches=(8, 48), per_gpu_max=64)
+    course, tried = Course(order, 1), []
+    while (cut := course.next()) is not None:
+        tried.append(cut)
+        course.tell(cut, fits=cut[0] <= 17)
+    assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
+    points = [Point(local_batch=local, accum=accum, feasible=local <= 17) for local, accum in tried]
+    for count, cut in enumerate(tried):
+        known = order.model_copy(update={"known": tuple(points[:count])})
+        assert Course(known, 1).next() == cut
+        assert not is_measured(known, 1)
+    assert is_measured(order.model_copy(update={"known": tuple(points)}), 1)
+
+
+TROUBLED = f"""
+import pathlib, runpy, sys, time
+from pliant.tools.profile.measuring import worker as measure
+
+serve = measure.Sweep._serve
+
+def troubled(self, local, accum):
+    trouble = pathlib.Path("trouble")
+    while local >= 8 and trouble.exists():
+        if trouble.read_text() == "crash":
+            raise KeyError(7)
+        time.sleep(0.05)
+    yield from serve(self, local, accum)
+
+measure.Sweep._serve = troubled
+sys.argv = [{WIRED!r}]
+runpy.run_path({WIRED!r}, run_name="__main__")
+"""
+HEEDS_SIGINT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts its arguments where SIGINT counts, however this process was started."""
+COMMAND = [sys.executable, "-m", "pliant.cli", "profile", "jobs.jsonl", "--cluster", "cluster.json"]
+QUICK = ["--iterations", "2", "--warmup", "1", "--batches", "2,4,8", "-o", "p.parquet"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGINT", "SIGTERM", "crash"])
+def test_a_real_measurement_goes_on_where_it_ended(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(TROUBLED)
+    write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
+    write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
+    trouble, kept = tmp_path / "trouble", tmp_path / "p.points.jsonl"
+    trouble.write_text("crash" if end == "crash" else "hold")
+
+    argv = [sys.executable, "-c", HEEDS_SIGINT, *COMMAND, *QUICK]
+    with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE) as first:
+        until(lambda: (kept.exists() and kept.read_bytes().count(b"\n") == 3) or first.poll() is not None)
+        if end != "crash":
+            os.kill(first.pid, getattr(signal, end))
+        said = first.communicate(timeout=120)[1].decode()
+    codes = {"SIGKILL": -9, "SIGINT": 130, "SIGTERM": 143, "crash": 5}
+    assert first.returncode == codes[end], said
+    assert not (tmp_path / "p.parquet").exists()
+    trouble.unlink()
+
+    again = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "2 of 3 points were already measured" in again.stderr
+    assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
+    assert not kept.exists()
+
+
+def test_options_for_measuring_are_no_part_of_a_prediction(here: Path) -> None:
+    with pytest.raises(PliantError, match="--predict measures nothing"):
+        profile("jobs.jsonl", predict="p.parquet", points="x.jsonl")
+    assert Options().costs is False

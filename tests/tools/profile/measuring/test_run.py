@@ -1,0 +1,192 @@
+"""Studies carried out with launches that answer at once: what is asked, and what rows come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.measuring.bracket import Bracket
+from pliant.tools.profile.measuring.launch import Advance, Ended, Script
+from pliant.tools.profile.measuring.plan import Options
+from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.run import measure
+from tests.builders import cluster, job
+from tests.tools.profile.rows_builder import reduce
+
+
+@dataclass
+class Machine:
+    """Ten milliseconds a sample, five a synchronisation; batches above ``crash`` kill the launch."""
+
+    crash: int | None = None
+    launches: list[tuple[str, int, Order]] = field(default_factory=list)
+
+    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+        self.launches.append((script.name, workers, order))
+        points: list[Point] = []
+        for local, accum in self._points(workers, order):
+            if self.crash and local > self.crash:
+                outcome = Outcome(
+                    parameters=7, torch="2", points=tuple(points), current=Point(local_batch=local)
+                )
+                return Ended(outcome, out_of_memory=True)
+            points.append(self._point(workers, local, accum))
+            advance(Outcome(parameters=7, torch="2", points=tuple(points)))
+        points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in order.weights]
+        return Ended(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
+
+    def _points(self, workers: int, order: Order) -> list[tuple[int, int]]:
+        bracket = Bracket(order.local_batches, fits=order.fits, misfit=order.misfit)
+        found = []
+        while order.local_batches and (batch := bracket.next()) is not None:
+            found.append((batch, 1))
+            bracket.tell(batch, fits=self.crash is None or batch <= self.crash)
+            if self.crash and batch > self.crash:
+                return found
+        cap = min(limit for limit in (order.per_gpu_max, bracket.fits, 10**9) if limit)
+        plans = [plan_batch(size, workers, cap) for size in order.global_batches]
+        return [*found, *((plan.local, plan.accum) for plan in plans)]
+
+    def _point(self, workers: int, local: int, accum: int) -> Point:
+        compute = 0.01 * local * accum
+        if workers == 1:
+            return Point(local_batch=local, accum=accum, step_s=(compute,) * 3, peak_memory=100)
+        step = compute + 0.005
+        return Point(local_batch=local, accum=accum, step_s=(step,) * 3, compute_s=(compute,) * 3)
+
+
+def profiled(machine: Machine, nodes: Cluster, *, options: Options | None = None, **spec: object) -> Profile:
+    jobs = [job("a", model="net", command=("train.py",), **spec)]  # type: ignore[arg-type]
+    return measure(jobs, nodes, options or Options(), clock=lambda: 1e9, start=machine).profile
+
+
+def found(profile: Profile) -> dict[tuple[int, int, int], ProfileRow]:
+    return {(row.gpus, row.local_batch, row.accum_steps): row for row in profile.rows if row.kind == "train"}
+
+
+CPUS = cluster(2, slots="cpu", gpu_type="cpu")
+
+
+def test_one_launch_a_gang_size_whatever_the_number_of_batches() -> None:
+    machine = Machine()
+    rows = found(profiled(machine, CPUS, low=1, high=2, batch=8))
+    assert [(name, workers) for name, workers, _ in machine.launches] == [("net", 1), ("net", 2)]
+    assert set(rows) == {(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 2, 1), (2, 4, 1)}
+
+
+def test_computing_and_synchronisation_are_told_apart() -> None:
+    rows = found(profiled(Machine(), CPUS, low=1, high=2, batch=8))
+    gang = rows[2, 4, 1]
+    assert gang.step_seconds == pytest.approx(0.045)
+    assert gang.compute_seconds == pytest.approx(0.04)
+    assert gang.sync_seconds == pytest.approx(0.005)
+    assert gang.samples_per_second == pytest.approx(8 / 0.045)
+    alone = rows[1, 8, 1]
+    assert (alone.compute_seconds, alone.sync_seconds) == (alone.step_seconds, 0.0)
+    assert (alone.parameters, alone.peak_memory, alone.iterations) == (7, 100, 3)
+
+
+def test_running_out_of_memory_starts_again_below() -> None:
+    machine = Machine(crash=20)
+    rows = found(profiled(machine, CPUS, low=1, high=2, batch=64))
+    fits = {local for (gpus, local, _), row in rows.items() if gpus == 1 and row.feasible}
+    misfits = {local for (gpus, local, _), row in rows.items() if gpus == 1 and not row.feasible}
+    assert max(fits) == 20
+    assert min(misfits) == 22
+    assert rows[1, 32, 1].step_seconds is None
+    assert rows[1, 16, 4].feasible
+
+
+def test_a_gang_accumulates_where_its_share_does_not_fit() -> None:
+    rows = found(profiled(Machine(crash=20), CPUS, low=1, high=2, batch=64))
+    assert rows[2, 16, 2].step_seconds == pytest.approx(0.325)
+
+
+def test_where_nothing_fits_no_gang_is_started() -> None:
+    machine = Machine()
+    machine.crash = 0
+
+    def nothing_fits(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+        machine.launches.append((script.name, workers, order))
+        if order.misfit == 1:
+            return Ended(Outcome(done=True))
+        local = (order.misfit or 9) // 2
+        return Ended(Outcome(current=Point(local_batch=local)), out_of_memory=True)
+
+    notes: list[str] = []
+    jobs = [job("a", model="net", command=("train.py",), low=1, high=2, batch=8)]
+    profile = measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=nothing_fits, note=notes.append).profile
+    assert not any(row.feasible for row in profile.rows)
+    assert {workers for _, workers, _ in machine.launches} == {1}
+    assert notes == ['model "net": no batch fits one worker; no gang was measured']
+
+
+def test_a_job_without_a_batch_trains_the_largest_that_fits_on_each_worker() -> None:
+    rows = found(profiled(Machine(crash=20), CPUS, gpus=2, batch={"size": None}))
+    assert rows[2, 20, 1].feasible
+
+
+def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_the_jobs() -> None:
+    nodes = cluster(4, slots="cpu", gpu_type="cpu")
+    sums = [row for row in profiled(Machine(), nodes, options=Options(allreduce=True)).rows if not row.model]
+    grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
+    assert [(row.gpus, row.parameters) for row in sums] == [(gpus, size) for gpus in (2, 4) for size in grid]
+    assert {(row.kind, row.local_batch) for row in sums} == {("allreduce", 0)}
+
+
+def test_all_reduces_that_are_known_are_not_measured_again() -> None:
+    machine, jobs = Machine(), [job("a", model="net", command=("train.py",))]
+    known = (reduce(2, 100_000, 0.5, "cpu"),)
+    options = Options(allreduce=True)
+    made = measure(jobs, CPUS, options, clock=lambda: 1e9, start=machine, allreduce=known)
+    assert known[0] in made.profile.rows
+    assert not any(order.weights for _, _, order in machine.launches)
+
+
+def test_the_file_says_where_it_comes_from() -> None:
+    jobs = [job("a", model="net", command=("train.py",))]
+    made = measure(jobs, CPUS, Options(), clock=lambda: 1e9, command_line="pliant profile j", start=Machine())
+    facts = dict(made.profile.metadata)
+    assert facts["command"] == "pliant profile j"
+    assert facts["torch"] == "2"
+    assert {"tool", "host", "device", "driver", "seed"} <= set(facts)
+
+
+def test_progress_never_passes_its_total() -> None:
+    steps: list[tuple[int, int | None]] = []
+    jobs = [job("a", model="net", command=("train.py",), low=1, high=2, batch=8)]
+    measure(
+        jobs,
+        CPUS,
+        Options(),
+        clock=lambda: 1e9,
+        start=Machine(),
+        progress=lambda done, total: steps.append((done, total)),
+    )
+    assert steps == sorted(steps)
+    assert all(total is not None and done <= total for done, total in steps)
+    assert steps[-1][0] == steps[-1][1]
+
+
+def crashes(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+    if script.name == "bad":
+        raise JobsFailedError("bad: KeyError: 7")
+    return Machine()(script, workers, order, advance)
+
+
+def test_a_script_that_fails_costs_its_own_model_only() -> None:
+    jobs = [job(name, model=name, command=("train.py",)) for name in ("bad", "good")]
+    made = measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=crashes)
+    assert {row.model for row in made.profile.rows} == {"good"}
+    assert made.failures == ("bad: KeyError: 7",)
+
+
+def test_where_every_script_fails_there_is_no_profile() -> None:
+    jobs = [job("a", model="bad", command=("train.py",))]
+    with pytest.raises(JobsFailedError, match="bad: KeyError: 7"):
+        measure(jobs, CPUS, Options(), clock=lambda: 1e9, start=crashes)

@@ -1,0 +1,167 @@
+"""The quirks of published simulators, one by one, and what they come to on the simulators' own data."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import write_cluster
+from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset, split
+from pliant.tools.replay.engine.agenda import Rounds
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.progress.epochs import EpochRules
+from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.schedule.policies.tiresias.policy import Tiresias
+from tests.builders import cluster, job
+from tests.tools.replay.world import given, play, story
+
+
+def test_nothing_is_on_by_default():
+    assert preset(None) == NONE == Compat()
+    assert preset("pollux") is POLLUX
+    with pytest.raises(UsageError, match='--compat "plutus": expected one of pollux'):
+        preset("plutus")
+
+
+def test_time_passes_before_the_first_round():
+    assert Rounds(60.0).next_s(0.0) == 0
+    rounds = Rounds(60.0, first=1)
+    assert rounds.next_s(0.0) == 60
+    rounds.hold(60.0)
+    assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)
+
+
+@pytest.mark.parametrize(
+    ("batch", "gpus", "most_local", "accumulate", "found"),
+    [
+        (4096, 16, 1024, False, (256, 1)),
+        (4096, 12, 1024, False, (341, 1)),  # 342 each would be 4104 together
+        (2048, 6, 1024, False, (342, 1)),  # 2052 together: below the largest, so it stays
+        (384, 8, 12, False, (12, 4)),
+        (2048, 1, 1024, True, (1024, 2)),
+        (1024, 1, 1024, True, (512, 2)),  # it would fit at once
+        (4096, 1, None, False, (4096, 1)),
+    ],
+)
+def test_a_fixed_batch_is_cut_in_steps(batch, gpus, most_local, accumulate, found):
+    assert split(batch, gpus, most_local, 4096, accumulate=accumulate) == found
+
+
+def test_jobs_are_in_the_order_of_the_file():
+    rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
+    assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
+    jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
+    told = story(play(Tiresias(), jobs, cluster(1), physics=Physics(order=file_order), interval_s=10))
+    assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
+
+
+class Rounded:
+    """One piece of 59.6 or 60.4 seconds, as a simulator of whole seconds sees it."""
+
+    def __init__(self, seconds: float, *, stepwise: bool = False) -> None:
+        self._pieces = Pieces([0.0, seconds], [1.0], whole_seconds=True)
+        self._stepwise = stepwise
+
+    def stretch(self, job, samples_done: float, pace: float = 1.0) -> Stretch:
+        course = PieceCourse(self._pieces, samples_done, 60.0)
+        return Stretch(1.0) if self._stepwise else Stretch(1.0, course=course)
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+@pytest.mark.parametrize(("seconds", "starts_s"), [(59.6, 60), (60.4, 120)])
+def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
+    jobs = [job("a", work={"samples": seconds}), job("b", at=1, work={"samples": seconds})]
+    world = Physics(progress=lambda: Rounded(seconds, stepwise=stepwise), whole_seconds=True)
+    told = story(play(Tiresias(), jobs, cluster(1), physics=world, interval_s=60))
+    assert told[:3] == [(0, "a", "start", 1), (60, "a", "finish", 0), (starts_s, "b", "start", 1)]
+
+
+def test_a_late_end_waits_for_the_next_round_even_where_this_one_was_left_out():
+    jobs = [job("a", work={"samples": 180.4}), job("b", at=1, work={"samples": 180.4})]
+    world = Physics(progress=lambda: Rounded(180.4), whole_seconds=True)
+    engine = play(Tiresias(), jobs, cluster(1), physics=world, interval_s=60)
+    assert story(engine)[1:3] == [(180, "a", "finish", 0), (240, "b", "start", 1)]
+    assert engine.counters.decisions == 3, "at 0, at 60 for b, and at 240"
+
+
+def test_rounds_in_which_nothing_can_change_are_left_out():
+    jobs = [job("a", gpus=2, work={"samples": 1e6})]
+    engine = play(Tiresias("1"), jobs, cluster(2), interval_s=60)
+    assert engine.counters.decisions == 2, "at the start, and when the job reaches its threshold"
+
+
+def test_it_needs_what_it_is_made_of():
+    world = given([job("a", work={"samples": 5})], cluster(1))
+    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
+        replay(world, Run("tiresias", training=Training(compat="pollux")))
+    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
+        replay(world, Run("tiresias", training=Training("samples", compat="pollux")))
+    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
+        replay(world, Run("tiresias", training=Training(by_placement=True)))
+
+
+def imported(data: Path, folder: Path, workload: int) -> Inputs:
+    """A workload of the Pollux simulator on 16 nodes of 4 GPUs."""
+    import_trace("pollux", [str(data / "pollux")], str(folder), workload=f"workload-{workload}.csv")
+    nodes = {"name": "n{}", "gpus": 4, "gpu_type": "t4", "count": 16}
+    write_cluster(Cluster.model_validate({"nodes": (nodes,)}), folder / "cluster.json")
+    names = ("jobs.jsonl", "cluster.json", "profile.parquet")
+    jobs, machines, profile = (str(folder / name) for name in names)
+    return Sources(jobs, machines, profile, convergence=str(folder / "convergence.parquet")).read()
+
+
+def average_s(inputs: Inputs, policy: str, **more) -> float:
+    done = replay(inputs, Run(policy, training=Training(compat="pollux"), **more))
+    submitted = {each.id: each.submit_time for each in inputs.jobs}
+    ends = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
+    assert len(ends) == len(inputs.jobs)
+    return statistics.fmean(time_s - submitted[name] for name, time_s in ends)
+
+
+@pytest.mark.parametrize(
+    ("workload", "tiresias_s", "optimus_s"), [(6, 3469.69375, 5301.875), (1, 2473.65, 4087.0625)]
+)
+def test_averages_are_those_of_the_simulator(reference_data, tmp_path, workload, tiresias_s, optimus_s):
+    inputs = imported(reference_data, tmp_path, workload)
+    assert average_s(inputs, "tiresias") == tiresias_s
+    assert average_s(inputs, "optimus") == optimus_s
+
+
+def test_the_output_says_what_was_assumed(reference_data, tmp_path):
+    inputs = imported(reference_data, tmp_path, 6)
+    infos = {
+        name: next(replay(inputs, Run(name, training=Training(compat="pollux"))).log.events()).detail or {}
+        for name in ("tiresias", "optimus")
+    }
+    told = infos["optimus"]
+    assert (told["compat"], told["progress"], told["oracle"]) == ("pollux", "epochs", True)
+    assert (told["interval_s"], told["start_cost_s"], told["rescale_cost_s"]) == (60.0, 30.0, 30.0)
+    assert told["parameters"] == {"placement": "emptiest"}
+    assert "oracle" not in infos["tiresias"], "it asks for none"
+
+
+def test_what_a_replay_states_wins_over_the_preset(reference_data, tmp_path):
+    inputs = imported(reference_data, tmp_path, 6)
+    free = Physics(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
+    assert average_s(inputs, "tiresias", physics=free) < 3469.69375
+    assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
+
+
+def test_every_quirk_is_documented():
+    text = (Path(__file__).parents[4] / "docs" / "replay-compat.md").read_text()
+    names = {each.name for each in fields(Compat)} - {"name", "epochs"}
+    names |= {f"epochs.{each.name}" for each in fields(EpochRules)}
+    assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
+    stated = {f"{key}={value}".lower() for each in POLLUX.parameters.values() for key, value in each.items()}
+    assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import pytest
+
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.unfinished import unfinished
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.las import Las
+from pliant.tools.schedule.session.idle_limit import IDLE_ROUNDS
+from pliant.tools.schedule.snapshot import JobState
+from tests.builders import cluster, curves, job
+from tests.tools.replay.world import Told, ends, play, story
+
+HOUR = 3600.0
+
+
+def reasons(engine: Engine) -> dict[str, str]:
+    return {left.job: left.reason for left in unfinished(engine.session, stands_still=engine.stands_still)}
+
+
+def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
+    first, second = job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)
+    engine = play(Fifo(), [first, second], cluster(2))
+    assert story(engine) == [
+        (0, "a", "start", 2),
+        (10, "a", "finish", 0),
+        (10, "b", "start", 2),
+        (25, "b", "finish", 0),
+    ]
+
+
+def test_a_decision_sees_everything_that_happens_at_its_moment() -> None:
+    policy = Told({0: {"a": 1}})
+    trace = [job("a", gpu_seconds=10), job("b", at=10, gpu_seconds=1), job("c", at=10, gpu_seconds=1)]
+    play(policy, trace, cluster(1))
+    assert policy.asked == [(0, ("a",)), (10, ("b", "c"))]
+
+
+def test_completions_that_differ_by_rounding_alone_are_one_moment() -> None:
+    # 0.1 + 0.2 is not 0.3 to a computer.
+    policy = Told({0: {"a": 1}, 0.1: {"b": 1}})
+    engine = play(policy, [job("a", gpu_seconds=0.3), job("b", at=0.1, gpu_seconds=0.2)], cluster(2))
+    assert [time_s for time_s, _ in policy.asked] == [0, 0.1, 0.3]
+    assert ends(engine) == {"a": 0.3, "b": 0.3}
+
+
+def test_figure_1_of_ares_through_the_engine() -> None:
+    hours = {"a": 2, "b": 2, "c": 4}
+    trace = [job(i, gpus=1, low=1, high=4, gpu_seconds=4 * h * HOUR) for i, h in hours.items()]
+    assert ends(play(Ares(), trace, cluster(4))) == {"a": 2 * HOUR, "b": 4 * HOUR, "c": 8 * HOUR}
+
+
+def test_figure_4_of_ares_through_the_engine() -> None:
+    trace = [
+        job("1", low=1, high=6, gpu_seconds=12, model="flat"),
+        job("2", low=1, high=6, gpu_seconds=30),
+        job("3", at=2, low=1, high=6, gpu_seconds=12, model="flat"),
+    ]
+    engine = play(Ares(alpha=0.75), trace, cluster(6), curves(flat={1: 1.0, 4: 4.0, 6: 4.4}))
+    assert story(engine) == [
+        (0, "1", "start", 4),
+        (0, "2", "start", 2),
+        (2, "2", "preempt", 0),
+        (2, "3", "start", 2),
+        (3, "1", "finish", 0),
+        (3, "3", "grow", 4),
+        (3, "2", "resume", 2),
+        (5.5, "3", "finish", 0),
+        (5.5, "2", "grow", 6),
+        (9, "2", "finish", 0),
+    ]
+
+
+def test_rounds_are_multiples_of_the_interval_and_skipped_while_nobody_is_there() -> None:
+    policy = Told({60: {"a": 1}, 420: {"b": 1}})
+    engine = play(
+        policy,
+        [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)],
+        cluster(1),
+        interval_s=60,
+    )
+    assert [time_s for time_s, _ in policy.asked] == [60, 120, 420]
+    assert ends(engine) == {"a": 160, "b": 430}
+
+
+def test_rounds_do_not_drift() -> None:
+    policy = Told({0: {"a": 1}})
+    play(policy, [job("a", gpu_seconds=100)], cluster(1), interval_s=0.1)
+    assert [time_s for time_s, _ in policy.asked] == [number * 0.1 for number in range(1000)]
+
+
+def test_a_policy_is_asked_again_when_it_wishes() -> None:
+    policy = Told({5: {"a": 1}}, again_s=[5, 7])
+    engine = play(policy, [job("a", gpu_seconds=10)], cluster(1))
+    assert [time_s for time_s, _ in policy.asked] == [0, 5, 7, 15]
+    assert ends(engine) == {"a": 15}
+
+
+def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost() -> None:
+    physics = Physics(Cost(5), Cost(2, {"big": 4}))
+    policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
+    trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100, model="big")]
+    engine = play(policy, trace, cluster(2), physics=physics)
+    # a: 5 s at 1 GPU, 8 s at 2 GPUs, then 79 s; b: 5 s, 10 s of nothing, then 95 s.
+    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 4 + 95}
+    overheads = [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
+    assert overheads == [
+        ("a", "start", 5),
+        ("b", "start", 5),
+        ("a", "grow", 2),
+        ("a", "shrink", 2),
+        ("b", "resume", 4),
+    ]
+
+
+def test_a_resume_may_cost_something_else() -> None:
+    physics = Physics(Cost(5), Cost(2), Cost(7))
+    policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
+    trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100)]
+    engine = play(policy, trace, cluster(2), physics=physics)
+    assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 7 + 95}
+
+
+def test_a_change_before_the_last_one_is_paid_starts_the_cost_anew() -> None:
+    policy = Told({0: {"a": 1}, 3: {"a": 2}}, again_s=[3])
+    engine = play(
+        policy, [job("a", low=1, high=2, gpu_seconds=10)], cluster(2), physics=Physics(Cost(5), Cost(5))
+    )
+    assert ends(engine) == {"a": 3 + 5 + 5}
+    assert [e.overhead_seconds for e in engine.log.events() if e.event in ("start", "grow")] == [3, 5]
+
+
+def test_las_takes_turns_and_pays_for_each() -> None:
+    trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
+    engine = play(Las(), trace, cluster(1), physics=Physics(rescale_cost=Cost(10)), interval_s=60)
+    # a 0-60 (60 s of work), b 60-120 (60), a 120-180 (50, its last 50 done at 170).
+    assert ends(engine)["a"] == 120 + 10 + 40
+    assert ends(engine)["b"] == 180 + 10 + 40
+
+
+def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again() -> None:
+    failures = (NodeEvent(150, "n0", up=False), NodeEvent(500, "n0", up=True))
+    engine = play(
+        Fifo(),
+        [job("a", gpu_seconds=300)],
+        cluster(1, 1),
+        physics=Physics(rescale_cost=Cost(5), node_events=failures),
+    )
+    # Checkpoints at 60 and 120 s: 30 s of work are lost, 180 s are left.
+    assert story(engine) == [
+        (0, "a", "start", 1),
+        (150, "", "node_down", 0),
+        (150, "a", "requeue", 0),
+        (150, "a", "resume", 1),
+        (150 + 5 + 180, "a", "finish", 0),
+    ]
+
+
+def test_a_job_waits_until_its_node_is_back() -> None:
+    failures = (NodeEvent(10, "n0", up=False), NodeEvent(50, "n0", up=True))
+    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), physics=Physics(node_events=failures))
+    assert ends(engine) == {"a": 70}
+
+
+class HalfSpeedFromTheMiddle:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+        middle = (job.total_samples or 0) / 2
+        if samples_done < middle:
+            return Stretch(job.samples_per_second, until_samples=middle)
+        return Stretch(job.samples_per_second / 2)
+
+
+def test_a_progress_model_may_change_the_rate_on_the_way() -> None:
+    physics = Physics(Cost(1), progress=HalfSpeedFromTheMiddle)
+    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), physics=physics)
+    assert ends(engine) == {"a": 1 + 10 + 20}
+
+
+def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
+    trace = [
+        job("fits", gpu_seconds=10),
+        job("large", gpus=16, gpu_seconds=10),
+        job("ignored", gpu_seconds=10),
+        job("frozen", gpu_seconds=10, model="never"),
+    ]
+    policy = Told({0: {"fits": 1, "frozen": 1}})
+    engine = play(policy, trace, cluster(4), curves(never={1: 0.1, 2: 0.1}))
+    assert set(ends(engine)) == {"fits", "frozen"}
+    assert reasons(engine) == {
+        "ignored": 'policy "told" never starts it',
+        "large": "needs at least 16 GPUs of one type, the cluster has 4",
+    }
+
+
+@pytest.mark.parametrize("start_s", [120, 60 * IDLE_ROUNDS])
+def test_a_round_policy_may_take_its_time_to_start_the_last_job(start_s: float) -> None:
+    engine = play(Told({start_s: {"a": 1}}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)
+    assert ends(engine) == {"a": start_s + 10}
+
+
+def test_a_policy_that_only_wishes_to_be_asked_again_is_given_up_too() -> None:
+    engine = play(Told({}, again_s=range(1, 5000)), [job("a", gpu_seconds=10)], cluster(1))
+    assert engine.counters.decisions == 1 + IDLE_ROUNDS
+
+
+def test_a_job_preempted_before_it_trained_still_owes_its_start() -> None:
+    policy = Told({0: {"a": 1}, 3: {"a": 0}, 10: {"a": 1}, 20: {"a": 2}}, again_s=[3, 10, 20])
+    trace = [job("a", low=1, high=2, gpu_seconds=10)]
+    engine = play(policy, trace, cluster(2), physics=Physics(Cost(5), Cost(1)))
+    # It trains from 15 to 20 on one GPU, from 21 on two.
+    assert ends(engine) == {"a": 20 + 1 + 2.5}
+    overheads = [(e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
+    assert overheads == [("start", 3), ("resume", 5), ("grow", 1)]
+
+
+def test_las_asks_nothing_while_everybody_runs() -> None:
+    trace = [job("a", gpu_seconds=6e7), job("b", gpus=2, gpu_seconds=1200), job("c", at=900, gpu_seconds=60)]
+    engine = play(Las(), trace, cluster(4), interval_s=60)
+    assert ends(engine) == {"a": 6e7, "b": 600, "c": 960}
+    assert engine.counters.decisions <= 8
+
+
+def test_a_round_policy_that_starts_nobody_ends_the_replay() -> None:
+    engine = play(Told({}), [job("a", gpu_seconds=10)], cluster(1), interval_s=60)
+    assert reasons(engine) == {"a": 'policy "told" never starts it'}
+    assert engine.counters.decisions == 1 + IDLE_ROUNDS
+
+
+def test_a_node_that_never_comes_back_leaves_its_job() -> None:
+    physics = Physics(node_events=(NodeEvent(5, "n0", up=False),))
+    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), physics=physics)
+    assert reasons(engine) == {"a": "no GPU is left after node failures"}
+
+
+def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_does_not_run_for_ever() -> None:
+    trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
+    engine = play(Las(), trace, cluster(1), physics=Physics(Cost(90), Cost(90)), interval_s=60)
+    why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
+    assert reasons(engine) == {"a": why, "b": why}
+
+
+def test_an_expensive_start_is_waited_for_however_often_the_policy_is_asked() -> None:
+    engine = play(Fifo(), [job("a", gpu_seconds=1)], cluster(1), physics=Physics(Cost(5000)), interval_s=1)
+    assert ends(engine) == {"a": 5001}
+
+
+def test_a_job_that_takes_less_time_than_the_clock_can_show_keeps_nobody_waiting() -> None:
+    trace = [job(i, at=3e8, gpu_seconds=work) for i, work in (("a", 1e-7), ("b", 1e-7), ("c", 5))]
+    assert ends(play(Fifo(), trace, cluster(1))) == {"a": 3e8, "b": 3e8, "c": 3e8 + 5}
+
+
+def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_nevertheless() -> None:
+    policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
+    physics = Physics(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
+    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), physics=physics)
+    assert ends(engine) == {"a": 15 + 1 + 10}
+
+
+class FastThenSlow:
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+        if samples_done < 100:
+            return Stretch(job.samples_per_second, until_samples=100)
+        return Stretch(job.samples_per_second / 10)
+
+
+def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
+    failures = (NodeEvent(115, "n0", up=False),)
+    physics = Physics(progress=FastThenSlow, node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), physics=physics)
+    # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
+    requeued = next(event for event in engine.log.events() if event.event == "requeue")
+    assert requeued.samples_done == 60
+
+
+def test_a_trace_of_nothing() -> None:
+    engine = play(Fifo(), [], cluster(1))
+    assert list(engine.log.events()) == []
+
+
+def test_nothing_happens_to_the_cluster_after_the_last_job() -> None:
+    physics = Physics(node_events=(NodeEvent(1e6, "n0", up=False),))
+    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), physics=physics)
+    assert [event.event for event in engine.log.events()] == ["submit", "start", "finish"]
+
+
+def test_progress_is_told_to_the_end() -> None:
+    told: list[tuple[int, int | None]] = []
+    session = play(Fifo(), [], cluster(2)).session
+    engine = Engine(
+        session, [job(f"j{i}", gpu_seconds=1) for i in range(3)], advance=lambda *at: told.append(at)
+    )
+    engine.run()
+    assert told[-1] == (3, 3)
+    assert told == sorted(told)
+
+
+def test_the_order_of_the_trace_does_not_matter() -> None:
+    trace = [job(i, gpu_seconds=10) for i in "abc"]
+    engine = play(Fifo(), trace, cluster(1))
+    assert ends(engine) == {"a": 10, "b": 20, "c": 30}
+    assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()

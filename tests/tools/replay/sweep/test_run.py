@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.sweep.recipe import read_sweep
+from pliant.tools.replay.sweep.run import KEYS, carry_out, event_file, is_finished, outdated, strangers, sweep
+from pliant.tools.replay.sweep.tasks import (
+    SweepTask,
+    read_table,
+    sweep_tasks,
+    table_digest,
+    task_of,
+    write_table,
+)
+from pliant.tools.replay.traces.recipe import read_recipe
+from pliant.tools.replay.traces.synthetic import synthesize
+from tests.builders import cluster, job
+from tests.tools.schedule.test_registry import install
+
+JOBS = [job(f"j{n}", at=10.0 * n, low=1, high=4, gpu_seconds=100) for n in range(5)]
+SWEEP = """
+policies = ["fifo", "ares"]
+rescale_cost = "5"
+[[traces]]
+name = "real"
+jobs = "trace.jsonl"
+[[traces]]
+name = "made"
+synth = "made.toml"
+seeds = [1, 2]
+[[clusters]]
+name = "small"
+path = "cluster.json"
+[parameters.ares]
+alpha = [0.5, 0.75]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep and its inputs."""
+    write_jobs(JOBS, tmp_path / "trace.jsonl")
+    write_cluster(cluster(2, 2), tmp_path / "cluster.json")
+    (tmp_path / "made.toml").write_text('jobs = 4\n[gpus]\n1 = 1\n[[models]]\nname = "linear"\n')
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    return tmp_path
+
+
+def tasks_of(folder: Path) -> list[SweepTask]:
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    return sweep_tasks(read_sweep(str(folder / "sweep.toml")), out)
+
+
+def test_every_trace_meets_every_policy_with_every_parameter(folder: Path) -> None:
+    traces = ("real", "made-t1", "made-t2")
+    runs = ("fifo", "ares-alpha0.5", "ares-alpha0.75")
+    assert [task.name for task in tasks_of(folder)] == [f"{trace}-{run}" for trace in traces for run in runs]
+
+
+def test_long_names_are_cut_and_stay_apart(folder: Path) -> None:
+    (folder / "sweep.toml").write_text(SWEEP.replace('"real"', f'"{"r" * 110}"'))
+    names = [task.name for task in tasks_of(folder)[:3]]
+    assert [len(name) for name in names] == [100] * 3
+    assert len(set(names)) == 3
+
+
+def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) -> None:
+    recipe = folder / "made.toml"
+    recipe.write_text("seed = 7\n" + recipe.read_text())
+    (folder / "sweep.toml").write_text(SWEEP.replace("seeds = [1, 2]\n", ""))
+    tasks_of(folder)
+    alone = synthesize(read_recipe(str(recipe), {"seed": 7}))
+    assert read_jobs(folder / "out" / "traces" / "made.jsonl") == alone
+
+
+def test_a_task_that_runs_out_of_memory_is_told_as_such(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pliant.tools.replay.sweep.run.carry_out", exhaust)
+    (failure,) = sweep(tasks_of(folder)[:1], folder / "out")
+    assert failure.message == "memory ran out: fewer --workers need less"
+
+
+def test_clusters_and_seeds_enter_the_names_where_there_are_several(folder: Path) -> None:
+    text = SWEEP.replace('["fifo", "ares"]', '["fifo", "ares"]\nseeds = [3, 4]')
+    more = '[[clusters]]\nname = "large"\npath = "cluster.json"\n'
+    (folder / "sweep.toml").write_text(text.replace("[param", more + "[param"))
+    names = [task.name for task in tasks_of(folder)]
+    assert len(names) == 3 * 2 * 3 * 2
+    assert names[:2] == ["real-small-fifo-s3", "real-small-fifo-s4"]
+    assert "made-t2-large-ares-alpha0.75-s4" in names
+
+
+def test_a_sweep_replays_all_and_a_second_one_nothing(folder: Path) -> None:
+    tasks, out, seen = tasks_of(folder), folder / "out", list[tuple[int, int | None]]()
+    assert sweep(tasks, out, advance=lambda done, total: seen.append((done, total))) == []
+    assert seen == [(n + 1, 9) for n in range(9)]
+    assert all(sum(e.event == "finish" for e in read_events(event_file(task, out))) > 3 for task in tasks)
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    assert sweep(tasks_of(folder), out) == []
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == times
+    assert len(times) == 9
+
+
+def test_side_by_side_gives_the_same_bytes(folder: Path) -> None:
+    tasks = tasks_of(folder)[:3]
+    for name, workers in (("one", 1), ("two", 2)):
+        (folder / name).mkdir()
+        assert sweep(tasks, folder / name, workers=workers) == []
+    for task in tasks:
+        assert event_file(task, folder / "one").read_bytes() == event_file(task, folder / "two").read_bytes()
+
+
+def test_only_what_depends_on_a_changed_input_is_done_again(folder: Path) -> None:
+    assert sweep(tasks_of(folder), folder / "out") == []
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    left = [task.name for task in tasks_of(folder) if not is_finished(task, folder / "out")]
+    assert left == ["real-fifo", "real-ares-alpha0.5", "real-ares-alpha0.75"]
+
+
+def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> None:
+    first = tasks_of(folder)[1]
+    carry_out(first, folder / "out")
+    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"measured.parquet"'))
+    (folder / "measured.parquet").write_bytes(event_file(first, folder / "out").read_bytes())
+    keys = [tasks_of(folder)[1].made_from["rescale_cost"]]
+    carry_out(tasks_of(folder)[0], folder / "out")
+    (folder / "measured.parquet").write_bytes(event_file(tasks_of(folder)[0], folder / "out").read_bytes())
+    keys.append(tasks_of(folder)[1].made_from["rescale_cost"])
+    assert "rescale_cost" not in first.made_from
+    assert len(set(keys)) == 2
+
+
+def test_a_missing_event_file_is_made_again_whatever_its_key_says(folder: Path) -> None:
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    assert is_finished(task, out)
+    event_file(task, out).unlink()
+    assert not is_finished(task, out)
+
+
+def test_one_bad_task_is_told_and_the_others_are_done(folder: Path) -> None:
+    tasks = tasks_of(folder)[:3]
+    tasks[1] = tasks[1].model_copy(update={"cluster": str(folder / "gone.json")})
+    (failure,) = sweep(tasks, folder / "out")
+    assert (failure.name, failure.message) == ("real-ares-alpha0.5", f"{folder}/gone.json: no such file")
+    assert [is_finished(task, folder / "out") for task in tasks] == [True, False, True]
+
+
+def test_a_task_is_carried_out_from_the_table_alone(folder: Path) -> None:
+    tasks, out = tasks_of(folder), folder / "out"
+    write_table(tasks, out)
+    assert read_table(out) == tasks
+    carry_out(task_of(out, 4), out)
+    assert [is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
+    with pytest.raises(UsageError, match=r"--task 9: .* has 9 tasks, counted from 0"):
+        task_of(out, 9)
+
+
+FOREIGN = """
+from pliant.tools.schedule.policies.fifo import Fifo
+from foreign_order import ORDER
+
+class Mine(Fifo):
+    name = "mine"
+    order = ORDER
+"""
+
+
+@pytest.fixture
+def foreign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a sweep of a policy that another package brings, in a module and one beside it."""
+    (folder / "foreign_order.py").write_text("ORDER = 1\n")
+    install(folder, "mine", "foreign_policy:Mine", FOREIGN)
+    (folder / "sweep.toml").write_text(SWEEP.replace('"ares"]', '"mine"]').partition("[parameters")[0])
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
+    monkeypatch.delitem(sys.modules, "foreign_order", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("changed", ["foreign_policy.py", "foreign_order.py"])
+def test_results_of_a_policy_whose_code_changed_are_made_again(foreign: Path, changed: str) -> None:
+    tasks, out = tasks_of(foreign)[:2], foreign / "out"
+    assert sweep(tasks, out) == []
+    assert [is_finished(task, out) for task in tasks_of(foreign)[:2]] == [True, True]
+    with (foreign / changed).open("a") as code:
+        code.write("# another rule\n")
+    again = tasks_of(foreign)[:2]
+    assert [(task.policy, is_finished(task, out)) for task in again] == [("fifo", True), ("mine", False)]
+    assert outdated(again, out) == {"the policy's code": 1}
+
+
+def test_results_of_another_pliant_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    monkeypatch.setattr("pliant.tools.replay.sweep.origin.pliant_digest", lambda: "another")
+    task = tasks_of(folder)[0]
+    assert not is_finished(task, out)
+    assert outdated([task], out) == {"pliant itself": 1}
+
+
+def test_what_changed_is_said_by_its_name(folder: Path) -> None:
+    assert sweep(tasks_of(folder)[:1], folder / "out") == []
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"6"'))
+    assert outdated(tasks_of(folder), folder / "out") == {"the jobs, the recipe's settings": 1}
+
+
+@pytest.mark.parametrize("key", [b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"])
+def test_a_key_that_cannot_be_read_counts_as_none(folder: Path, key: bytes) -> None:
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    (out / KEYS / f"{task.name}.key").write_bytes(key)
+    assert not is_finished(task, out)
+    assert outdated([task], out) == {}
+
+
+def test_a_task_of_a_recipe_that_changed_since_is_refused(folder: Path) -> None:
+    out = folder / "out"
+    write_table(tasks_of(folder), out)
+    queued = table_digest(out)
+    assert task_of(out, 1, queued).name == "real-ares-alpha0.5"
+    write_table(tasks_of(folder), out)
+    assert table_digest(out) == queued
+    (folder / "sweep.toml").write_text(SWEEP.replace('"fifo", ', ""))
+    write_table(tasks_of(folder), out)
+    with pytest.raises(BadInputError, match=r"tasks\.jsonl: was written again after this job array"):
+        task_of(out, 1, queued)
+
+
+def test_a_task_whose_input_changed_since_is_refused(folder: Path) -> None:
+    out = folder / "out"
+    write_table(tasks_of(folder), out)
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    with pytest.raises(BadInputError, match=r"tasks\.jsonl:3: real-ares-alpha0\.5: the jobs changed after"):
+        task_of(out, 1)
+    assert task_of(out, 4).name == "made-t1-ares-alpha0.5"
+
+
+def test_event_files_of_other_sweeps_are_noticed(folder: Path) -> None:
+    tasks, out = tasks_of(folder), folder / "out"
+    assert sweep(tasks[:2], out) == []
+    assert strangers(tasks, out) == []
+    assert strangers(tasks[1:], out) == ["real-fifo.parquet"]
+
+
+def test_failures_reach_every_task(folder: Path) -> None:
+    (folder / "sweep.toml").write_text("mtbf = 0.01\nrepair = 0.01\n" + SWEEP)
+    task, out = tasks_of(folder)[0], folder / "out"
+    carry_out(task, out)
+    assert any(event.event == "node_down" for event in read_events(event_file(task, out)))
+
+
+def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
+    (folder / "sweep.toml").write_text('progress = "goodput"\nnoise_scale = { linear = 100 }\n' + SWEEP)
+    task = tasks_of(folder)[0]
+    assert task.run().training == Training("goodput", {"linear": 100.0})
+    assert (task.run().physics.start_cost, task.run().physics.rescale_cost) == (None, Cost(5))
+    assert sweep([task], folder / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "made"', 'name = "real"', '/traces: "real" is there twice'),
+        ('jobs = "trace.jsonl"', "", r"/traces/0/jobs: expected exactly one of jobs and synth"),
+        ("[parameters.ares]", "[parameters.las]", "/parameters/las: is not among the policies of this sweep"),
+        ('rescale_cost = "5"', "rescale = 5", "/rescale: is not a field that this version knows"),
+        ('rescale_cost = "5"', "interval = 1e-9", "/interval: 1e-09 s: expected 0, or"),
+        ('rescale_cost = "5"', "interference = 1", "/interference: 1 is not below 1"),
+        ("alpha = [0.5, 0.75]", "alpha = []", "/parameters/ares/alpha"),
+        ('["fifo", "ares"]', "[", "is neither TOML nor JSON"),
+    ],
+)
+def test_a_wrong_sweep_says_what_is_wrong(folder: Path, old: str, new: str, message: str) -> None:
+    (folder / "sweep.toml").write_text(SWEEP.replace(old, new))
+    with pytest.raises(BadInputError, match=message):
+        tasks_of(folder)
+
+
+def test_a_wrong_policy_is_told_before_anything_is_replayed(folder: Path) -> None:
+    (folder / "sweep.toml").write_text(SWEEP.replace('"fifo"', '"fofi"'))
+    with pytest.raises(BadInputError, match=r'sweep\.toml: /policies/0: unknown policy "fofi"'):
+        tasks_of(folder)

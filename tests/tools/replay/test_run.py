@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
+from pliant.schemas.io import profile_hash, profile_to_columns, read_events, write_cluster, write_jobs
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.schemas.trace_hash import trace_hash
+from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.inputs import Sources, inputs, trace_name
+from pliant.tools.replay.output import output_paths
+from pliant.tools.replay.pool import worker_pool
+from pliant.tools.replay.run import Run, parameters_by_policy, replay
+from pliant.tools.schedule.submit_detail import submit_detail
+from tests.builders import cluster, job
+
+TRACE = (
+    job("a", gpus=2, gpu_seconds=100),
+    job("b", at=10, gpus=1, low=1, high=4, gpu_seconds=50, labels={"team": "größe"}),
+    job("c", at=20, gpus=16, gpu_seconds=10),
+    job("d", at=20, gpus=1, gpu_seconds=30, model="other"),
+)
+NODES = cluster(2, 1)
+GOLDEN = Path(__file__).parent / "golden" / "las.jsonl"
+
+
+def test_the_first_event_names_the_run() -> None:
+    physics = Physics(Cost(1), Cost(2, {"other": 3}))
+    done = replay(inputs(TRACE, NODES), Run("ares", {"alpha": "0.9"}, seed=7, physics=physics))
+    first = next(done.log.events())
+    info = RunInfo.model_validate(first.detail, strict=False)
+    assert (first.time, first.event, first.job) == (0.0, "decision", None)
+    assert (info.policy, info.parameters["alpha"], info.seed, info.simulated) == ("ares", 0.9, 7, True)
+    assert (info.cluster, info.trace_hash, info.profile_hash) == (NODES, trace_hash(TRACE), None)
+    assert (info.start_cost_s, info.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
+    assert info.counters == {"events": done.summary.events, "decisions": done.summary.decisions}
+
+
+def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
+    rows = tuple(
+        ProfileRow(
+            "train", "linear", "gpu", 1, gpus, str(gpus), batch // gpus, 1, step_seconds=batch / gpus,
+            iterations=5, feasible=True, source="measured",
+        )
+        for gpus in (1, 2, 3)
+        for batch in (6, 12)
+    )  # fmt: skip
+    trace = [job("a", low=1, high=3, batch=12, gpu_seconds=10)]
+    done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
+    info, submit = list(done.log.events())[:2]
+    assert info.detail is not None
+    assert info.detail["profile_hash"] == profile_hash(profile_to_columns(rows))
+    assert "profile" not in info.detail, "it is as large as the profile"
+    curve = SubmitDetail.model_validate(submit.detail, strict=False).curve
+    assert [size for size, _ in curve] == [1, 2, 3]
+
+
+def test_a_submit_event_brings_the_job_whole() -> None:
+    done = replay(inputs(TRACE, NODES), Run("fifo"))
+    found = {e.job: e.detail for e in done.log.events() if e.event == "submit"}
+    states = {**done.session.jobs, **done.session.ended}
+    assert found == {one.id: submit_detail(states[one.id], done.session.speeds) for one in TRACE}
+
+
+def test_the_summary_counts_and_says_who_is_left() -> None:
+    done = replay(inputs(TRACE, NODES), Run("ares"))
+    summary = done.summary
+    assert (summary.jobs, summary.finished, summary.rejected) == (4, 3, 1)
+    assert summary.unfinished == ()
+    assert summary.events == len(list(done.log.events()))
+    assert summary.without_timing() == replay(inputs(TRACE, NODES), Run("ares")).summary.without_timing()
+
+
+def test_decision_times_are_written_into_the_log_only_when_asked_for() -> None:
+    plain, timed = (replay(inputs(TRACE, NODES), Run("fifo"), timing=timing) for timing in (False, True))
+    assert "decision_seconds" not in plain.log.json_lines().decode()
+    assert "decision_seconds" in timed.log.json_lines().decode()
+
+
+def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:
+    def interval(run: Run) -> float | None:
+        first = next(replay(inputs(TRACE, NODES), run).log.events())
+        return RunInfo.model_validate(first.detail, strict=False).interval_s
+
+    assert interval(Run("las")) == 60.0
+    assert interval(Run("las", interval_s=0)) is None
+    assert interval(Run("fifo")) is None
+    assert interval(Run("fifo", interval_s=5)) == 5.0
+
+
+def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
+    with pytest.raises(BadInputError) as caught:
+        inputs([job("a"), job("b", gpu_seconds=1), job("c")], NODES, source="trace.jsonl")
+    needs = "a replay needs samples, epochs, iterations or gpu_seconds"
+    assert str(caught.value).splitlines() == [
+        f'trace.jsonl: job "a": its work is null, {needs}',
+        f'trace.jsonl: job "c": its work is null, {needs}',
+    ]
+
+
+def test_gpu_time_at_a_size_without_a_speed_is_refused_before_anything_happens() -> None:
+    trace = [job("a", at=5, gpus=2, gpu_seconds=9), job("b", at=9, gpus=4, batch=2, gpu_seconds=9)]
+    with pytest.raises(
+        BadInputError, match=r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
+    ):
+        inputs([*trace, job("c", at=9, gpus=4, gpu_seconds=9)], cluster(4), source="trace.jsonl")
+
+
+def test_a_node_event_of_an_unknown_node_is_refused() -> None:
+    physics = Physics(node_events=(NodeEvent(5, "n9", up=False),))
+    with pytest.raises(BadInputError, match='no node "n9"'):
+        replay(inputs(TRACE, NODES), Run("fifo", physics=physics))
+
+
+def test_a_tiny_replay_is_what_it_was() -> None:
+    """If a change is meant: ``python -m tests.tools.replay.test_run`` writes the file anew."""
+    assert golden_text() == GOLDEN.read_text()
+
+
+def golden_text() -> str:
+    failures = (NodeEvent(80, "n1", up=False), NodeEvent(200, "n1", up=True))
+    physics = Physics(Cost(4), Cost(6), node_events=failures)
+    trace = (*TRACE, job("e", at=30, gpus=2, gpu_seconds=300))
+    done = replay(inputs(trace, NODES), Run("las", physics=physics))
+    lines = done.log.json_lines().decode().splitlines(keepends=True)
+    info = json.loads(lines[1])
+    info["detail"]["pliant_version"] = "X"
+    return "".join([lines[0], json.dumps(info) + "\n", *lines[2:]])
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    write_jobs(TRACE, tmp_path / "jobs.jsonl")
+    write_cluster(NODES, tmp_path / "cluster.json")
+    return Sources(str(tmp_path / "jobs.jsonl"), str(tmp_path / "cluster.json"))
+
+
+def tasks(folder: Path, *policies: str, timing: bool | None = False) -> list[Task]:
+    paths = output_paths(str(folder), policies)
+    return [Task(Run(name), path, timing) for name, path in zip(policies, paths, strict=True)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_every_policy_gets_its_files_in_the_folder(sources: Sources, tmp_path: Path) -> None:
+    summaries = replay_all(sources, tasks(tmp_path / "out", "fifo", "ares"))
+    assert [summary.policy for summary in summaries] == ["fifo", "ares"]
+    assert list(files(tmp_path / "out")) == [
+        "ares.parquet",
+        "ares.summary.json",
+        "fifo.parquet",
+        "fifo.summary.json",
+    ]
+    assert len(read_events(tmp_path / "out" / "ares.parquet")) == summaries[1].events
+    assert json.loads((tmp_path / "out" / "ares.summary.json").read_text())["finished"] == 3
+
+
+def test_workers_write_the_same_bytes(sources: Sources, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    replay_all(sources, tasks(tmp_path / "one", "fifo", "ares", "las"))
+    replay_all(
+        sources,
+        tasks(tmp_path / "two", "fifo", "ares", "las"),
+        workers=2,
+        advance=lambda *at: told.append(at),
+    )
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert told == [(4, 12), (8, 12), (12, 12)]
+
+
+def test_an_error_in_a_worker_is_the_error_of_the_command(sources: Sources, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    blocked = [Task(Run(name), str(tmp_path / "file" / f"{name}.parquet")) for name in ("fifo", "ares")]
+    with pytest.raises(Exception, match="cannot be written") as caught:
+        replay_all(sources, blocked, workers=2)
+    assert caught.value.exit_code == UsageError.exit_code  # type: ignore[attr-defined]
+
+
+def test_a_killed_worker_is_told_and_none_is_left() -> None:
+    with pytest.raises(ServiceMissingError, match="a worker process was killed"), worker_pool(2) as pool:
+        pool.submit(os._exit, 1).result()
+    assert_no_workers()
+
+
+def test_an_interrupt_ends_the_workers() -> None:
+    def interrupted() -> None:
+        with worker_pool(2) as pool:
+            pool.submit(time.sleep, 600)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert_no_workers()
+
+
+def assert_no_workers() -> None:
+    until = time.monotonic() + 200
+    while active_children() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert active_children() == []
+
+
+def test_stdin_cannot_be_shared_by_workers(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stdin"):
+        replay_all(Sources("-", "cluster.json"), tasks(tmp_path, "fifo", "ares"), workers=2)
+
+
+def test_a_wrong_policy_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match='unknown policy "fofi"'):
+        replay_all(Sources("nowhere", "nowhere"), tasks(tmp_path, "fifo", "fofi"))
+
+
+def test_a_limit_takes_the_first_arrivals(sources: Sources, tmp_path: Path) -> None:
+    limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
+    summary = replay_all(limited, tasks(tmp_path, "fifo"))[0]
+    assert (summary.jobs, summary.trace_hash) == (2, trace_hash(TRACE[:2]))
+
+
+def test_where_the_files_go() -> None:
+    assert output_paths("-", ["fifo"]) == ["-"]
+    assert output_paths("a/run.jsonl", ["fifo"]) == ["a/run.jsonl"]
+    assert output_paths("runs", ["fifo", "las"]) == ["runs/fifo.parquet", "runs/las.parquet"]
+    with pytest.raises(UsageError, match="2 policies do not fit into stdout"):
+        output_paths("-", ["fifo", "las"])
+    with pytest.raises(UsageError, match=r"2 policies do not fit into run\.parquet"):
+        output_paths("run.parquet", ["fifo", "las"])
+    with pytest.raises(UsageError, match='"fifo" is named twice'):
+        output_paths("runs", ["fifo", "las", "fifo"])
+
+
+def test_parameters_are_told_apart_by_policy() -> None:
+    both = ["ares", "fifo"]
+    assert parameters_by_policy(both, ["ares.alpha=1"]) == {"ares": {"alpha": "1"}, "fifo": {}}
+    assert parameters_by_policy(["ares"], ["alpha=1", "ares.pool=2"]) == {"ares": {"alpha": "1", "pool": "2"}}
+    with pytest.raises(UsageError, match=r"ares\.alpha=1"):
+        parameters_by_policy(both, ["alpha=1"])
+    with pytest.raises(UsageError, match='"las" is not among'):
+        parameters_by_policy(both, ["las.x=1"])
+
+
+def test_an_empty_trace_is_a_run_without_jobs() -> None:
+    done = replay(inputs([], NODES), Run("ares"))
+    assert [event.event for event in done.log.events()] == ["decision"]
+    assert done.summary.jobs == 0
+
+
+def test_simultaneous_arrivals_of_one_kind_finish_in_order_of_their_ids() -> None:
+    trace: list[Job] = [job(f"j{n}", gpu_seconds=10) for n in range(6)]
+    done = replay(inputs(trace, cluster(2)), Run("fifo"))
+    assert [event.job for event in done.log.events() if event.event == "finish"] == [
+        f"j{n}" for n in range(6)
+    ]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(golden_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("traces/philly-t0.jsonl", "philly-t0"),
+        ("w6/jobs.jsonl", "w6"),
+        ("jobs.jsonl", "jobs"),
+        ("/jobs.jsonl", "jobs"),
+        ("-", None),
+    ],
+)
+def test_a_trace_is_called_after_its_file(path, name):
+    assert trace_name(path) == name

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+from io import StringIO
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import read_metrics
+from pliant.schemas.metrics import ReportedRun
+from pliant.tools.report.comparisons import compare_runs
+from pliant.tools.report.expect import Expectations, check_expectations
+from pliant.tools.report.fold import fold
+from pliant.tools.report.rendering.document import Extras, document
+from pliant.tools.report.rendering.output import render
+from pliant.tools.report.rendering.terminal_plot import jct_plot
+from pliant.tools.report.rendering.units import HOURS, MINUTES, SECONDS, number, ratio_text, time_unit
+from pliant.tools.report.report import make_report
+from tests.tools.report.runs import check_golden, first_come, shared
+
+
+@pytest.fixture(scope="module")
+def report():
+    runs = [fold(first_come(), "out/fifo.parquet"), fold(shared(), "out/ares.parquet")]
+    return make_report(runs, baseline="fifo")
+
+
+@pytest.fixture(scope="module")
+def one_run():
+    return make_report([fold(shared(simulated=False))])
+
+
+def test_two_policies_side_by_side_as_a_table(report):
+    check_golden("table.txt", render(report, "table", Extras(jobs=True)))
+
+
+def test_two_policies_side_by_side_in_markdown(report):
+    check_golden("report.md", render(report, "md", Extras()))
+
+
+def test_two_policies_as_csv(report):
+    check_golden("runs.csv", render(report, "csv", Extras()))
+
+
+def test_the_jobs_as_csv(report):
+    check_golden("jobs.csv", render(report, "csv", Extras(jobs=True)))
+
+
+def test_a_simulated_run_beside_the_measured_one(one_run):
+    twin = fold(shared())
+    extras = Extras(compared=compare_runs(one_run.runs[0].run, twin), simulated=twin)
+    check_golden("compared.md", render(one_run, "md", extras))
+    rows = list(csv.DictReader(StringIO(render(one_run, "csv", extras))))
+    assert [(row["job"], row["ratio"]) for row in rows] == [("a", "1.0"), ("b", "1.0"), ("c", "1.0")]
+
+
+def test_the_metrics_document_is_read_back(one_run, tmp_path):
+    text = render(one_run, "json", Extras())
+    (tmp_path / "metrics.json").write_text(text)
+    assert read_metrics(tmp_path / "metrics.json") == document(one_run)
+    assert set(json.loads(text)["runs"][0]) == set(ReportedRun.model_fields)
+
+
+def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):
+    figures = [
+        {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.9, "tolerance": 0.1},
+        {"policy": "fifo", "metric": "mean_jct_s", "high": 100.0},
+    ]
+    expected = Expectations.model_validate_json(json.dumps({"figures": figures}))
+    extras = Extras(jobs=True, checked=check_expectations(report, expected))
+    found = json.loads(render(report, "json", extras))
+    fifo, ares = found["runs"]
+    assert (found["baseline"], fifo["run"], ares["run"]) == ("fifo", "fifo", "ares")
+    assert (fifo["ratios"]["mean_jct_s"], ares["ratios"]["mean_jct_s"]) == (1.0, 154 / 175)
+    assert "gps_bound_s" not in ares["ratios"]
+    assert [(row["job"], row["outcome"]) for row in fifo["jobs"]] == [
+        ("a", "finished"),
+        ("b", "finished"),
+        ("c", "unfinished"),
+    ]
+    assert (fifo["jobs"][0]["jct_s"], fifo["jobs"][2]["jct_s"]) == (120.0, None)
+    assert fifo["caveats"] == ["1 unfinished of 3 jobs: in no JCT and no FTF"]
+    holds, fails = found["expectations"]
+    assert (holds["over"], holds["found"], holds["holds"]) == ("fifo", 154 / 175, True)
+    assert (fails["value"], fails["low"], fails["high"], fails["found"], fails["holds"]) == (
+        *(None, None, 100.0),
+        *(175.0, False),
+    )
+
+
+def test_the_metrics_document_leaves_out_what_was_not_asked_for(one_run):
+    found = json.loads(render(one_run, "json", Extras()))
+    (run,) = found["runs"]
+    assert (found["baseline"], found["expectations"], run["ratios"], run["jobs"]) == (None,) * 4
+
+
+def test_the_metrics_document_has_no_place_for_a_comparison(one_run):
+    with pytest.raises(UsageError, match="--simulated: use --format csv"):
+        render(one_run, "json", Extras(simulated=one_run.runs[0].run))
+
+
+def test_csv_holds_one_table(one_run):
+    extras = Extras(jobs=True, simulated=one_run.runs[0].run)
+    with pytest.raises(UsageError, match="either --jobs or --simulated"):
+        render(one_run, "csv", extras)
+
+
+class Page(HTMLParser):
+    """Open elements, and what a page would load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.loaded, self.figures, self.ids = [], [], 0, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.figures += tag == "svg"
+        self.ids += [found["id"]] if tag in ("clippath", "figure") else []
+        self.loaded += [found[name] for name in ("src", "href") if not found.get(name, "#").startswith("#")]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.figures += tag == "svg"
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_loads_nothing(report):
+    text = render(report, "html", Extras(jobs=True))
+    page = Page(text)
+    assert (page.open, page.loaded, page.figures) == ([], [], 6)
+    assert len(set(page.ids)) == len(page.ids)
+    assert "<script" not in text
+
+
+def test_the_page_is_golden_but_for_its_figures(report):
+    text = render(report, "html", Extras())
+    check_golden("report.html", text[: text.index("<h2>Figures")])
+
+
+def test_names_cannot_break_a_page_or_a_table():
+    found = make_report([fold(first_come(policy="<b>[red]|x"))])
+    assert "&lt;b&gt;[red]|x" in render(found, "html", Extras())
+    assert r"<b>[red]\|x" in render(found, "md", Extras())
+    assert "<b>[red]|x" in render(found, "table", Extras())
+
+
+def test_equal_runs_give_equal_bytes():
+    made = [render(make_report([fold(shared())]), "html", Extras(jobs=True)) for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def test_a_narrow_terminal_gets_narrow_lines(report):
+    lines = render(report, "table", Extras(), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+
+
+def test_even_a_narrow_terminal_gets_whole_numbers(report):
+    text = render(report, "table", Extras(jobs=True), width=40)
+    assert "…" not in text
+    assert {"unfinished", "1.643", "230.00", "2.5000", "0.2500"} <= set(text.split())
+
+
+def test_a_plot_of_characters_names_every_run(report):
+    drawn = jct_plot(report, 60)
+    assert "● fifo   + ares" in drawn
+    assert "JCT, s" in drawn
+    assert drawn.count("●") > 5
+    assert "\x1b" not in drawn
+
+
+def test_nothing_finished_nothing_plotted():
+    assert jct_plot(make_report([fold(first_come()[:2])]), 60) == ""
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(599, SECONDS), (3600, MINUTES), (36_000, HOURS)])
+def test_times_are_told_in_a_unit_that_reads_well(seconds, unit):
+    assert time_unit([None, seconds]) == unit
+
+
+def test_zero_has_no_sign():
+    assert (number(-0.0001, 2), number(-1.5, 1), number(1234.5, 1), number(None, 1)) == (
+        "0.00",
+        "-1.5",
+        "1,234.5",
+        "–",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.50"),
+        (0.1, "0.10"),
+        (0.00417, "0.0042"),
+        (0.0000321, "3.2e-05"),
+        (0.0, "0.00"),
+        (1234, "1,234.00"),
+    ],
+)
+def test_a_ratio_keeps_digits_that_say_something(value, text):
+    assert ratio_text(value) == text

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.tools.report.comparisons import compare_runs, mean_ratio
+from pliant.tools.report.fold import fold
+from tests.builders import job
+from tests.tools.report.runs import begin, submit
+
+
+def simulated():
+    return fold(
+        [
+            begin(),
+            submit(job("a", low=1), 8.0),
+            submit(job("b"), 4.0),
+            Event(0, "start", "a", 1, overhead_seconds=1.0),
+            Event(9, "finish", "a", 0),
+            Event(9, "start", "b", 1),
+        ]
+    )
+
+
+def measured():
+    """a runs at 4/5 of the predicted speed: 8 samples in 5 s on one GPU and 2.5 s on two."""
+    start = 1_800_000_000.0
+    events = [
+        begin(at=start, simulated=False),
+        submit(job("a", low=1), 8.0, at=start),
+        submit(job("b"), 4.0, at=start),
+        Event(start + 1, "start", "a", 1),
+        Event(start + 3, "progress", "a", overhead_seconds=2.0, samples_done=0.0),
+        Event(start + 5, "checkpoint", "a", overhead_seconds=0.5),
+        Event(start + 8.5, "grow", "a", 2),
+        Event(start + 9, "progress", "a", overhead_seconds=0.5),
+        Event(start + 11.5, "finish", "a", 0, samples_done=8.0),
+    ]
+    return fold(events)
+
+
+def test_a_job_in_both_runs_and_what_explains_the_difference():
+    first = compare_runs(measured(), simulated())[0]
+    assert (first.job, first.simulated_jct_s, first.measured_jct_s) == ("a", 9.0, 11.5)
+    assert first.ratio == pytest.approx(9 / 11.5)
+    assert (first.startup_s, first.rescale_s) == (2.0, 0.5)
+    extra = first.extra
+    assert extra is not None
+    parts = (extra.waiting_s, extra.startup_s, extra.rescale_s, extra.checkpoint_s)
+    assert parts == (1.0, 1.0, 0.5, 0.5)
+    assert extra.training_s == pytest.approx(7.5 - 8.0)
+    assert sum(parts) + extra.training_s == pytest.approx(11.5 - 9.0)
+
+
+def test_a_job_that_did_not_end_has_no_ratio():
+    second = compare_runs(measured(), simulated())[1]
+    assert (second.simulated_jct_s, second.measured_jct_s, second.ratio, second.speed) == (None,) * 4
+
+
+def test_the_mean_ratio_is_over_jobs_that_finished_twice():
+    assert mean_ratio(compare_runs(measured(), simulated())) == pytest.approx(9 / 11.5)
+    unfinished = fold([begin(), submit(job("a"), 8.0)])
+    assert mean_ratio(compare_runs(measured(), unfinished)) is None
+
+
+def test_runs_without_a_common_job():
+    with pytest.raises(UsageError, match="no job in common"):
+        compare_runs(measured(), fold([begin(), submit(job("x"), 1.0)]))

@@ -1,0 +1,266 @@
+"""Uneven and accumulated gradients, and the objects that act once per step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CyclicLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.tools.run.elastic.loop.batches import Cut, micro_batches
+from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.state.state import Mean
+from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Training
+
+X, Y = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1).double()
+
+
+def mean_loss(net: nn.Module, part: slice) -> torch.Tensor:
+    return nn.functional.mse_loss(net(X[part]), Y[part])
+
+
+def gradients(net: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+
+@pytest.fixture
+def expected() -> list[torch.Tensor]:
+    net = model()
+    mean_loss(net, slice(0, 7)).backward()
+    return gradients(net)
+
+
+@pytest.mark.parametrize("accum", [1, 2, 3, 7])
+def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected: list[torch.Tensor]) -> None:
+    net = model()
+    held = Gradients(net, accumulates=accum > 1)
+    for micro in micro_batches(7, 0, Cut(7, 1, accum), 0):
+        held.begin(micro)
+        net.zero_grad()
+        mean_loss(net, micro.loaded).backward()
+        assert bool(gradients(net)) is micro.last, "a partial sum shows"
+    torch.testing.assert_close(gradients(net), expected)
+
+
+def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]) -> None:
+    net = model()
+    held = Gradients(net, accumulates=True)
+    for micro in micro_batches(7, 0, Cut(7, 1, 2), 0):
+        held.begin(micro)
+        for _ in range(2):
+            (mean_loss(net, micro.loaded) / 2).backward()
+    torch.testing.assert_close(gradients(net), expected)
+
+
+def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
+    by_worker = []
+    for rank in range(3):
+        net = model()
+        (micro,) = micro_batches(7, 0, Cut(7, 3), rank)
+        Gradients(net, accumulates=False).begin(micro)
+        mean_loss(net, micro.loaded).backward()
+        by_worker.append(gradients(net))
+    average = [torch.stack(same).mean(0) for same in zip(*by_worker, strict=True)]
+    torch.testing.assert_close(average, expected)
+
+
+def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
+    net = model()
+    (micro,) = micro_batches(1, 0, Cut(4, 2), 1)
+    Gradients(net, accumulates=False).begin(micro)
+    (mean_loss(net, micro.loaded) * torch.inf).backward()
+    assert all(not gradient.any() for gradient in gradients(net))
+
+
+def test_a_parameter_that_the_last_micro_step_misses_keeps_its_gradient() -> None:
+    net = nn.ModuleList([model(), model()])
+    held = Gradients(net, accumulates=True)
+    first, last = micro_batches(6, 0, Cut(6, 1, 2), 0)
+    held.begin(first)
+    mean_loss(net[0], first.loaded).backward()
+    held.begin(last)
+    mean_loss(net[1], last.loaded).backward()
+    held.join_rest()
+    assert len(gradients(net)) == 4
+
+
+class TwoHeads(nn.Module):
+    """A loop body may train the one head in one micro-step and the other one in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList([nn.Linear(4, 1).double() for _ in range(2)])
+
+    def loss(self, head: int, part: slice) -> torch.Tensor:
+        return nn.functional.mse_loss(self.heads[head](X[part]), Y[part])
+
+
+@pytest.mark.parametrize("first_scale", [1.0, 1024.0])
+def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_with_the_others(
+    first_scale: float,
+) -> None:
+    plain, elastic = TwoHeads(), TwoHeads()
+    ((plain.loss(0, slice(0, 3)) + plain.loss(1, slice(3, 6))) / 2).backward()
+    nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+    torch.optim.SGD(plain.parameters(), lr=1.0).step()
+
+    step, optimizer = Step(), torch.optim.SGD(elastic.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=first_scale)
+    held = Gradients(elastic, accumulates=True)
+    guard_optimizer(optimizer, ("step",), step, lambda: nullcontext(held.join_rest()))
+    guard_helper(scaler, step)
+    for head, micro in enumerate(micro_batches(6, 0, Cut(6, 1, 2), 0)):
+        step.quiet = not micro.last
+        held.begin(micro)
+        optimizer.zero_grad()
+        scaler.scale(elastic.loss(head, micro.loaded)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(elastic.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+    torch.testing.assert_close(elastic.state_dict(), plain.state_dict())
+
+
+class Step:
+    """A loop body's view of the step."""
+
+    quiet = False
+
+    def __call__(self) -> bool:
+        return self.quiet
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_optimizer_and_scheduler_act_in_the_last_micro_step_only(scheduler_first: bool) -> None:
+    step, net = Step(), model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, 1, gamma=0.5) if scheduler_first else None
+    guard_optimizer(optimizer, ("step",), step)
+    scheduler = scheduler or StepLR(optimizer, 1, gamma=0.5)
+    guard_helper(scheduler, step)
+    before = copy.deepcopy(net.state_dict())
+    rates = []
+    for quiet in (True, True, False, True, False):
+        step.quiet = quiet
+        optimizer.zero_grad()
+        mean_loss(net, slice(0, 7)).backward()
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert torch.equal(net.state_dict()["weight"], before["weight"]) is (len(rates) < 3)
+    assert rates == [1.0, 1.0, 0.5, 0.5, 0.25]
+    assert type(scheduler).__name__ == "StepLR"
+    assert isinstance(scheduler, StepLR)
+    assert not any(callable(value) for value in scheduler.state_dict().values())
+
+
+def test_a_gradient_scaler_and_an_averaged_model_wait_for_the_last_micro_step() -> None:
+    step, net = Step(), model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    average = AveragedModel(net)
+    guard_optimizer(optimizer, ("step",), step)
+    for helper in (scaler, average):
+        guard_helper(helper, step)
+    scales = []
+    for quiet in (True, False):
+        step.quiet = quiet
+        optimizer.zero_grad()
+        scaler.scale(mean_loss(net, slice(0, 7))).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        average.update_parameters(net)
+        scales.append(scaler.get_scale())
+    assert scales == [4.0, 8.0]
+    assert int(average.n_averaged) == 1
+
+
+class Probe:
+    """A parameter whose gradient is always 1: SGD moves it by the learning rate that it really used."""
+
+    def __init__(self, scale: float, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.0)
+        self.training = Training(self.model, self.optimizer, {}, scale)
+        guard_optimizer(self.optimizer, ("step",), lambda: False, self.training.scaled_lr)
+        self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
+
+    def rates(self, steps: int) -> list[float]:
+        """The learning rates of so many steps."""
+        found = []
+        for _ in range(steps):
+            before = self.model.weight.item()
+            self.model.weight.grad = torch.ones_like(self.model.weight)
+            self.optimizer.step()
+            self.scheduler.step(*([1.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []))
+            self.training.step_done(1, Mean())
+            found.append(before - self.model.weight.item())
+        return found
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "steps": lambda it: StepLR(it, 2, gamma=0.5),
+    "lambda": lambda it: LambdaLR(it, lambda epoch: 0.5**epoch),
+    "cosine": lambda it: CosineAnnealingLR(it, 8, eta_min=0.01),
+    "one cycle": lambda it: OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
+    "cyclic": lambda it: CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
+    "plateau": lambda it: ReduceLROnPlateau(it, patience=1, min_lr=0.02),
+    "one after the other": lambda it: SequentialLR(it, [LinearLR(it), StepLR(it, 2)], milestones=[3]),
+    "together": lambda it: ChainedScheduler([LinearLR(it), StepLR(it, 2)]),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -> None:
+    plain, scaled, resumed = (Probe(scale, SCHEDULERS[kind]) for scale in (1.0, 2.0, 2.0))
+    expected = [2 * rate for rate in plain.rates(10)]
+    assert scaled.rates(5) == pytest.approx(expected[:5], rel=1e-3, abs=1e-6)
+    resumed.training.restore(scaled.training.capture())
+    assert resumed.rates(5) == pytest.approx(expected[5:], rel=1e-3, abs=1e-6)
+
+
+def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once() -> None:
+    first, second = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 4.0))
+    second.training.restore(first.training.capture())
+    second.training.want_lr_scale(4.0)
+    rates = second.rates(DOUBLING_STEPS + 3)
+    assert rates[0] == pytest.approx(0.2, rel=1e-3), "what a step before the restore had"
+    assert rates[DOUBLING_STEPS:] == pytest.approx([0.4] * 3, rel=1e-3)
+    assert all(0.999 <= after / before < 1.08 for before, after in pairwise(rates))
+    second.training.want_lr_scale(1.0)
+    assert second.rates(1) == pytest.approx([0.1], rel=1e-3)
+    assert second.optimizer.param_groups[0]["lr"] == 0.1, "the author's own, between two steps"
+
+
+def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_of_the_others() -> None:
+    """Those that train never followed the plan with the lower factor that it was started by."""
+    trains, joins = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 1.0))
+    joins.training.restore(trains.training.shared())
+    for worker in (trains, joins):
+        worker.training.want_lr_scale(2.0)
+    assert trains.rates(1) == joins.rates(1) == pytest.approx([0.2], rel=1e-3)

@@ -1,0 +1,118 @@
+"""A worker that is gone without closing its connections, as on a machine that has lost its power."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.membership import lookout
+from pliant.tools.run.elastic.membership.failure import cut_off
+from pliant.tools.run.elastic.membership.lookout import Lookout
+from pliant.tools.run.elastic.membership.process_group import Group
+from pliant.tools.run.elastic.membership.vote import PlanWatch, world
+from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.presence import Presence
+from pliant.tools.run.statedir.layout import JobDir
+from tests.tools.run.elastic.membership.test_process_group import LIMIT, in_processes, never
+from tests.tools.run.site import until
+
+pytestmark = pytest.mark.torch
+
+
+def plan(generation: int, *workers: int) -> Plan:
+    members = [{"slot": f"n/{one}", "node": "n", "address": "n", "worker": one} for one in workers]
+    record = {"job": "a", "generation": generation, "attempt": 1, "members": members}
+    return Plan.model_validate_json(json.dumps(record))
+
+
+def site(folder: Path) -> JobDir:
+    """Two workers train; the second one was there, and is gone."""
+    job = JobDir(folder)
+    job.attempt(1).path.mkdir(parents=True)
+    job.attempt(1).presence(1).touch()
+    write_plan(job, plan(1, 0, 1))
+    return job
+
+
+def looking(job: JobDir, worker: int = 0, **more: Any) -> Lookout:
+    setting = Setting(worker, 2, torch.device("cpu"), Orders(job, plan(1, 0, 1), worker))
+    return Lookout(setting, PlanWatch(job, plan(1, 0, 1)), **{"break_off": never, **more})
+
+
+def test_a_worker_is_lost_when_it_is_gone_and_a_newer_plan_is_without_it(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    at_the_first, at_the_gone = looking(job), looking(job, worker=1)
+    assert at_the_first.lost() == [], "there is no plan without it yet"
+    write_plan(job, plan(2, 0))
+    assert at_the_first.lost() == ["n/1"]
+    assert at_the_gone.lost() == [], "none looks at its own file"
+    write_plan(job, plan(3, 0, 1))
+    assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
+
+
+def lives(rank: int, count: int, folder: Path) -> list[str]:
+    job = JobDir(folder)
+    if rank == 1:
+        Presence(job.attempt(1).presence(1)).begin()
+        (folder / "here").touch()
+        until((folder / "seen").exists)
+        return []
+    until((folder / "here").exists)
+    found = looking(job).lost()
+    (folder / "seen").touch()
+    return found
+
+
+def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    write_plan(job, plan(2, 0))
+    assert in_processes(lives, 2, tmp_path) == [[], []]
+
+
+def exchanges(rank: int, count: int, folder: Path) -> str:
+    """Worker 1 never comes to the exchange, and its connections stay open."""
+    job, group = JobDir(folder), Group(Setting(rank, count, torch.device("cpu")), None)
+    (folder / "meet").mkdir(exist_ok=True)
+    group.form(folder / "meet", never, LIMIT)
+    if rank == 1:
+        until((folder / "heard").exists)
+        return "silent"
+    watching = looking(job, break_off=group.break_off, look_s=0.01)
+    watching.begin()
+    write_plan(job, plan(2, 0))
+    with pytest.raises(RuntimeError) as lost:
+        world().allreduce([torch.ones(1)]).wait()
+    watching.end()
+    (folder / "heard").touch()
+    group.leave()
+    return "lost a worker" if cut_off(lost.value) else str(lost.value)
+
+
+def test_an_exchange_with_a_lost_worker_is_broken_off(tmp_path: Path) -> None:
+    site(tmp_path)
+    assert in_processes(exchanges, 2, tmp_path) == ["lost a worker", "silent"]
+
+
+def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves in good order may be gone before the others have read its last words."""
+    looks = iter([["n/1"], [], ["n/1"], ["n/2"], ["n/1"], [], []])
+    broken_off: list[None] = []
+    watching = looking(site(tmp_path), break_off=lambda: broken_off.append(None), look_s=0.001)
+
+    def look(self: Lookout) -> list[str]:
+        found = next(looks, None)
+        if found is None:
+            watching.end()
+        return found or []
+
+    monkeypatch.setattr(lookout.Lookout, "lost", look)
+    watching.begin()
+    assert watching._thread is not None
+    watching._thread.join(60)
+    assert broken_off == []

@@ -1,0 +1,231 @@
+"""What joins gets all of the state, bit by bit, in few rounds."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.run.elastic.loop.data_parallel import Averaging, Replica
+from pliant.tools.run.elastic.membership import transfer
+from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.state.state import Mean
+from pliant.tools.run.elastic.state.training import Training
+
+
+class Wire:
+    """One direction between two workers."""
+
+    def __init__(self) -> None:
+        self.sent: deque[torch.Tensor] = deque()
+        self.rounds: list[tuple[int, int]] = []
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        self.sent.append(tensor.clone())
+
+    def recv(self, tensor: torch.Tensor, giver: int) -> None:
+        found = self.sent.popleft()
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+        tensor.copy_(found)
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    made = Wire()
+    monkeypatch.setattr(transfer.dist, "send", made.send)
+    monkeypatch.setattr(transfer.dist, "recv", made.recv)
+    yield made
+    assert not made.sent
+
+
+@dataclass
+class Best:
+    """A class of an author's own."""
+
+    weights: torch.Tensor
+    value: float
+
+
+def given_to_another(state: Any) -> Any:
+    pass_on(state, [True, False], 0)
+    return pass_on(None, [True, False], 1)
+
+
+def training(seed: int) -> Training:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(600, 600), nn.BatchNorm1d(600), nn.Linear(600, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    helpers: dict[str, Any] = {
+        "schedule": OneCycleLR(optimizer, 0.2, total_steps=50),
+        "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
+        "average": AveragedModel(Replica(model, Averaging())),
+    }
+    made = Training(model, optimizer, helpers)
+    for _ in range(seed):
+        loss = model(torch.randn(4, 600)).square().mean()
+        helpers["scaler"].scale(loss).backward()
+        helpers["scaler"].step(optimizer)
+        helpers["scaler"].update()
+        helpers["schedule"].step()
+        helpers["average"].update_parameters(model)
+        made.step_done(4, Mean(loss.item(), 4))
+    return made
+
+
+def leaves(state: Any) -> Any:
+    """The same with tensors as lists, which can be compared."""
+    if isinstance(state, torch.Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {key: leaves(value) for key, value in state.items()}
+    return [leaves(one) for one in state] if isinstance(state, list | tuple) else state
+
+
+def test_everything_that_is_registered_travels(wire: Wire) -> None:
+    one, other = training(3), training(1)
+    one.gather_loss(1)
+    other.restore(given_to_another(one.shared()))
+    assert leaves(other.shared()) == leaves(one.shared())
+    assert other.counters == one.counters
+    assert other.helpers["scaler"].get_scale() == one.helpers["scaler"].get_scale() == 16.0  # type: ignore[attr-defined]
+    rates = []
+    for each in (one, other):
+        each.optimizer.step()
+        each.helpers["schedule"].step()  # type: ignore[attr-defined]
+        rates.append(each.optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+
+
+def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
+    state = {
+        "empty": torch.empty(0, 3),
+        "number": torch.tensor(7),
+        "bits": torch.tensor([True, False]),
+        "turned": torch.arange(6).reshape(2, 3).t(),
+        "part": torch.arange(12.0)[1::3],
+        "repeated": torch.ones(1, 3).expand(4, 3),
+        "half": torch.ones(5, dtype=torch.bfloat16),
+        "eighth": torch.ones(5).to(torch.float8_e5m2).view(torch.uint8),
+        "complex": torch.tensor([1 + 2j, 3j]),
+        "conjugate": torch.tensor([1 + 2j, 3j]).conj(),
+        "sparse": torch.eye(3).to_sparse(),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "big": torch.randn(transfer.CHUNK_BYTES // 2),
+        "words": ["a", (1, None)],
+    }
+    found = given_to_another(state)
+    assert found.pop("words") == state.pop("words")
+    torch.testing.assert_close(found, state, rtol=0, atol=0)
+
+
+def test_values_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
+    state = {
+        "numbers": [1, -(2**70), 0.1, float("inf"), float("-inf"), 1j, True, None],
+        "text": ("ü", b"\0\xff", bytearray(b"a")),
+        3: {(1, "a"): {4, 5}, None: "none", 2.5: []},
+        "counted": Counter("aab"),
+        "torch": [torch.float16, torch.Size([2, 3]), torch.device("cpu")],
+        "none": (),
+    }
+    assert given_to_another(state) == state
+    assert math.isnan(given_to_another({"it": float("nan")})["it"])
+    ordered = given_to_another(OrderedDict(b=1, a=torch.ones(1)))
+    assert (type(ordered), list(ordered)) == (OrderedDict, ["b", "a"])
+
+
+def test_the_versions_of_a_module_s_state_travel_with_it(wire: Wire) -> None:
+    state = nn.BatchNorm1d(3).state_dict()
+    assert given_to_another(state)._metadata == state._metadata  # type: ignore[attr-defined]
+
+
+def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wire) -> None:
+    with torch.serialization.safe_globals([Best]):
+        found = given_to_another({"best": Best(torch.arange(3.0), 0.5)})
+    assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
+
+
+def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
+    state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
+    with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
+        pass_on(state, [True, False], 0)
+    with pytest.raises(UsageError, match="meta device"):
+        pass_on({"a": torch.ones(2, device="meta")}, [True, False], 0)
+
+
+class Calls:
+    """A pickle that calls a function when it is loaded."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._how = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._how
+
+
+def announced(wire: Wire, body: bytes, total: int) -> None:
+    """Someone who is no worker of ours sends this."""
+    wire.sent.append(torch.tensor([len(body), total]))
+    wire.sent.append(torch.frombuffer(bytearray(body), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "pickle", "noise"])
+def test_hostile_bytes_execute_nothing(wire: Wire, tmp_path: Path, kind: str) -> None:
+    trace, buffer = tmp_path / "trace", io.BytesIO()
+    state = {"model": Calls(trace.write_text, "executed")}
+    torch.save(state, buffer, _use_new_zipfile_serialization=kind == "torch")
+    bodies = {"pickle": pickle.dumps(state), "noise": bytes(range(256))}
+    announced(wire, bodies.get(kind, buffer.getvalue()), 0)
+    with pytest.raises((UsageError, BadInputError), match="the state from worker 0"):
+        pass_on(None, [True, False], 1)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (3,), (0, 1 << 62), ()])
+def test_no_tensor_is_made_that_was_not_announced(wire: Wire, shape: tuple[int, ...]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"a": torch.empty(shape, device="meta"), "b": torch.empty(2, device="meta")}, buffer)
+    announced(wire, buffer.getvalue(), 16)
+    with pytest.raises(BadInputError, match="not of the size that was announced"):
+        pass_on(None, [True, False], 1)
+
+
+@pytest.mark.parametrize("sizes", [(-1, 0), (0, -1), (1 << 62, 0), (8, 1 << 62)])
+def test_no_memory_is_taken_for_sizes_that_cannot_be(wire: Wire, sizes: tuple[int, int]) -> None:
+    wire.sent.append(torch.tensor(sizes))
+    with pytest.raises(BadInputError, match=r"the state from worker 0: .* bytes are announced"):
+        pass_on(None, [True, False], 1)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
+def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
+    """Every rank follows the same schedule: gifts and takings match, and a giver has what it gives."""
+    gifts: dict[int, list[tuple[str, int]]] = {}
+    for rank in range(len(has)):
+        mine: list[tuple[str, int]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transfer, "_give", lambda state, to, mine=mine: mine.append(("to", to)))
+            patch.setattr(transfer, "_take", lambda giver, mine=mine: mine.append(("from", giver)) or "state")
+            pass_on("state" if has[rank] else None, has, rank)
+        gifts[rank] = mine
+    for rank, mine in gifts.items():
+        taken = [giver for word, giver in mine if word == "from"]
+        assert len(taken) == (not has[rank])
+        assert all(("to", rank) in gifts[giver] for giver in taken)
+        assert mine[: len(taken)] == [("from", giver) for giver in taken], "it gives what it has"
+    longest = max(len(mine) for mine in gifts.values())
+    assert sum(has) * 2**longest >= len(has)
+    assert longest <= (len(has) - 1).bit_length()

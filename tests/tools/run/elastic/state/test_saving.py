@@ -1,0 +1,205 @@
+"""When a checkpoint is due, and who knows that one is on disk, while workers and ranks change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.state import saving
+from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.saving import Saving
+from pliant.tools.run.elastic.state.state import Counters
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.layout import JobDir
+from tests.tools.run.elastic.alone import Alone, Author
+
+EVERY_S = 10.0
+
+
+class Clock:
+    """One host's time since its boot."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Workers:
+    """The savings of the workers of one job, each with the clock of its host."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.dir, self._patch = JobDir(folder), patch
+        self.checkpoints = Checkpoints(self.dir.checkpoints)
+        self.dir.attempt(1).path.mkdir(parents=True)
+
+    def new(self, rank: int) -> tuple[Saving, Setting]:
+        members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
+        orders = Orders(self.dir, Plan(job="a", generation=1, attempt=1, members=members), rank)
+        setting = Setting(rank, 2, torch.device("cpu"), orders)
+        return Saving(setting, Reporter(setting), Checkpoints(self.dir.checkpoints)), setting
+
+    def on(self, clock: Clock) -> None:
+        """What follows happens on this host."""
+        self._patch.setattr(saving, "time", clock)
+
+    def fail(self) -> None:
+        """From now on nothing can be written."""
+
+        def full(*_: Any, **__: Any) -> Path:
+            raise ServiceMissingError("no space left")
+
+        self._patch.setattr(Checkpoints, "save", full)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.dir.checkpoints.glob("*"))
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    return Workers(tmp_path, monkeypatch)
+
+
+def at_step(step: int) -> Any:
+    counters = Counters(step=step, samples_done=10 * step, cursor=10 * step)
+    state = {"counters": counters.as_dict()}
+    return SimpleNamespace(counters=counters, capture=lambda: state, resume=lambda _: None)
+
+
+class TestAge:
+    """Time that goes by without a checkpoint counts, whichever worker is rank 0."""
+
+    def test_a_job_that_changes_more_often_than_it_saves_is_saved_as_often_as_any(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock(0.0)
+        monkeypatch.setattr(saving, "time", clock)
+        job, author = Alone(tmp_path, monkeypatch), Author()
+
+        def change() -> None:
+            clock.now_s += 1.0
+            job.publish(lr_scale=1.0 + clock.now_s % 2, checkpoint_s=4.0, history_s=1e-9)
+
+        author.in_pass = change
+        job.run(author, checkpoint_s=4.0, history_s=1e-9)
+        assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]
+
+    def test_a_newcomer_on_another_host_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
+        here, there = Clock(1000.0), Clock(5.0)
+        workers.on(here)
+        (one, _), (other, setting) = workers.new(0), workers.new(1)
+        one.load(at_step(0))
+        here.now_s += EVERY_S - 1
+        parcel = one.parcel()
+        workers.on(there)
+        other.unpack(parcel)
+        setting.rank = 0
+        assert not other.due(EVERY_S, before_last=False)
+        there.now_s += 1
+        assert other.due(EVERY_S, before_last=False)
+
+
+class TestKnowledge:
+    """Saved is what is on disk."""
+
+    def test_a_worker_counts_on_a_checkpoint_once_it_hears_of_it(self, workers: Workers) -> None:
+        (first, _), (second, _) = workers.new(0), workers.new(1)
+        for one in (first, second):
+            assert one.save(at_step(7)) == ""
+        assert (first.step, second.step) == (7, 0)
+        second.hear(0)
+        assert second.step == 0
+        second.hear(first.step)
+        assert second.counters == at_step(7).counters
+
+    def test_where_rank_0_could_not_write_no_worker_believes_that_it_did(self, workers: Workers) -> None:
+        clock = Clock(100.0)
+        workers.on(clock)
+        (first, _), (second, setting) = workers.new(0), workers.new(1)
+        second.unpack(first.parcel())
+        clock.now_s += EVERY_S
+        workers.fail()
+        for one in (first, second):
+            one.save(at_step(7))
+        second.hear(first.step)
+        assert (first.step, second.step) == (0, 0)
+        setting.rank = 0
+        assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
+        assert not first.due(EVERY_S, before_last=False), "the same one waits"
+
+    def test_a_newcomer_knows_what_is_on_disk(self, workers: Workers) -> None:
+        (first, _), (second, _) = workers.new(0), workers.new(1)
+        first.save(at_step(7))
+        second.unpack(first.parcel())
+        assert second.counters == at_step(7).counters
+
+
+class TestAlone:
+    """Workers that lost each other save side by side."""
+
+    def test_two_of_them_a_step_apart_leave_each_other_s_files(self, workers: Workers) -> None:
+        workers.checkpoints.save({}, 3)
+        workers.checkpoints.save({}, 6)
+        other = workers.dir.checkpoints / ".pliant-0.tmp"
+        other.write_bytes(b"of another one, that is at it")
+        for rank, step in ((1, 10), (0, 9)):
+            assert workers.new(rank)[0].save_alone(at_step(step)) == ""
+        assert workers.files == [".pliant-0.tmp", *(f"step-{step:012}.ckpt" for step in (3, 6, 9, 10))]
+        other.unlink()
+        loaded = workers.checkpoints.load().state
+        assert loaded == {"counters": at_step(10).counters.as_dict()}
+
+    def test_damaged_newer_files_do_not_crowd_out_what_one_saves_alone(self, workers: Workers) -> None:
+        workers.checkpoints.save({}, 3)
+        for step in (7, 8):
+            (workers.dir.checkpoints / f"step-{step:012}.ckpt").write_bytes(b"torn")
+        assert workers.new(1)[0].save_alone(at_step(5)) == ""
+        loaded = workers.checkpoints.load().state
+        assert loaded == {"counters": at_step(5).counters.as_dict()}
+
+    def test_of_those_at_one_step_one_writes_and_the_others_wait_for_it(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writing, may_end = threading.Event(), threading.Event()
+        written: list[int] = []
+        save: Callable[..., Path] = Checkpoints.save
+
+        def slowly(*arguments: Any, **options: Any) -> Path:
+            written.append(arguments[2])
+            writing.set()
+            assert may_end.wait(60)
+            return save(*arguments, **options)
+
+        monkeypatch.setattr(Checkpoints, "save", slowly)
+        savings = [workers.new(rank)[0] for rank in range(2)]
+        threads = [threading.Thread(target=one.save_alone, args=(at_step(5),)) for one in savings]
+        threads[0].start()
+        assert writing.wait(60)
+        threads[1].start()
+        assert {one.step for one in savings} == {0}
+        may_end.set()
+        for thread in threads:
+            thread.join(60)
+        assert written == [5]
+        assert {one.step for one in savings} == {5}
+
+    def test_one_that_could_not_write_does_not_keep_the_next_from_it(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            Workers.fail(SimpleNamespace(_patch=patch))  # type: ignore[arg-type]
+            assert "no space left" in workers.new(0)[0].save_alone(at_step(5))
+        other, _ = workers.new(1)
+        assert other.save_alone(at_step(5)) == ""
+        assert (other.step, workers.files) == (5, ["step-000000000005.ckpt"])

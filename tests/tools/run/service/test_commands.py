@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.job import Job
+from pliant.tools.profile.torchrun.command import RUN_TORCHRUN
+from pliant.tools.profile.torchrun.processes import child_environment
+from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.service.commands import ranked, units
+from pliant.tools.run.service.plan_file import make_plan
+from pliant.tools.run.service.steps import Share, Target
+from pliant.tools.run.statedir.layout import AttemptDir
+from pliant.tools.run.statedir.slots import Slot, counts
+from tests.builders import job
+
+FOLDER = Path("/state/jobs/a")
+ATTEMPT = AttemptDir(FOLDER / "attempts" / "1")
+CPU = {name: NodeInfo(name, 4) for name in ("n0", "n1")}
+GPU = {
+    "n0": NodeInfo("n0", 4, devices=("0", "1", "2", "3")),
+    "n1": NodeInfo("n1", 4, devices=("4", "5", "6", "7")),
+}
+TORCHRUN = (sys.executable, "-P", RUN_TORCHRUN)
+
+
+def target(spec: Job, *slots: str) -> Target:
+    found = tuple(map(Slot.parse, slots))
+    return Target(Share(spec, counts(found), 32), found)
+
+
+def elastic(**more: object) -> Job:
+    return job("a", gpus=1, high=4, command=("train.py", "--lr", "1"), workdir="/work dir", **more)
+
+
+def rigid(gpus: int) -> Job:
+    return job("a", gpus=gpus, command=("train.py",), workdir="/w")
+
+
+def test_an_elastic_job_gets_one_torchrun_per_slot() -> None:
+    first, second = units(target(elastic(), "n0/1", "n0/0"), FOLDER, ATTEMPT, CPU, 1)
+    assert first.argv == (
+        *TORCHRUN,
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
+        *("--local-addr=127.0.0.1", "--nproc-per-node=1", "--max-restarts", "0"),
+        *("--log-dir", "/state/jobs/a/attempts/1/logs/0", "--redirects", "3", "--", "train.py", "--lr", "1"),
+    )
+    assert (first.node, first.cwd) == ("n0", "/work dir")
+    assert first.env["PLIANT_JOB_DIR"] == "/state/jobs/a"
+    assert [unit.env["PLIANT_SLOT"] for unit in (first, second)] == ["n0/1", "n0/0"]
+    assert "/state/jobs/a/attempts/1/logs/1" in second.argv
+
+
+def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:
+    (unit,) = units(target(elastic(), "n0/0"), FOLDER, ATTEMPT, CPU, 1)
+    assert unit.env["OMP_NUM_THREADS"] == "1"
+    assert unit.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_gpu_slot_sees_its_gpu_by_the_number_it_has_on_the_machine() -> None:
+    (unit,) = units(target(elastic(), "n1/2"), FOLDER, ATTEMPT, GPU, 1)
+    assert unit.env["CUDA_VISIBLE_DEVICES"] == "6"
+    assert "OMP_NUM_THREADS" not in unit.env
+
+
+def test_the_job_may_set_variables_but_not_take_over_its_slot() -> None:
+    spec = elastic(env={"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"})
+    (unit,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, CPU, 1)
+    assert (unit.env["OMP_NUM_THREADS"], unit.env["DATA"]) == ("2", "/data")
+    assert unit.env["PLIANT_SLOT"] == "n0/0"
+
+
+def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
+    (unit,) = units(target(rigid(2), "n0/0", "n0/3"), FOLDER, ATTEMPT, GPU, 1)
+    assert "--nnodes=1" in unit.argv
+    assert "--nproc-per-node=2" in unit.argv
+    assert unit.env["PLIANT_SLOT"] == "rank"
+    assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
+
+
+def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
+    nodes = {"n0": NodeInfo("n0", 4, address="10.0.0.1"), "n1": NodeInfo("n1", 4, address="10.0.0.2")}
+    first, second = units(target(rigid(3), "n0/0", "n1/0", "n1/1"), FOLDER, ATTEMPT, nodes, 4711)
+    meeting = ("--rdzv-backend=static", "--master-addr=10.0.0.1", "--master-port=4711")
+    assert first.argv[3:9] == ("--nnodes=2", "--node-rank=0", *meeting, "--local-addr=10.0.0.1")
+    assert second.argv[3:9] == ("--nnodes=2", "--node-rank=1", *meeting, "--local-addr=10.0.0.2")
+    assert [first.argv[9], second.argv[9]] == ["--nproc-per-node=1", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("spec", [elastic(), rigid(3)])
+def test_member_i_of_the_plan_is_rank_i(spec: Job) -> None:
+    wanted = target(spec, "n0/1", "n1/0", "n0/0")
+    plan = make_plan(wanted, 1, 1, CPU)
+    assert [member.slot for member in plan.members] == list(map(str, ranked(wanted)))
+    assert sorted(member.slot for member in plan.members) == ["n0/0", "n0/1", "n1/0"]
+
+
+def test_a_plan_says_how_the_batch_is_cut() -> None:
+    spec = elastic(seed=7, checkpoint_seconds=5.0)
+    share = Share(spec, (("n1", 1),), 64, 2, 1.5)
+    plan = make_plan(Target(share, (Slot("n1", 3),)), 4, 2, GPU)
+    assert (plan.generation, plan.attempt, plan.abort) == (4, 2, False)
+    assert (plan.global_batch, plan.accum, plan.lr_scale) == (64, 2, 1.5)
+    assert (plan.seed, plan.checkpoint_s) == (7, 5.0)
+    assert (plan.members[0].device, plan.members[0].gpu) == ("cuda", 3)
+
+
+def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:
+    base = {"RANK": "3", "MASTER_PORT": "1", "SLURM_JOB_ID": "9", "PLIANT_PROFILE": "x", "HOME": "/h"}
+    assert child_environment(base, {"A": "1"}) == {"HOME": "/h", "A": "1"}

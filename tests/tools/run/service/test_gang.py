@@ -1,0 +1,377 @@
+"""The stages of a stop, on a clock that the test turns and processes that only exist as statuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import EventWriter
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
+from pliant.tools.run.service import gang as gang_module
+from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.members import Roll
+from pliant.tools.run.service.plan_file import make_member, make_plan, read_plan, write_plan
+from pliant.tools.run.service.setback import Setback
+from pliant.tools.run.service.steps import Share, Target
+from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.statedir import folder_cache
+from pliant.tools.run.statedir.contract.plan import WorkerOutcome
+from pliant.tools.run.statedir.layout import AttemptDir, JobDir
+from pliant.tools.run.statedir.slots import Slot
+from tests.builders import job
+
+RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
+ADDED = Slot("n1", 1)
+TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
+
+
+def renamed(path: Path, text: str) -> None:
+    """Replace a file as workers do."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+class Stops:
+    """A backend that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        self.told.append(level if only is None else f"{level} {sorted(only)}")
+
+
+class Scene:
+    """Two workers on two nodes, both running."""
+
+    def __init__(self, folder: Path, elastic: str) -> None:
+        spec = job("a", gpus=1 if elastic == "size" else 2, high=2 if elastic == "size" else None)
+        target = Target(Share(spec, (("n0", 1), ("n1", 1)), 8), (Slot("n0", 0), Slot("n1", 0)))
+        plan = make_plan(target, 1, 1, {name: NodeInfo(name, 1) for name in ("n0", "n1")})
+        self.target = target
+        self.job = JobDir(folder)
+        self.backend = Stops()
+        handle = Handle("a", 1, self.job.attempt(1).path)
+        handle.folder.mkdir(parents=True)
+        self.gang = Gang(handle, plan, target, cast("Backend", self.backend), timeouts=TIMES)
+        self.gang.statuses = (RUNNING, RUNNING)
+
+    def reaches(self, generation: int) -> None:
+        renamed(self.gang.handle.files.reached, f"{generation}\n")
+
+    def grows(self, slot: Slot = ADDED, number: int = 2) -> None:
+        """One more worker is started."""
+        self.target = Target(self.target.share, (*self.target.slots, slot))
+        added = make_member(slot, NodeInfo(slot.node, 2), number)
+        self.gang.follow(self.job, self.target, self.gang.plan.members, [added])
+        self.gang.statuses = (*self.gang.statuses, RUNNING)
+
+    def replaces(self, number: int) -> None:
+        """A new worker takes the place of the second one, and trains."""
+        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
+        self.gang.follow(self.job, self.target, self.gang.plan.members[:1], [added])
+        self.reaches(self.gang.plan.generation)
+        self.gang.statuses = (*self.gang.statuses, RUNNING)
+
+    def says(self, rank: int, outcome: str) -> None:
+        text = WorkerOutcome.model_validate({"outcome": outcome}).model_dump_json()
+        renamed(self.gang.handle.files.outcome(rank), text)
+
+    def watch(self, *times_s: float) -> list[str]:
+        for now_s in times_s:
+            self.gang.watch(self.job, now_s)
+        return self.backend.told
+
+
+@pytest.fixture(params=["size", "none"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    return Scene(tmp_path, request.param)
+
+
+def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(tmp_path, "size")
+
+    def read_too_early(files: AttemptDir) -> None:
+        scene.reaches(1)
+        files.progress.touch()
+
+    monkeypatch.setattr(gang_module, "read_reached", read_too_early)
+    crew = scene.gang.crew()
+    assert (crew.trains, crew.reports) == (None, False)
+
+
+def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:
+    scene.says(1, "done")
+    scene.gang.statuses = (RUNNING, CLEAN)
+    assert scene.watch(0.0, 100.0, 1e6) == []
+    assert not scene.gang.stopping
+
+
+def test_a_stop_that_was_asked_for_has_a_deadline_also_where_one_worker_has_left(scene: Scene) -> None:
+    scene.gang.handle.files.progress.touch()
+    scene.gang.request_stop(scene.job, 0.0)
+    scene.says(1, "stopped")
+    scene.gang.statuses = (RUNNING, CLEAN)
+    assert scene.watch(59.0) == []
+    assert scene.watch(60.0) == ["term"]
+    assert scene.watch(90.0, 95.0) == ["term", "kill", "kill"]
+
+
+def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> None:
+    scene.says(1, "stopped")
+    scene.gang.statuses = (RUNNING, CLEAN)
+    assert scene.watch(0.0, 59.0) == []
+    assert scene.watch(60.0) == ["term"]
+
+
+def test_who_lost_a_worker_is_sent_home_at_once(scene: Scene) -> None:
+    scene.gang.statuses = (RUNNING, UnitStatus("exited", 1))
+    assert scene.watch(0.0) == ["term"]
+    assert scene.watch(5.0) == ["term", "kill"]
+
+
+def test_the_reason_names_the_worker_that_fell_first_not_those_sent_home_after_it(scene: Scene) -> None:
+    scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
+    assert scene.watch(0.0) == ["term"]
+    scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
+    scene.gang.watch(scene.job, 1.0)
+    assert scene.gang.verdict().message.startswith("killed by SIGKILL")
+
+
+class Lives:
+    """What workers' own files would say."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
+        self.silent: list[int] = []
+        patch.setattr(Roll, "life", lambda roll, worker: self.of[worker])
+        patch.setattr(Roll, "silent", lambda roll, workers, now_s, limit_s: self.silent)
+
+
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
+    return Lives(monkeypatch)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Scene:
+    """Two workers that train."""
+    made = Scene(tmp_path, "size")
+    write_plan(made.job, made.gang.plan)
+    made.reaches(1)
+    return made
+
+
+def members(scene: Scene) -> list[int]:
+    return list(scene.gang.plan.workers)
+
+
+def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Lives) -> None:
+    lives.of[0] = "gone"
+    assert training.watch(1.0) == ["kill [0]"]
+    assert (training.gang.plan.generation, members(training)) == (2, [1])
+    assert read_plan(training.job) == training.gang.plan
+    assert not training.gang.stopping
+    training.gang.statuses = (UnitStatus("exited", 1), RUNNING)
+    training.reaches(2)
+    assert training.watch(2.0) == ["kill [0]"], "its unit ended: nothing is left to do"
+    assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
+
+
+def test_who_stands_still_is_killed_and_then_left_out(training: Scene, lives: Lives) -> None:
+    lives.silent = [1]
+    assert training.watch(1.0) == ["kill [1]"]
+    assert members(training) == [0, 1]
+    lives.of[1], lives.silent = "gone", []
+    training.watch(2.0)
+    assert members(training) == [0]
+
+
+def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:
+    lives.of = {0: "gone", 1: "gone"}
+    training.gang.statuses = (UnitStatus("exited", 1), UnitStatus("exited", 1))
+    assert training.watch(1.0) == ["term"]
+    assert members(training) == [0, 1]
+
+
+def test_a_worker_that_crashed_by_its_script_takes_the_attempt_down(training: Scene, lives: Lives) -> None:
+    training.says(1, "crashed")
+    lives.of[1] = "gone"
+    assert training.watch(1.0) == ["term"]
+
+
+def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size(
+    training: Scene, lives: Lives
+) -> None:
+    before = training.target
+    training.grows()
+    lives.of[2] = "gone"
+    training.watch(1.0)
+    assert (training.gang.plan.generation, members(training)) == (3, [0, 1])
+    assert training.gang.setback() == Setback(
+        (Slot("n1", 1),), "the new workers on n1/1 ended before they trained"
+    )
+    assert training.gang.setback() is None, "it is reported once"
+    assert training.gang.serves(before)
+
+
+def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Scene, lives: Lives) -> None:
+    training.grows()
+    training.gang.statuses = (RUNNING, RUNNING, UnitStatus("exited", 1))
+    text = WorkerOutcome(outcome="crashed", message="out of memory").model_dump_json()
+    training.gang.handle.files.outcome(2).write_text(text)
+    assert training.watch(1.0) == ["kill [2]"]
+    assert (members(training), training.gang.stopping) == ([0, 1], False)
+    found = training.gang.setback()
+    assert found is not None
+    assert found.reason == "the new workers on n1/1 ended before they trained: out of memory"
+
+
+def test_a_failed_grow_goes_back_to_the_batch_that_the_others_train_with(
+    training: Scene, lives: Lives
+) -> None:
+    share = replace(training.target.share, global_batch=32, lr_scale=4.0)
+    training.target = replace(training.target, share=share)
+    training.grows()
+    assert training.gang.plan.cut == (32, 1, 4.0)
+    lives.of[2] = "gone"
+    training.watch(1.0)
+    assert training.gang.plan.cut == training.gang.target.cut == (8, 1, 1.0)
+
+
+def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:
+    training.grows()
+    training.grows(Slot("n0", 1), 3)
+    lives.of |= {2: "gone", 3: "absent"}
+    training.watch(1.0)
+    assert members(training) == [0, 1, 3]
+    assert training.backend.told == ["kill [2]"]
+
+
+def test_a_slot_that_loses_one_worker_after_the_other_is_left_alone_and_the_others_train_on(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = dict.fromkeys(range(9), "alive")
+    for number in range(2, 7):
+        assert training.gang.setback() is None
+        training.replaces(number)
+        lives.of[number] = "gone"
+        training.watch(number + 0.5, number + 0.6)
+    assert not training.gang.stopping
+    assert members(training) == [0]
+    assert training.gang.setback() == Setback((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
+
+
+def test_workers_that_have_trained_for_long_are_replaced_again_and_again(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = dict.fromkeys(range(9), "alive")
+    for number in range(2, 9):
+        training.replaces(number)
+        training.watch(100.0 * number + 1.0)
+        lives.of[number] = "gone"
+        training.watch(100.0 * number + 7.0)
+    assert not training.gang.stopping
+
+
+def test_a_new_worker_that_lives_is_waited_for_while_the_others_train(training: Scene, lives: Lives) -> None:
+    training.grows()
+    lives.of[2] = "absent"
+    assert training.watch(1.0, 1e6) == []
+    assert (members(training), training.gang.setback()) == ([0, 1, 2], None)
+
+
+def test_a_new_worker_that_is_no_longer_wanted_has_a_limit_to_leave(training: Scene, lives: Lives) -> None:
+    before = training.target
+    training.grows()
+    lives.of[2] = "absent"
+    training.gang.follow(training.job, before, training.gang.plan.members[:2])
+    assert training.watch(1.0, 60.0) == []
+    assert training.watch(61.0) == ["kill [2]"]
+
+
+def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene, lives: Lives) -> None:
+    """A torchrun that hangs, or that somebody stopped: the worker's outcome says all there is to say."""
+    for worker in (0, 1):
+        training.says(worker, "done")
+        lives.of[worker] = "gone"
+    assert training.watch(0.0, 9.0) == []
+    assert training.watch(10.0) == ["kill [0, 1]"]
+    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
+    training.gang.watch(training.job, 11.0)
+    assert training.gang.verdict().end == "done"
+
+
+def test_a_launcher_that_was_killed_after_its_worker_was_done_does_not_take_the_others_along(
+    training: Scene, lives: Lives
+) -> None:
+    training.says(1, "done")
+    lives.of[1] = "gone"
+    training.watch(0.0, 10.0)
+    training.gang.statuses = (RUNNING, UnitStatus("lost"))
+    training.gang.watch(training.job, 11.0)
+    assert not training.gang.stopping
+
+
+def test_a_worker_that_died_under_a_launcher_that_stands_still_is_noticed_where_it_was_the_last(
+    training: Scene, lives: Lives
+) -> None:
+    lives.of = {0: "gone", 1: "gone"}
+    assert training.watch(0.0, 10.0) == ["kill [0, 1]"]
+
+
+def test_a_stopped_launcher_of_a_job_that_is_not_elastic_has_a_limit_once_its_workers_have_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its workers write nothing of themselves, so the process tree has to do."""
+    scene = Scene(tmp_path, "none")
+    scene.gang.statuses = (RUNNING, UnitStatus("running", idle=True))
+    assert scene.watch(0.0, 9.0) == []
+    assert scene.watch(10.0) == ["kill [1]"]
+    assert "what is left on n1 does not end" in caplog.text
+
+
+def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: Lives) -> None:
+    lives.of = {0: "absent", 1: "absent"}
+    scene.watch(1e6)
+    assert scene.gang.serves(scene.target)
+
+
+def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training: Scene) -> None:
+    before = training.gang
+    said = EventWriter(before.handle.files.progress)
+    said.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
+    said.close()
+    backend = cast("Backend", training.backend)
+    after = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES, seen=1)
+    assert [after.settles(event) for event in after.tail.read()] == [True]
+    unseen = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES)
+    assert not unseen.settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+
+
+def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_cache, "FRESH_S", 0.0)
+    monkeypatch.setattr(folder_cache, "STALE_S", float("inf"))
+    scene.reaches(1)
+    os.utime(scene.gang.handle.folder, (1, 1))  # whatever happens from now on has another stamp
+    assert scene.watch(0.0) == []
+    read: list[Path] = []
+    told = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or told(path))
+    assert scene.watch(*(0.1 * turn for turn in range(100))) == []
+    assert read == []
+    scene.says(1, "stopped")
+    scene.watch(10.0)
+    assert scene.gang.handle.files.outcome(1) in read
+    assert scene.gang.stopping

@@ -1,0 +1,691 @@
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissingError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_schedule
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.loop import LiveRun
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.plan_file import read_plan
+from pliant.tools.run.service.reports import Progressed
+from pliant.tools.run.service.run import check_failed, run_once, run_until_done
+from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log import events as journal
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.watch.job_status import in_order as jobs_in_order
+from pliant.tools.run.watch.sight import Bystander
+from pliant.tools.schedule.decide import Question
+from tests.tools.run.conftest import left_running
+from tests.tools.run.scripts import EXIT, PlainBackend
+from tests.tools.run.site import Site, in_order, until
+from tests.tools.schedule.histories import decide_from
+
+
+@pytest.fixture(autouse=True)
+def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
+        return PlainBackend(nodes, dirs.jobs)
+
+    monkeypatch.setattr(runner, "open_backend", backend)
+    monkeypatch.setattr(runner, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def silent(log: RunLog, now_s: float) -> None:
+    pass
+
+
+def when(condition: Callable[[RunLog], bool], action: Callable[[], None]) -> runner.View:
+    """A view that does something once, as soon as the log fulfils a condition."""
+    left = [action]
+
+    def view(log: RunLog, now_s: float) -> None:
+        if left and condition(log):
+            left.pop()()
+
+    return view
+
+
+def trains(job_id: str, samples: float = 20.0) -> Callable[[RunLog], bool]:
+    return lambda log: job_id in log.jobs and log.jobs[job_id].samples_done >= samples
+
+
+def told(site: Site, after: str) -> Callable[[RunLog], bool]:
+    """Whether a job has reported under a change."""
+    return lambda _: any((event.detail or {}).get("after") == after for event in site.events())
+
+
+def test_a_job_shrinks_when_another_arrives_and_grows_when_it_has_ended(site: Site) -> None:
+    site.job("a", "--gate", site.gate, samples=700, high=2)
+    site.job("b", samples=100, high=1, at=0.2)
+    log, stopped_by = run_until_done(site.options(), when(told(site, "grow"), site.gate.touch))
+    assert site.story() == [
+        *("submit a", "start a 2", "submit b", "shrink a 1", "start b 1"),
+        *("finish b 0", "grow a 2", "finish a 0"),
+    ]
+    assert stopped_by is None
+    assert [log.jobs[name].samples_done for name in "ab"] == [700, 100]
+
+
+def test_work_goes_on_where_it_was_stopped(site: Site) -> None:
+    site.job("a", samples=700, high=2)
+    site.job("b", samples=100, high=1, at=0.2)
+    run_until_done(site.options(), silent)
+    done = [
+        event.samples_done or 0.0 for event in site.events() if event.job == "a" and event.event == "progress"
+    ]
+    assert done == sorted(done)
+    assert max(after - before for before, after in pairwise(done)) <= 20
+
+
+def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> None:
+    first = site.folder / "shrunk"
+    site.job("a", "--gate", site.gate, samples=1200, high=2)
+    site.job("b", "--gate", first, samples=100, high=1, at=0.8)
+    shrunk, grown = when(told(site, "shrink"), first.touch), when(told(site, "grow"), site.gate.touch)
+
+    def view(log: RunLog, now_s: float) -> None:
+        shrunk(log, now_s)
+        grown(log, now_s)
+
+    run_until_done(site.options(), view)
+    costs = [
+        (
+            event.job,
+            (event.detail or {})["after"],
+            (event.detail or {})["attempt"],
+            event.overhead_seconds or 0,
+        )
+        for event in site.events()
+        if event.overhead_seconds is not None
+    ]
+    assert sorted(cost[:3] for cost in costs) == [
+        *(("a", "grow", 3), ("a", "shrink", 2), ("a", "start", 1)),
+        ("b", "start", 1),
+    ]
+    assert all(cost[3] > 0 for cost in costs)
+
+
+def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
+    site.job("a", samples=50)
+    run_until_done(site.options("fifo"), silent)
+    first, second, submit, *_ = site.events()
+    assert (first.event, (first.detail or {})["policy"], (first.detail or {})["simulated"]) == (
+        *("decision", "fifo"),
+        False,
+    )
+    assert second.event == "decision"
+    assert submit.time > 1e9
+    assert (submit.detail or {})["job"]["submit_time"] == submit.time
+
+
+def test_another_tool_can_decide_from_the_log(site: Site) -> None:
+    site.job("a", samples=50)
+    run_until_done(site.options("fifo"), silent)
+    found = decide_from(site.events(), Question("fifo"), now_s=site.events()[-1].time)
+    assert found.allocations == ()
+
+
+def test_jobs_that_arrive_later_are_not_there_before(site: Site) -> None:
+    site.job("a", samples=50)
+    site.job("b", samples=50, at=0.5)
+    run_until_done(site.options("fifo"), silent)
+    for name in "ab":
+        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
+    times = {event.job: event.time for event in site.events() if event.event == "submit"}
+    assert times["b"] - times["a"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_failing_job_is_tried_again_three_times_and_then_given_up_while_others_go_on(site: Site) -> None:
+    site.job("bad", 7, text=EXIT)
+    site.job("good", samples=300)
+    log, _ = run_until_done(site.options("fifo"), silent)
+    assert site.of("bad") == [
+        *("submit bad", "start bad 1"),
+        *("requeue bad 0", "resume bad 1") * 3,
+        "fail bad 0",
+    ]
+    assert log.jobs["good"].phase == "finished"
+    with pytest.raises(JobsFailedError, match="job bad failed: exit code 7: nothing on stderr\n1 of 2"):
+        check_failed(log, site.state)
+
+
+def test_failures_with_progress_in_between_do_not_add_up(site: Site) -> None:
+    """It crashes every 50 samples, saved ones: with one retry it still gets to its end."""
+    text = (site.folder / "train.py").read_text()
+    text = text.replace('leave("crashed", 1)', 'saved.write_text(str(done)); leave("crashed", 1)')
+    text = text.replace("if done >= options.crash_at", "if done % 50 == 0")
+    site.job("a", "--samples", 180, text=text, samples=180)
+    run_until_done(site.options("fifo", retries=1), silent)
+    assert site.of("a")[-1] == "finish a 0"
+    assert site.of("a").count("requeue a 0") == 3
+
+
+def test_a_worker_that_is_killed_takes_its_gang_down_and_the_job_goes_on(site: Site) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=400, gpus=2, low=2, high=2)
+
+    def workers() -> list[psutil.Process]:
+        return [found for found in left_running(site.folder) if found.cmdline()[1:2] == [site.script]]
+
+    def both_train(log: RunLog) -> bool:
+        return trains("a")(log) and len(workers()) == 2
+
+    def kill_one() -> None:
+        workers()[0].kill()
+        site.gate.touch()
+
+    run_until_done(site.options(), when(both_train, kill_one))
+    assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
+    requeue = next(event for event in site.events() if event.event == "requeue")
+    assert "killed by SIGKILL" in (requeue.detail or {})["reason"]
+
+
+@pytest.mark.parametrize("manner", ["--deaf", "--stubborn"])
+def test_a_job_that_does_not_listen_to_its_plan_is_terminated_then_killed(site: Site, manner: str) -> None:
+    site.job("a", manner, samples=1e6, high=2)
+    options = site.options()
+    quick = Timeouts(abort_s=0.1, term_s=0.1, kill_s=0.5, broken_s=0.5)
+    runner.run_until_done(
+        Options(options.state, options.schedule, timeouts=quick),
+        when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)),
+    )
+    assert site.of("a") == ["submit a", "start a 2", "requeue a 0"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_and_goes_on_when_it_is_run_again(
+    site: Site, number: signal.Signals
+) -> None:
+    site.job("a", "--gate", site.gate, samples=400)
+    view = when(trains("a"), lambda: os.kill(os.getpid(), number))
+    log, stopped_by = run_until_done(site.options("fifo"), view)
+    assert stopped_by == number
+    assert log.jobs["a"].phase == "preempted"
+    assert left_running(site.folder) == []
+    saved = log.jobs["a"].samples_done
+    site.gate.touch()
+    log, stopped_by = run_until_done(site.options(None), silent)
+    assert stopped_by is None
+    assert site.of("a") == ["submit a", "start a 1", "requeue a 0", "resume a 1", "finish a 0"]
+    resumed = [e.samples_done or 0 for e in site.events() if (e.detail or {}).get("after") == "resume"]
+    assert 0 < saved <= resumed[0] <= saved + 30
+
+
+def test_a_second_signal_does_not_wait_for_checkpoints(site: Site) -> None:
+    site.job("a", "--stubborn", samples=1e6)
+    twice = iter([lambda: os.kill(os.getpid(), signal.SIGINT)] * 2)
+
+    def view(log: RunLog, now_s: float) -> None:
+        if trains("a")(log):
+            next(twice, lambda: None)()
+
+    options = site.options("fifo")
+    patient = Timeouts(abort_s=3600, term_s=3600)
+    run_until_done(Options(options.state, options.schedule, timeouts=patient), view)
+    assert left_running(site.folder) == []
+
+
+def test_the_schedules_policy_and_its_state_are_carried_from_decision_to_decision(site: Site) -> None:
+    site.job("a", samples=300)
+    site.job("b", samples=50, at=0.2)
+    run_until_done(site.options("las"), silent)
+    kept = read_schedule(site.state / "schedule.json")
+    assert kept.policy.name == "las"
+    assert kept.policy_state is not None
+    assert kept.policy_state.changes_seen == 4
+    assert kept.time > 0.2
+
+
+def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.job("a", "--gate", site.gate, samples=300)
+    record = State.record
+
+    def full(self: State, events: object) -> None:
+        if trains("a")(self.log):
+            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
+        record(self, events)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(State, "record", full)
+    with pytest.raises(ServiceMissingError, match="no space left on device; 1 jobs train on: run again"):
+        run_until_done(site.options("fifo"), silent)
+    monkeypatch.setattr(State, "record", record)
+    site.gate.touch()
+    run_until_done(site.options(None), silent)
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    done = [event.samples_done for event in site.events() if event.event == "progress"]
+    assert done == sorted(set(done), key=lambda value: value or 0)
+
+
+def test_a_stop_on_a_full_disk_stops_the_jobs_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.job("a", samples=1e6)
+    record = State.record
+
+    def full(self: State, events: Iterable[Event]) -> None:
+        batch = list(events)
+        if any(event.event == "requeue" for event in batch):
+            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
+        record(self, batch)
+
+    monkeypatch.setattr(State, "record", full)
+    with pytest.raises(ServiceMissingError, match=r"no space left on device$"):
+        run_until_done(site.options("fifo"), when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert left_running(site.folder) == []
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
+
+
+def test_a_run_that_died_before_its_first_decision_took_effect_begins_when_it_is_run_again(
+    site: Site,
+) -> None:
+    site.job("a", samples=30)
+    site.job("b", samples=30, at=0.4)
+    run_until_done(site.options("fifo"), silent)
+    header, first, _ = (site.state / "events.jsonl").read_text().split("\n", 2)
+    again = Site(site.folder / "again")
+    again.state.mkdir()
+    (again.state / "events.jsonl").write_text(f"{header}\n{first}\n")
+    (again.state / "schedule.json").write_text((site.folder / "schedule.json").read_text())
+    run_until_done(again.options(None), silent)
+    assert [line for line in again.story() if line.startswith("finish")] == ["finish a 0", "finish b 0"]
+    times = {(event.event, event.job): event.time for event in again.events()}
+    assert times["submit", "b"] - times["submit", "a"] >= 0.3
+
+
+def test_nothing_is_written_over_a_run_that_is_there(site: Site) -> None:
+    site.job("a", samples=30)
+    options = site.options("fifo")
+    run_until_done(options, silent)
+    with pytest.raises(UsageError, match="holds a run"):
+        run_until_done(options, silent)
+
+
+def test_a_finished_run_has_nothing_left_to_do(site: Site) -> None:
+    site.job("a", samples=30)
+    run_until_done(site.options("fifo"), silent)
+    before = site.events()
+    run_until_done(site.options(None), silent)
+    assert site.events() == before
+
+
+def test_a_policy_that_leaves_everybody_waiting_is_not_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pliant.tools.schedule.policies.fifo import Fifo
+    from pliant.tools.schedule.policy import Decision
+
+    site.job("a")
+    monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
+    with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
+        run_until_done(site.options("fifo"), silent)
+
+
+def test_a_policy_with_rounds_is_given_up_after_as_many_idle_rounds_as_in_a_replay(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pliant.tools.schedule.policies.fifo import Fifo
+    from pliant.tools.schedule.policy import Decision
+    from pliant.tools.schedule.session import idle_limit as patience
+
+    site.job("a")
+    monkeypatch.setattr(Fifo, "decide", lambda self, snapshot, rng: Decision())
+    monkeypatch.setattr(Fifo, "default_interval_s", 0.001)
+    monkeypatch.setattr(patience, "IDLE_ROUNDS", 5)
+    with pytest.raises(InfeasibleError, match='job "a" is left: policy "fifo" never starts it'):
+        run_until_done(site.options("fifo"), silent)
+    assert [event.event for event in site.events()].count("decision") == 1 + 1 + 5
+
+
+def test_a_policy_with_a_round_is_asked_every_round(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pliant.tools.schedule.policies.fifo import Fifo
+
+    def often(log: RunLog) -> bool:
+        return sum(event.event == "decision" for event in site.events()) >= 6
+
+    site.job("a", "--gate", site.gate, samples=400)
+    monkeypatch.setattr(Fifo, "default_interval_s", 0.1)
+    run_until_done(site.options("fifo"), when(often, site.gate.touch))
+    asked = [event.time for event in site.events() if event.event == "decision"]
+    assert all(later - sooner > 0.099 for sooner, later in pairwise(asked[2:-1]))
+
+
+def test_an_error_in_the_policy_stops_the_jobs_with_checkpoints(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pliant.tools.schedule.policies.fifo import Fifo
+
+    site.job("a", samples=1e6)
+    site.job("b", samples=50, at=0.3)
+    options = site.options("fifo")
+
+    def broken(self: Fifo, snapshot: object, rng: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Fifo, "decide", broken)
+    with pytest.raises(ZeroDivisionError):
+        run_until_done(options, silent)
+    assert left_running(site.folder) == []
+    assert site.of("a") == ["submit a", "start a 1", "requeue a 0"]
+
+
+def test_once_starts_what_the_schedule_says_and_leaves_it_running(site: Site) -> None:
+    site.job("a", "--gate", site.gate, samples=150)
+    log, failed = run_once(site.options("fifo"))
+    assert (log.jobs["a"].phase, failed) == ("running", [])
+    assert left_running(site.folder) != []
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+    log, _ = run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+    assert log.jobs["a"].samples_done == 150
+
+
+def test_once_again_with_the_same_schedule_changes_nothing(site: Site) -> None:
+    site.job("a", "--gate", site.gate, samples=600)
+    run_once(site.options("fifo"))
+    before = StateDir(site.state).job("a").attempt(1).launch.read_bytes()
+    run_once(site.options("fifo"))
+    assert StateDir(site.state).job("a").attempt(1).launch.read_bytes() == before
+    assert not StateDir(site.state).job("a").attempt(2).path.exists()
+    assert left_running(site.folder) != []
+    assert site.story() == ["submit a", "start a 1"]
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
+def test_once_resizes_what_an_earlier_call_started(site: Site) -> None:
+    site.job("a", samples=1e6, high=2)
+    run_once(site.options())
+    site.job("b", samples=1e6, high=2)
+    run_once(site.options())
+    assert site.story() == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
+    site.jobs.clear()
+    run_once(site.options())
+    assert site.story()[-2:] == ["preempt a 0", "preempt b 0"]
+    assert left_running(site.folder) == []
+
+
+def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(site: Site) -> None:
+    site.job("a", 0, text=EXIT)
+    site.job("b", 9, text=EXIT)
+    run_once(site.options("fifo"))
+    until(lambda: left_running(site.folder) == [])
+    log, failed = run_once(site.options("fifo", retries=0))
+    with pytest.raises(JobsFailedError, match="job b failed: exit code 9: nothing on stderr\n1 of 2"):
+        check_failed(log, site.state, failed)
+    _, failed = run_once(site.options("fifo", retries=0))
+    assert failed == []
+    until(lambda: left_running(site.folder) == [])
+    assert in_order(["finish a 0"], site.of("a"))
+    assert in_order(["fail b 0"], site.of("b"))
+
+
+def test_a_job_that_failed_lately_is_not_started_before_its_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the one-shot form nor by another decision; when the time has come it is."""
+    monkeypatch.setattr(journal, "wait_s", lambda failures: 3600.0)
+    site.job("a", 9, text=EXIT)
+    run_once(site.options("fifo"))
+    until(lambda: left_running(site.folder) == [])
+    log, _ = run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "requeue a 0"]
+    assert log.jobs["a"].retry_s is not None
+    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s - 1)
+    assert found.allocations == ()
+    found = decide_from(site.events(), Question("fifo"), now_s=log.jobs["a"].retry_s + 1)
+    assert [given.job for given in found.allocations] == ["a"]
+
+
+def damage(*paths: Path) -> None:
+    for path in paths:
+        path.write_text("{")
+
+
+def lose(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def test_a_job_that_trains_trains_on_where_its_plan_is_lost(site: Site) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    lose(job.plan)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
+@pytest.mark.parametrize("what", ["launch record", "plan"])
+def test_a_damaged_file_of_a_job_that_trains_costs_it_nothing(site: Site, what: str) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    damage(job.attempt(1).launch if what == "launch record" else job.plan)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+    run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+
+
+@pytest.mark.parametrize("what", ["plans damaged", "plans lost", "launch record lost"])
+def test_a_job_whose_files_nothing_can_replace_is_ended_before_it_is_started_again(
+    site: Site, what: str
+) -> None:
+    site.job("a", "--deaf", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job = StateDir(site.state).job("a")
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+    plans = (job.plan, job.attempt(1).plan(1))
+    if what == "plans damaged":
+        damage(*plans)
+    else:
+        lose(*(plans if what == "plans lost" else (job.attempt(1).launch,)))
+    run_once(site.options("fifo"))
+    until(job.attempt(2).progress.exists)
+    assert before.isdisjoint(process.pid for process in left_running(site.folder))
+    plan = read_plan(job)
+    assert plan is not None
+    assert (plan.attempt, plan.generation) == (2, 1 if what == "plans lost" else 2)
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+
+
+def test_a_job_whose_plan_cannot_be_read_is_left_as_it_is_until_it_can(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.job("a", "--gate", site.gate, samples=150)
+    run_once(site.options("fifo"))
+    job, read = StateDir(site.state).job("a"), Path.read_bytes
+    until(job.attempt(1).progress.exists)
+    before = {process.pid for process in left_running(site.folder)}
+
+    def read_bytes(path: Path) -> bytes:
+        if path == job.plan:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    run_once(site.options("fifo"))
+    assert {process.pid for process in left_running(site.folder)} == before
+    assert "job a is left as it is" in caplog.text
+    assert not job.attempt(2).path.exists()
+    monkeypatch.setattr(Path, "read_bytes", read)
+    site.gate.touch()
+    until(lambda: left_running(site.folder) == [])
+    run_once(site.options("fifo"))
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+
+
+def test_plans_are_readable_by_their_owner_only(site: Site) -> None:
+    site.job("a", samples=100)
+    run_once(site.options("fifo"))
+    dirs = StateDir(site.state)
+    assert dirs.job("a").plan.stat().st_mode & 0o777 == 0o600
+    assert dirs.jobs.stat().st_mode & 0o777 == 0o700
+    assert dirs.path.stat().st_mode & 0o777 == 0o700
+    until(lambda: left_running(site.folder) == [])
+
+
+def test_a_dry_run_prints_the_commands_and_touches_nothing(site: Site) -> None:
+    site.job("a", samples=50, high=2)
+    text = runner.dry_run_text(site.options(), resume=True)
+    head, plan, first, second = text.splitlines()
+    assert head == "start a: nothing -> n0/0 n0/1 (attempt 1)"
+    assert plan == "  plan: global batch 8, 1 micro-steps, learning rate x 1"
+    assert "PLIANT_SLOT=n0/0" in first
+    assert shlex.split(second)[-5:] == ["3", "--", site.script, "--samples", "50"]
+    assert not site.state.exists()
+
+
+def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
+    """One job has finished, another one was preempted: the first is left out, the second resumes."""
+    site.job("a", samples=20)
+    site.job("b", samples=1e6)
+    run_once(site.options("fifo"))
+    until(StateDir(site.state).job("a").attempt(1).exit_code(0).exists)
+    both, site.jobs = site.jobs, []
+    preempting = site.options("fifo")
+    run_once(preempting)
+    assert site.of("a")[-1] == "finish a 0"
+    site.jobs = both
+    again = Options(site.state, site.schedule("fifo"), timeouts=preempting.timeouts)
+    lines = runner.dry_run_text(again, resume=False).splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["resume b: nothing -> n0/0 (attempt 2)"]
+    run_once(again)
+    assert site.story()[-1] == "resume b 1"
+    site.jobs.clear()
+    run_once(site.options("fifo"))
+
+
+def test_a_dry_run_of_a_run_that_goes_on_leaves_the_word_to_the_policy(site: Site) -> None:
+    site.job("a", samples=1e6)
+    run_until_done(site.options("fifo"), when(trains("a"), lambda: os.kill(os.getpid(), signal.SIGINT)))
+    text = runner.dry_run_text(site.options(None), resume=True)
+    assert text.startswith('policy "fifo" decides first')
+    assert len(text.splitlines()) == 1
+
+
+def test_a_dry_run_on_a_live_state_directory_tells_the_difference(site: Site) -> None:
+    site.job("a", samples=1e6, high=2)
+    run_once(site.options())
+    site.job("b", samples=50, high=1)
+    lines = runner.dry_run_text(site.options(), resume=False).splitlines()
+    assert lines[0] == "shrink a: n0/0 n0/1 -> n0/0 (attempt 2)"
+    assert lines[3] == "start b: nothing -> n0/1 (attempt 1)"
+    assert read_log(site.state).jobs.keys() == {"a"}
+    site.jobs.clear()
+    run_once(site.options())
+
+
+REPORTS = '''
+"""Trains until the gate is there, and reports as rank 0 does: newest progress in a file, little history."""
+import json, os, pathlib, sys, time
+
+folder = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
+gate = pathlib.Path(sys.argv[1])
+plan = json.loads((folder / "plan.json").read_text())
+attempt = folder / "attempts" / str(plan["attempt"])
+with (attempt / "progress.jsonl").open("a") as file:
+    for line in (
+        {"schema": "pliant.event/1"},
+        dict(time=time.time(), job="a", event="progress", samples_done=8.0, detail={"generation": 1}),
+    ):
+        file.write(json.dumps(line) + "\\n")
+step = 1
+while not gate.exists():
+    step += 1
+    known = {name: plan[name] for name in ("job", "attempt", "generation", "global_batch")}
+    report = {"schema": "pliant.progress/1", **known, "gpus": len(plan["members"]), "step": step, "epoch": 0,
+              "samples_done": 8.0 * step, "loss": 0.5, "step_seconds": 0.25, "noise_scale": 12.0}
+    (folder / "progress.json.new").write_text(json.dumps(report))
+    (folder / "progress.json.new").replace(folder / "progress.json")
+    time.sleep(0.01)
+if len(sys.argv) > 2:
+    os.kill(os.getpid(), 9)
+(attempt / "worker-0.new").write_text(json.dumps({"outcome": "done", "samples_done": 8.0 * step}))
+(attempt / "worker-0.new").replace(attempt / "worker-0.json")
+'''
+
+
+def reported(samples: float) -> Callable[[RunLog], bool]:
+    return lambda log: "a" in log.newest and log.newest["a"].samples_done >= samples
+
+
+def test_the_policy_hears_how_far_a_job_is_and_the_log_does_not_grow(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[float, int, float | None]] = []
+    tell = LiveRun._refine
+
+    def listening(live: LiveRun, report: Progressed) -> None:
+        tell(live, report)
+        job = live.session.jobs["a"]
+        heard.append((job.samples_done(live.clock()), len(job.observations), job.noise_scale))
+
+    monkeypatch.setattr(LiveRun, "_refine", listening)
+    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
+    run_until_done(site.options(), when(reported(400.0), site.gate.touch))
+    assert heard[-1][0] >= 400.0
+    assert heard[-1][1:] == (1, 12.0)
+    assert [event.event for event in site.events()].count("progress") == 1
+    assert site.story() == ["submit a", "start a 1", "finish a 0"]
+
+
+def test_the_log_says_how_far_a_job_was_when_it_failed(site: Site) -> None:
+    site.job("a", site.gate, "fails", text=REPORTS, samples=1e6, high=1)
+    with suppress(JobsFailedError):
+        run_until_done(replace(site.options(), retries=0), when(reported(400.0), site.gate.touch))
+    (failed,) = [event for event in site.events() if event.event == "fail"]
+    assert (failed.samples_done or 0.0) >= 400.0
+
+
+def test_who_only_looks_sees_how_far_a_job_is(site: Site) -> None:
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(jobs_in_order(Bystander(site.state).look().log)[0].samples_done)
+        site.gate.touch()
+
+    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
+    run_until_done(site.options(), when(reported(400.0), look))
+    assert seen[0] >= 400.0
+
+
+@pytest.mark.parametrize("at", [0.0, 1e6])
+def test_a_job_larger_than_the_cluster_is_out_and_the_others_run(site: Site, at: float) -> None:
+    site.job("a", samples=20)
+    site.job("big", gpus=9, at=at)
+    log, _ = run_until_done(site.options("fifo"), lambda *_: None)
+    assert site.of("big") == ["submit big", "reject big 0"]
+    assert (log.jobs["a"].phase, log.jobs["big"].phase) == ("finished", "rejected")
+    assert log.jobs["big"].reason == "needs 9 GPUs, the cluster has 2"

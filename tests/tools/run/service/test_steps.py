@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.tools.run.service.steps import ResizeJob, Share, StartJob, Step, StopJob, Target, plan_steps
+from pliant.tools.run.statedir.slots import Slot
+from tests.builders import job
+
+NODES = {"n0": 2, "n1": 2}
+
+
+def share(job_id: str, *, batch: int = 8, **nodes: int) -> Share:
+    return Share(job(job_id, gpus=1, high=4), tuple(sorted(nodes.items())), batch)
+
+
+def holds(job_id: str, *slots: str, batch: int = 8) -> Target:
+    found = tuple(map(Slot.parse, slots))
+    placement = tuple((node, sum(slot.node == node for slot in found)) for node in sorted(NODES))
+    return Target(share(job_id, batch=batch, **{node: n for node, n in placement if n}), found)
+
+
+def told(steps: list[Step]) -> list[tuple[str, str, str]]:
+    """(event, job, slots after it)."""
+    return [
+        (s.event, s.job_id, "" if isinstance(s, StopJob) else " ".join(map(str, s.after.slots)))
+        for s in steps
+    ]
+
+
+def steps(held: dict[str, Target], *wanted: Share, **more: Any) -> list[tuple[str, str, str]]:
+    return told(plan_steps(held, {w.job.id: w for w in wanted}, NODES, **more))
+
+
+def test_a_job_that_holds_nothing_starts() -> None:
+    assert steps({}, share("a", n0=2)) == [("start", "a", "n0/0 n0/1")]
+
+
+def test_a_job_that_ran_before_resumes() -> None:
+    assert steps({}, share("a", n0=1), started={"a"}) == [("resume", "a", "n0/0")]
+
+
+def test_a_job_that_is_wanted_no_more_is_preempted() -> None:
+    assert steps({"a": holds("a", "n0/0")}) == [("preempt", "a", "")]
+
+
+def test_a_share_of_no_gpu_is_a_preemption_too() -> None:
+    assert steps({"a": holds("a", "n0/0")}, share("a")) == [("preempt", "a", "")]
+
+
+def test_a_job_whose_share_stays_is_not_touched() -> None:
+    assert steps({"a": holds("a", "n0/1")}, share("a", n0=1)) == []
+
+
+def test_survivors_keep_their_slots_and_their_rank() -> None:
+    assert steps({"a": holds("a", "n0/1")}, share("a", n0=2)) == [("grow", "a", "n0/1 n0/0")]
+    assert steps({"a": holds("a", "n0/1", "n0/0")}, share("a", n0=1)) == [("shrink", "a", "n0/1")]
+
+
+def test_another_node_is_a_move() -> None:
+    assert steps({"a": holds("a", "n0/0")}, share("a", n1=1)) == [("move", "a", "n1/0")]
+
+
+def test_another_batch_on_the_same_slots_is_a_move_to_the_same_place() -> None:
+    assert steps({"a": holds("a", "n0/0")}, share("a", n0=1, batch=16)) == [("move", "a", "n0/0")]
+
+
+def test_stops_come_before_resizes_before_starts_and_slots_go_from_one_to_the_other() -> None:
+    held = {"z": holds("z", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
+    assert steps(held, share("a", n0=1), share("c", n0=1), share("b", n1=1)) == [
+        ("preempt", "z", ""),
+        ("shrink", "b", "n1/0"),
+        ("start", "a", "n0/0"),
+        ("start", "c", "n0/1"),
+    ]
+
+
+def test_two_jobs_that_swap_nodes_both_move() -> None:
+    held = {"a": holds("a", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
+    assert steps(held, share("a", n1=2), share("b", n0=2)) == [
+        ("move", "a", "n1/0 n1/1"),
+        ("move", "b", "n0/0 n0/1"),
+    ]
+
+
+def test_more_than_there_is_is_refused() -> None:
+    with pytest.raises(ValueError, match="node n0"):
+        plan_steps({}, {"a": share("a", n0=3)}, NODES)
+
+
+PLACES = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 2), max_size=2)
+
+
+@given(first=st.lists(PLACES, max_size=3), second=st.lists(PLACES, max_size=3))
+def test_after_the_steps_every_job_holds_what_it_shall_and_no_slot_twice(
+    first: list[dict[str, int]], second: list[dict[str, int]]
+) -> None:
+    held: dict[str, Target] = {}
+    for round_ in (fitting(first), fitting(second)):
+        for step in plan_steps(held, round_, NODES):
+            if isinstance(step, StopJob):
+                del held[step.job_id]
+            else:
+                assert isinstance(step, StartJob | ResizeJob)
+                held[step.job_id] = step.after
+        assert {job_id: target.share for job_id, target in held.items()} == round_
+        slots = [slot for target in held.values() for slot in target.slots]
+        assert len(slots) == len(set(slots))
+        assert plan_steps(held, round_, NODES) == []
+
+
+def fitting(places: list[dict[str, int]]) -> dict[str, Share]:
+    """As many of the places, in order, as fit the nodes together."""
+    left, shares = dict(NODES), dict[str, Share]()
+    for name, place in zip("abc", places, strict=False):
+        if place and all(left[node] >= count for node, count in place.items()):
+            for node, count in place.items():
+                left[node] -= count
+            shares[name] = share(name, **place)
+    return shares

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.statedir.contract.outcome import Verdict, broken, describe, judge
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
+
+KILLED = "killed by SIGKILL, which the system sends where memory runs out"
+CLEAN = UnitStatus("exited", 0)
+FAILED = UnitStatus("exited", 1)
+LOST = UnitStatus("lost")
+
+
+def said(outcome: str, samples: float = 100.0, message: str = "") -> WorkerOutcome:
+    return WorkerOutcome.model_validate({"outcome": outcome, "samples_done": samples, "message": message})
+
+
+def verdict(
+    outcomes: dict[int, WorkerOutcome], *units: UnitStatus, elastic: bool = True, asked: bool = False
+) -> Verdict:
+    return judge(outcomes, units, ranks=2, elastic=elastic, stop_requested=asked)
+
+
+def test_done_is_what_rank_0_says_whatever_torchrun_returned() -> None:
+    assert verdict({0: said("done"), 1: said("done")}, FAILED, FAILED) == Verdict("done", "", 100.0)
+
+
+def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
+    left = said("done").model_copy(update={"exit_counts": True})
+    found = verdict({0: left, 1: left}, FAILED, FAILED)
+    assert (found.end, found.message) == ("failed", "the script ended with exit code 1: its log tells more")
+    assert verdict({0: left, 1: left}, CLEAN, CLEAN) == Verdict("done", "", 100.0)
+    assert verdict({0: left, 1: left}, LOST, LOST).end == "done", "a launcher that is gone says nothing"
+
+
+def test_a_clean_stop_counts_though_torchrun_returned_1() -> None:
+    found = verdict({0: said("stopped"), 1: said("stopped")}, FAILED, FAILED, asked=True)
+    assert found == Verdict("stopped", "", 100.0)
+
+
+def test_a_stop_that_nobody_asked_for_is_a_failure() -> None:
+    found = verdict({0: said("stopped"), 1: said("stopped")}, CLEAN, CLEAN)
+    assert (found.end, found.message) == ("failed", "stopped by somebody else")
+
+
+def test_a_crash_is_told_by_rank_and_message() -> None:
+    found = verdict({0: said("stopped"), 1: said("crashed", message="out of memory")}, CLEAN, FAILED)
+    assert (found.end, found.message) == ("failed", "rank 1 crashed: out of memory")
+
+
+def test_the_crash_that_others_only_noticed_is_the_one_that_is_told() -> None:
+    noticed = said("crashed", message=f"{LOST_PEER}: RuntimeError: closed by peer")
+    found = verdict({0: noticed, 1: said("crashed", message="out of memory")}, FAILED, FAILED)
+    assert found.message == "rank 1 crashed: out of memory"
+    assert verdict({0: noticed, 1: noticed}, FAILED, FAILED).message == f"rank 0 crashed: {noticed.message}"
+
+
+def test_a_rank_without_a_word_was_killed() -> None:
+    found = verdict({0: said("stopped")}, CLEAN, UnitStatus("exited", -9))
+    assert (found.end, found.message) == ("failed", f"rank 1 vanished ({KILLED})")
+
+
+def test_a_kill_during_a_requested_stop_is_a_stop_with_a_remark() -> None:
+    found = verdict({0: said("stopped")}, CLEAN, LOST, asked=True)
+    assert (found.end, found.message) == ("stopped", "rank 1 vanished (killed, no exit code)")
+
+
+def test_a_job_that_ended_while_it_was_asked_to_stop_is_done() -> None:
+    assert verdict({0: said("done"), 1: said("done")}, CLEAN, CLEAN, asked=True).end == "done"
+
+
+@pytest.mark.parametrize(
+    ("unit", "end", "message"),
+    [
+        (CLEAN, "done", ""),
+        (UnitStatus("exited", 3), "failed", "exit code 3"),
+        (UnitStatus("exited", -15), "failed", "killed by SIGTERM"),
+        (LOST, "failed", "killed, no exit code"),
+    ],
+)
+def test_a_script_without_the_library_is_judged_by_its_exit_code(
+    unit: UnitStatus, end: str, message: str
+) -> None:
+    found = verdict({}, unit, elastic=False)
+    assert (found.end, found.message, found.samples_done) == (end, message, None)
+
+
+def test_a_script_without_the_library_that_was_asked_to_stop_has_stopped() -> None:
+    assert verdict({}, UnitStatus("exited", -15), elastic=False, asked=True).end == "stopped"
+
+
+def test_an_elastic_job_must_use_the_library() -> None:
+    found = verdict({}, CLEAN, CLEAN)
+    assert found.end == "failed"
+    assert 'set "elastic" to "none"' in found.message
+
+
+def test_what_was_never_started_has_failed() -> None:
+    assert verdict({}, elastic=False) == Verdict("failed", "no exit code")
+
+
+def test_a_gang_is_broken_by_a_bad_exit_a_vanished_worker_or_a_crash_but_not_by_an_early_end() -> None:
+    running = UnitStatus("running")
+    assert broken([running, FAILED], {})
+    assert broken([running, LOST], {})
+    assert broken([running, running], {1: said("crashed")})
+    assert not broken([running, CLEAN], {1: said("done")})
+
+
+def test_an_exit_in_words() -> None:
+    words = {0: "", 1: "KeyError: 7"}
+    assert describe([CLEAN, FAILED], words.__getitem__) == "exit code 1: KeyError: 7"
+    assert describe([FAILED, CLEAN], words.__getitem__) == "exit code 1"
+    assert describe([CLEAN, UnitStatus("exited", -9)], words.__getitem__) == KILLED
+    assert describe([UnitStatus("exited", -40)]) == "killed by signal 40"
+    assert describe([CLEAN, UnitStatus("exited", -11)]) == "killed by SIGSEGV"
+    assert describe([CLEAN]) == "no exit code"

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pliant.schemas.event import Event, EventName
+from pliant.schemas.formats.events import event_lines, read_event
+from pliant.schemas.io import profile_hash, profile_to_columns
+from pliant.schemas.profile import ProfileRow
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.run.service.reports import Ended, Hindered, Said
+from pliant.tools.run.service.setback import Setback
+from pliant.tools.run.service.steps import Share
+from pliant.tools.run.statedir.contract.outcome import Verdict
+from pliant.tools.run.statedir.log.events import (
+    decision_event,
+    on_clock,
+    release_event,
+    report_events,
+    run_event,
+    submit_event,
+)
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
+from pliant.tools.run.statedir.log.retries import Record
+from pliant.tools.run.statedir.slots import Slot
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster, job
+
+
+def event(time: float, name: EventName, **more: Any) -> Event:
+    return Event(time, name, "a", **more)
+
+
+def log(*events: Event) -> RunLog:
+    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), *events])
+
+
+def of(*events: Event) -> JobLog:
+    return log(*events).jobs["a"]
+
+
+START = event(
+    11.0, "start", gpus=2, placement=(("n0", 2),), global_batch=8, detail={"accum": 2, "lr_scale": 1.5}
+)
+
+
+def progress(time: float, samples: float, attempt: int = 1, **detail: Any) -> Event:
+    return event(time, "progress", samples_done=samples, loss=0.5, detail={"attempt": attempt, **detail})
+
+
+def test_a_submitted_job_waits() -> None:
+    found = of()
+    assert (found.phase, found.submitted_s, found.gpus, found.total_samples) == ("waiting", 10.0, 0, 1000.0)
+
+
+def test_a_started_job_holds_what_the_event_says() -> None:
+    found = of(START)
+    assert (found.phase, found.gpus, found.started_s) == ("running", 2, 11.0)
+    assert (found.share.placement, found.share.global_batch) == ((("n0", 2),), 8)
+    assert (found.share.accum, found.share.lr_scale) == (2, 1.5)
+
+
+def test_a_change_is_open_until_its_first_step_was_measured() -> None:
+    assert of(START).change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0)).change == ("start", 11.0)
+    assert of(START, progress(12.0, 8.0, after="start")).change is None
+
+
+def test_worker_events_are_counted_by_attempt_so_that_none_is_read_twice() -> None:
+    found = of(START, progress(12.0, 8.0), progress(13.0, 16.0), progress(14.0, 24.0, attempt=2))
+    assert found.seen == {1: 2, 2: 1}
+
+
+def test_speed_is_measured_between_the_newest_two_reports_of_one_allocation() -> None:
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0)).samples_per_second == 10.0
+    assert of(START, progress(12.0, 8.0)).samples_per_second is None
+    grown = event(15.0, "grow", gpus=3, placement=(("n0", 3),))
+    assert of(START, progress(12.0, 8.0), progress(14.0, 28.0), grown).samples_per_second is None
+
+
+def test_a_preempted_job_holds_nothing_and_waits() -> None:
+    found = of(START, event(12.0, "preempt", gpus=0, placement=()))
+    assert (found.phase, found.gpus, found.placement, found.ended) == ("preempted", 0, (), False)
+
+
+def failed(time: float, attempt: int) -> Event:
+    return event(time, "requeue", gpus=0, placement=(), detail={"attempt": attempt, "reason": "exit code 1"})
+
+
+def test_failures_without_progress_add_up() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
+    assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, Record(3, 3))
+
+
+def test_a_failure_after_progress_is_the_first_one_again() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
+    assert found.next_failure(15.0) == Record(1, 2), "a hundredth of the work"
+
+
+def test_a_job_that_crashes_a_little_further_each_time_makes_no_progress() -> None:
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 52.0, 2), failed(15.0, 2))
+    assert found.failures == 2
+    found.add(progress(16.0, 55.0, 3))
+    assert found.next_failure(17.0).failures == 3
+    found.add(progress(16.0, 61.0, 3))
+    assert found.next_failure(17.0).failures == 1, "together a hundredth of the work"
+
+
+def test_a_job_that_trained_further_for_as_long_as_between_two_checkpoints_made_progress() -> None:
+    resume = event(100.0, "resume", gpus=2, placement=(("n0", 2),))
+    found = of(START, progress(12.0, 50.0), failed(13.0, 1), resume, progress(159.0, 51.0, 2))
+    assert [found.next_failure(time_s).failures for time_s in (159.0, 160.0)] == [2, 1]
+
+
+def test_retries_wait_longer_each_time_and_the_log_says_until_when() -> None:
+    known, waits = log(START), []
+    for attempt in (1, 2, 3):
+        (told,) = report_events(Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, 3)
+        known.add(told)
+        waits.append((told.detail or {})["wait_seconds"])
+        job = known.jobs["a"]
+        assert job.retry_s == 20.0 * attempt + waits[-1]
+    assert waits == [1.0, 2.0, 4.0]
+    assert (job.failures, job.retries) == (3, 3)
+    (last,) = report_events(Ended("a", 4, Verdict("failed", "it fell")), known, 80.0, 3)
+    assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
+
+
+def test_a_job_that_fails_too_often_within_an_hour_is_given_up_however_far_it_gets() -> None:
+    known, times = log(START), iter(range(1, 100))
+    ends = []
+    while "fail" not in ends:
+        attempt = next(times)
+        known.add(progress(20.0 * attempt, 50.0 * attempt, attempt))
+        (told,) = report_events(
+            Ended("a", attempt, Verdict("failed", "it fell")), known, 20.0 * attempt, retries=1
+        )
+        known.add(told)
+        ends.append(told.event)
+    assert ends == ["requeue"] * 10 + ["fail"]
+    assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
+
+
+def test_a_job_that_went_back_to_its_checkpoint_is_where_it_is_and_has_made_no_progress() -> None:
+    found = of(START, progress(12.0, 90.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
+    assert (found.samples_done, found.next_failure(15.0).failures) == (60.0, 2)
+
+
+def test_an_interruption_is_no_failure() -> None:
+    found = of(
+        START, event(12.0, "requeue", gpus=0, placement=(), detail={"reason": "interrupted by SIGINT"})
+    )
+    assert (found.phase, found.failures) == ("preempted", 0)
+
+
+def test_ended_jobs_are_active_no_more() -> None:
+    for name, phase in (
+        ("finish", "finished"),
+        ("fail", "failed"),
+        ("reject", "rejected"),
+        ("cancel", "cancelled"),
+    ):
+        found = log(START, event(12.0, name, gpus=0, placement=()))
+        assert (found.jobs["a"].phase, found.active) == (phase, {})
+
+
+def test_a_clean_end_becomes_finish_a_stop_nothing_a_failure_requeue_or_fail() -> None:
+    running = log(START)
+    done = report_events(Ended("a", 1, Verdict("done", "", 1000.0)), running, 20.0, 3)
+    assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
+    assert report_events(Ended("a", 1, Verdict("stopped")), running, 20.0, 3) == []
+    broke = Ended("a", 1, Verdict("failed", "exit code 1"))
+    assert [e.event for e in report_events(broke, running, 20.0, 1)] == ["requeue"]
+    assert [e.event for e in report_events(broke, running, 20.0, 0)] == ["fail"]
+
+
+def hindered(gpus: int, *slots: str) -> Hindered:
+    share = Share(job("a"), (("n0", gpus),) if gpus else (), 8)
+    return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), share)
+
+
+def test_a_job_that_could_not_grow_shrinks_in_the_log_and_does_not_get_the_slot_for_a_while() -> None:
+    known = log(START)
+    shrink, down = report_events(hindered(1, "n0/1"), known, 20.0, 3)
+    assert shrink.detail is not None
+    assert (shrink.event, shrink.gpus, shrink.placement) == ("shrink", 1, (("n0", 1),))
+    assert shrink.detail == {
+        "reason": "no memory; n0/1 is left out for 60 s",
+        "accum": 1,
+        "lr_scale": 1.0,
+        "setback": True,
+    }
+    assert (down.event, down.job) == ("slot_down", "a")
+    for each in (shrink, down):
+        known.add(each)
+    assert (known.jobs["a"].gpus, known.jobs["a"].reason) == (1, shrink.detail["reason"])
+    (again,) = report_events(hindered(1, "n0/1"), known, 90.0, 3)
+    assert (again.detail or {})["seconds"] == 120.0
+
+
+def test_a_job_with_too_few_workers_left_waits_and_has_not_failed() -> None:
+    known = log(START)
+    requeue, *_ = report_events(hindered(0, "n0/0", "n0/1"), known, 20.0, 3)
+    known.add(requeue)
+    assert (requeue.event, known.jobs["a"].phase, known.jobs["a"].failures) == ("requeue", "preempted", 0)
+
+
+def test_a_job_that_could_not_grow_on_three_slots_keeps_its_size() -> None:
+    shrink, *_ = report_events(hindered(1, "n0/1", "n0/2", "n0/3"), log(START), 20.0, 3)
+    assert (shrink.detail or {})["wait_seconds"] == 60.0
+
+
+def test_reports_about_jobs_that_have_ended_leave_no_trace() -> None:
+    over = log(START, event(12.0, "finish", gpus=0, placement=()))
+    assert report_events(Ended("a", 1, Verdict("failed", "late")), over, 20.0, 3) == []
+
+
+def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
+    said = Said("a", 1, (progress(15.0, 8.0), progress(16.0, 16.0)), settled=True)
+    first, second = report_events(said, log(START), 20.0, 3)
+    assert (first.overhead_seconds, first.detail) == (4.0, {"attempt": 1, "after": "start"})
+    assert (second.overhead_seconds, second.detail) == (None, {"attempt": 1})
+
+
+def test_a_measured_speed_belongs_to_what_the_job_holds_and_to_nothing_before() -> None:
+    """The first report is of the step that ends the change; one of three workers is old."""
+    reports = [progress(14.0 + number, 8.0 * number, step_seconds=0.5) for number in range(3)]
+    first, second, third = (
+        replace(report, gpus=gpus) for report, gpus in zip(reports, (2, 2, 3), strict=True)
+    )
+    told = report_events(Said("a", 1, (first, second, third), settled=True), log(START), 20.0, 3)
+    seen = {"placement": [2], "local_batch": 2, "accum": 2, "step_seconds": 0.5}
+    assert [(event.detail or {}).get("observed") for event in told] == [None, seen, None]
+    leaving = report_events(Said("a", 1, (second,), settled=False), log(START), 20.0, 3)
+    assert "observed" not in (leaving[0].detail or {})
+
+
+def test_a_gang_on_its_way_out_measures_nothing_and_says_nothing_about_gpus() -> None:
+    saved = event(15.0, "checkpoint", gpus=2, samples_done=8.0, overhead_seconds=0.3)
+    (found,) = report_events(Said("a", 1, (saved,), settled=False), log(START), 20.0, 3)
+    assert (found.overhead_seconds, found.gpus, found.samples_done) == (None, None, 8.0)
+    (found,) = report_events(Said("a", 1, (saved,), settled=True), log(START), 20.0, 3)
+    assert found.overhead_seconds == 0.3
+
+
+def test_the_log_is_utc_and_reads_back_on_the_clock_of_the_schedule() -> None:
+    submitted = submit_event(job("a", at=5.0), 1005.0)
+    assert (submitted.detail or {})["job"]["submit_time"] == 1005.0
+    (back, started) = on_clock([submitted, Event(1010.0, "start", "a", gpus=1)], 1000.0)
+    assert (back.time, (back.detail or {})["job"]["submit_time"], started.time) == (5.0, 5.0, 10.0)
+
+
+def test_the_first_decision_names_the_run_and_later_ones_tell_the_clock() -> None:
+    schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo", seed=3), cluster=cluster(2))
+    found = fold([run_event(schedule, "hash", 5.0), decision_event(6.0, 4.5, "fifo", 0.01)])
+    assert found.info is not None
+    assert (found.info.policy, found.info.seed, found.info.simulated) == ("fifo", 3, False)
+    assert (found.origin_s, found.last_s) == (4.5, 6.0)
+
+
+def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log() -> None:
+    """Its events happened between the last look and now, whatever its machine says."""
+
+    def told(time_s: float, since_s: float = 0.0) -> float:
+        said = Said("a", 1, (Event(time_s, "checkpoint", "a"),), settled=True)
+        (event,) = report_events(said, log(START), 20.0, 3, since_s)
+        return event.time
+
+    assert told(3600.0) == 20.0
+    assert told(19.5, since_s=19.0) == 19.5
+    assert told(1.0, since_s=19.0) == 19.0
+    assert told(1.0) == START.time
+
+
+def test_something_may_be_left_of_a_job_that_is_broken_off_until_its_release() -> None:
+    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
+    assert list(log(*cancelled).may_be_there()) == ["a"]
+    assert list(log(*cancelled, release_event("a", 13.0)).may_be_there()) == []
+    assert list(log(event(12.0, "cancel", gpus=0)).may_be_there()) == [], "it was never started"
+    failed = event(12.0, "fail", gpus=0, detail={"reason": "internal error"})
+    assert list(log(START, failed).may_be_there()) == ["a"], "nothing says that its attempt has ended"
+    ended = event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})
+    assert list(log(START, ended).may_be_there()) == []
+
+
+def test_a_release_changes_nothing_else_of_a_job() -> None:
+    cancelled = [START, event(12.0, "cancel", gpus=0, placement=())]
+    assert of(*cancelled, release_event("a", 13.0)) == of(*cancelled)
+
+
+def test_the_first_event_is_small_however_large_the_profile_is() -> None:
+    rows = [
+        ProfileRow(
+            *("train", f"model-{number}", "gpu", 1, 1, "1", 8, 1),
+            step_seconds=1.0, iterations=9, feasible=True, source="measured",
+        )
+        for number in range(2000)
+    ]  # fmt: skip
+    columns = profile_to_columns(rows)
+    found = decide([job("a")], cluster(2), None, Question("fifo")).model_copy(update={"profile": columns})
+    first = run_event(found, "0" * 64, 0.0)
+    assert (first.detail or {})["profile_hash"] == profile_hash(columns)
+    assert len(event_lines([first])) < 2000
+
+
+def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
+    """The workers of a second job died on it: the event is of no job."""
+    found = log(START)
+    found.suspects.died("b", "n0/1")
+    share = Share(job("a"), (("n0", 1),), 8)
+    report = Hindered("a", 1, Setback((Slot("n0", 1),), "died"), share)
+    events = report_events(report, found, 20.0, 3)
+    assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
+    lines = event_lines(events).splitlines()
+    assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]

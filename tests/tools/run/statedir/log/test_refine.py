@@ -1,0 +1,114 @@
+"""How far jobs are comes from their newest reports; what they hold, and whether they live, from the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pliant.schemas.event import Event, EventName
+from pliant.tools.run.service.reports import Ended
+from pliant.tools.run.statedir.contract.outcome import Verdict
+from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import report_events, submit_event
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
+from pliant.tools.run.watch.sight import Sight
+from pliant.tools.run.watch.status import status_text
+from tests.builders import job
+from tests.tools.run.statedir.contract.test_progress import report
+
+
+def event(time: float, name: EventName, **more: Any) -> Event:
+    return Event(time, name, "a", **more)
+
+
+START = event(12.0, "start", gpus=2, placement=(("n0", 2),), global_batch=8)
+FIRST = event(
+    *(14.0, "progress"),
+    samples_done=8.0,
+    loss=0.25,
+    overhead_seconds=2.0,
+    detail={"attempt": 1, "after": "start"},
+)
+REQUEUE = event(20.0, "requeue", gpus=0, placement=(), detail={"attempt": 1, "reason": "it fell"})
+
+
+def log(*events: Event) -> RunLog:
+    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), *events])
+
+
+def test_status_shows_what_workers_report_though_the_log_does_not_hold_it() -> None:
+    found = log(START, FIRST)
+    found.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
+    shown = status_text(Sight(found), 16.0).splitlines()[1]
+    assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
+
+
+def test_a_report_from_before_the_newest_start_says_nothing_about_it() -> None:
+    later = event(30.0, "progress", samples_done=8.0, detail={"attempt": 2})
+    found = log(START, FIRST, later).jobs["a"]
+    assert refined(found, report(300.0)) == found
+
+
+def test_the_speed_of_before_a_change_is_not_that_after_it() -> None:
+    grow = event(15.0, "grow", gpus=4, placement=(("n0", 4),))
+    found = refined(log(START, FIRST, grow).jobs["a"], report(300.0, samples_per_second=100.0))
+    assert (found.samples_done, found.samples_per_second) == (300.0, None)
+
+
+def test_a_job_that_holds_nothing_is_where_the_log_says() -> None:
+    found = log(START, FIRST, REQUEUE).jobs["a"]
+    assert refined(found, report(300.0)) == found
+
+
+def test_the_log_says_how_far_a_job_was_when_something_happened_to_it() -> None:
+    found = log(START, FIRST)
+    found.newest["a"] = report(300.0, loss=0.125)
+    shrink = event(16.0, "shrink", gpus=1, placement=(("n0", 1),))
+    done = event(17.0, "finish", gpus=0, placement=(), samples_done=400.0)
+    told = with_progress([shrink, REQUEUE, done, FIRST], found)
+    assert [(each.samples_done, each.loss) for each in told[:3]] == [(300, 0.125), (300, 0.125), (400, None)]
+    assert told[3] == FIRST
+
+
+def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_and_for_the_log() -> None:
+    found, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
+    found.add(again)
+    found.newest["a"] = report(300.0, attempt=2)
+    failed = report_events(Ended("a", 2, Verdict("failed", "it fell")), found, 22.0, 3)
+    assert failed[0].detail is not None
+    assert failed[0].detail["failures"] == 1
+    for each in with_progress(failed, found):
+        found.add(each)
+    assert (found.jobs["a"].failures, found.jobs["a"].furthest) == (1, 300.0)
+
+
+def test_a_bystander_reads_the_reports_of_jobs_that_run(tmp_path: Path) -> None:
+    dirs, found = StateDir(tmp_path), log(START, FIRST)
+    reports = Reports(dirs)
+    reports.lay_over(found)
+    assert found.newest == {}
+    dirs.job("a").path.mkdir(parents=True)
+    write_progress(dirs.job("a").progress, report(300.0))
+    reports.lay_over(found)
+    assert found.newest == {"a": report(300.0)}
+
+
+def test_a_policy_from_cron_hears_of_the_newest_progress_and_noise(tmp_path: Path) -> None:
+    dirs, found = StateDir(tmp_path), log(START, FIRST)
+    dirs.job("a").path.mkdir(parents=True)
+    write_progress(dirs.job("a").progress, report(300.0, noise_scale=12.0))
+    (told,) = reported(dirs, found, 50.0)
+    assert (told.time, told.event, told.samples_done) == (50.0, "progress", 300.0)
+    assert told.detail == {"noise_scale": 12.0}
+
+
+def test_what_a_run_writes_down_is_the_same_for_who_reads_it_back(tmp_path: Path) -> None:
+    with State(tmp_path / "state") as state:
+        state.record([submit_event(job("a"), 10.0), START, FIRST])
+        state.log.newest["a"] = report(300.0)
+        state.record([REQUEUE])
+        assert read_log(tmp_path / "state").jobs == state.log.jobs
+        assert state.log.jobs["a"].furthest == 300.0

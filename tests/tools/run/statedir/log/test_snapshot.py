@@ -1,0 +1,341 @@
+"""The snapshot of a log: whatever it was cut at, what is read from it is what all of the log says."""
+
+from __future__ import annotations
+
+import json
+import random
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.cli.common import run_command
+from pliant.cli.schedule import schedule
+from pliant.schemas.errors import BadInputError, LockedError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events, write_schedule
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.run.statedir import directory as state_module
+from pliant.tools.run.statedir.directory import Lock, State, holder_of, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log import snapshot as log_snapshot
+from pliant.tools.run.statedir.log.events import decision_event, on_clock
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.snapshot import Rebuilding, read_snapshot, renew_snapshot
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.watch.between_runs import look_at
+from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.registry import BUILT_IN, make_policy
+from pliant.tools.schedule.session.lazy_dict import LazyDict
+from pliant.tools.schedule.session.saved import Basis, Past
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import JobState
+from tests.tools.run.stories import BEGAN_S, NODES, Story
+
+BASIS = Basis.of(NODES, None)
+
+
+def rebuilding(basis: Basis = BASIS) -> Rebuilding:
+    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, CurveThroughput()))
+
+
+def written(folder: Path, events: list[Event], *cuts: int, basis: Basis = BASIS) -> StateDir:
+    """A state directory whose snapshots were made after so many events, the last one of which is there."""
+    begin = 0
+    for cut in (*cuts, len(events)):
+        with State(folder) as state:
+            state.record(events[begin:cut])
+            begin = cut
+            if cut < len(events):
+                renew_snapshot(state.dirs, state.log, rebuilding(basis))
+    return StateDir(folder)
+
+
+def cuts_of(rng: random.Random, count: int) -> list[int]:
+    return sorted(rng.randrange(1, count) for _ in range(rng.choice([1, 1, 2, 3])))
+
+
+def told(thing: object) -> Any:
+    """All that a session holds, by value: whatever an attribute is called."""
+    if isinstance(thing, JobState):
+        return {name: told(getattr(thing, name)) for name in JobState.__slots__}
+    if isinstance(thing, Mapping):
+        return [(told(key), told(value)) for key, value in thing.items()]
+    if isinstance(thing, list | tuple | Past):
+        return [told(each) for each in thing]
+    if hasattr(thing, "__slots__") and not isinstance(thing, LazyDict):
+        return {name: told(getattr(thing, name)) for name in thing.__slots__}
+    if type(thing).__module__.startswith("pliant.tools.schedule") and hasattr(thing, "__dict__"):
+        return {name: told(value) for name, value in vars(thing).items()}
+    return thing
+
+
+def seen_by_policies(session: Session) -> dict[str, Any]:
+    shared = ("policy", "cluster", "speeds", "_rng", "_rules", "free")
+    found = {name: told(value) for name, value in vars(session).items() if name not in shared}
+    free = {node.name: session.free.free_on(node.name) for node in session.nodes}
+    return {**found, "free": free, "by_type": dict(session.free.by_type)}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_snapshot_at_any_cut_and_the_rest_fold_to_what_all_events_fold_to(
+    seed: int, tmp_path: Path
+) -> None:
+    rng = random.Random(seed)
+    events = Story(seed).go_on(rng.randrange(5, 120))
+    state = written(tmp_path, events, *cuts_of(rng, len(events)))
+    view, log = LogView(state), read_log(tmp_path)
+    assert read_snapshot(state) is not None
+    assert log == fold(events)
+    assert list(log.jobs) == list(fold(events).jobs)
+    view.refresh()
+    kept, rest = view.history(BASIS)
+    assert kept is not None
+    whole = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
+    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), kept=kept)
+    assert seen_by_policies(again) == seen_by_policies(whole)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@pytest.mark.parametrize("seed", range(4))
+def test_every_policy_decides_alike_with_a_snapshot_and_without(name: str, seed: int, tmp_path: Path) -> None:
+    """Whether its state was carried or it is told the whole history."""
+    rng, story = random.Random(seed), Story(seed, name)
+    count = len(story.go_on(rng.randrange(10, 60)))
+    carried = story.schedule
+    events = story.go_on(10)
+    state = written(tmp_path, events, rng.randrange(1, count), rng.randrange(count, len(events)))
+    story.write_inputs(state)
+    now_s = story.now_s + 3.0
+    for previous in (carried, None):
+        state.schedule.unlink(missing_ok=True)
+        if previous is not None:
+            write_schedule(previous, state.schedule)
+        assert read_snapshot(state) is not None
+        with_it = decision(state, name, now_s)
+        kept = state.snapshot.read_bytes()
+        state.snapshot.unlink()
+        assert decision(state, name, now_s) == with_it
+        state.snapshot.write_bytes(kept)
+
+
+def decision(state: StateDir, policy: str, now_s: float) -> bytes:
+    output = state.path / "decision.json"
+    ask: Callable[..., None] = schedule
+    assert run_command(
+        lambda: ask(policy=policy, state=str(state.path), param=None, now=now_s, wait=0.0, seed=0,
+                    explain=False, timing=False, output=str(output))
+    ) == 0  # fmt: skip
+    return output.read_bytes()
+
+
+def test_a_decision_is_not_made_beside_a_run_that_writes(tmp_path: Path) -> None:
+    """It would be made of a log, a schedule and requests of different moments."""
+    story = Story(3)
+    story.go_on(20)
+    state = story.write(tmp_path)
+    lock = Lock(state.lock)
+    lock.acquire()
+    try:
+        with pytest.raises(LockedError, match="in use by process"):
+            look_at(tmp_path)
+        waiting = threading.Timer(0.5, lock.release)
+        waiting.start()
+        assert look_at(tmp_path, wait_s=60).log == read_log(tmp_path)
+    finally:
+        lock.release()
+
+
+def test_what_a_run_writes_after_the_look_is_not_in_the_decision(tmp_path: Path) -> None:
+    story = Story(3)
+    events = list(story.go_on(20))
+    state = story.write(tmp_path)
+    found = look_at(tmp_path)
+    with State(tmp_path) as held:
+        held.record([decision_event(story.now_s + 1.0, 0.0, "fifo", 0.0)])
+    _, told = found.history(story.now_s + 5.0, ()).since(BASIS)
+    assert (list(told), found.log) == (events, fold(events))
+    assert len(read_events(state.events)) == len(events) + 1
+
+
+def test_a_snapshot_from_after_the_look_makes_no_log_a_damaged_one(tmp_path: Path) -> None:
+    """Somebody looks at the log of a moment, and a run that begins meanwhile writes on."""
+    events = Story(3).go_on(40)
+    state = written(tmp_path, events[:20])
+    until = state.events.stat().st_size
+    with State(tmp_path) as held:
+        held.record(events[20:])
+        renew_snapshot(state, held.log, rebuilding())
+    view = LogView(state, keeps_events=True)
+    assert view.refresh(to_the_end=True, until=until) == fold(events[:20])
+    kept, told = view.history(BASIS)
+    assert (kept, list(told)) == (None, list(events[:20]))
+
+
+def test_two_who_decide_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    story = Story(3)
+    story.go_on(20)
+    state = story.write(tmp_path)
+    with Lock(state.lock).shared():
+        assert look_at(tmp_path).log.jobs
+        assert holder_of(state.lock) is None
+
+
+def test_a_session_on_a_clock_of_its_own_is_kept_on_that_clock(tmp_path: Path) -> None:
+    events = Story(5).go_on(50)
+    basis = Basis.of(NODES, None, BEGAN_S - 12.3)
+    state = written(tmp_path, events, len(events) // 2, basis=basis)
+    view = LogView(state)
+    view.refresh()
+    kept, rest = view.history(basis)
+    assert kept is not None
+    shifted = on_clock(events, basis.origin_s)
+    whole = session_from_events(shifted, make_policy("fifo"), NODES, CurveThroughput())
+    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), kept=kept)
+    assert seen_by_policies(again) == seen_by_policies(whole)
+    assert view.history(BASIS)[0] is None
+
+
+def test_a_decision_at_a_time_before_the_snapshot_does_not_know_it(tmp_path: Path) -> None:
+    events = Story(5).go_on(50)
+    view = LogView(written(tmp_path, events, len(events) // 2))
+    view.refresh()
+    kept, rest = view.history(BASIS, BEGAN_S + 1.0)
+    assert (kept, list(rest)) == (None, events)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:200] + b"x" + data[201:],
+        lambda data: data[:-40] + b"x" + data[-39:],
+        lambda data: data.replace(b"pliant.snapshot/1", b"pliant.snapshot/2"),
+        lambda data: b"\xff\n" + data,
+    ],
+)
+def test_a_snapshot_that_is_damaged_or_of_another_version_is_not_used(
+    harm: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    events = Story(6).go_on(50)
+    state = written(tmp_path, events, 30)
+    state.snapshot.write_bytes(harm(state.snapshot.read_bytes()))
+    assert read_snapshot(state) is None
+    assert read_log(tmp_path) == fold(events)
+
+
+def test_a_snapshot_of_another_log_is_not_used_and_a_log_that_was_cut_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events, others = Story(6).go_on(50), Story(7).go_on(50)
+    state = written(tmp_path / "one", events, 30)
+    other = written(tmp_path / "other", others, 30)
+    other.snapshot.write_bytes(state.snapshot.read_bytes())
+    assert read_log(other.path) == fold(others)
+    assert "was cut or replaced" in caplog.text
+    lines = state.events.read_bytes().splitlines(keepends=True)
+    state.events.write_bytes(b"".join(lines[:20]))
+    caplog.clear()
+    assert read_log(state.path) == fold(events[:19])
+    assert "was cut or replaced" in caplog.text
+
+
+def test_damage_before_the_snapshot_is_noticed_too(tmp_path: Path) -> None:
+    state = written(tmp_path, Story(6).go_on(50), 30)
+    data = bytearray(state.events.read_bytes())
+    data[300] ^= 1
+    state.events.write_bytes(data)
+    assert run_command(lambda: read_log(tmp_path)) == 3
+
+
+def test_a_snapshot_is_for_its_owner_alone_and_names_its_version(tmp_path: Path) -> None:
+    state = written(tmp_path, Story(6).go_on(50), 30)
+    assert stat.S_IMODE(state.snapshot.stat().st_mode) == 0o600
+    assert json.loads(state.snapshot.read_bytes().splitlines()[0])["schema"] == "pliant.snapshot/1"
+
+
+def test_a_new_field_of_a_job_is_in_the_snapshot_without_anybody_naming_it(monkeypatch: Any) -> None:
+    """All that the fold knows is kept: by its fields, which another version may have more of."""
+    before = log_snapshot.folds_to()
+
+    @dataclass(slots=True)
+    class More(RunLog):
+        further: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    monkeypatch.setattr(log_snapshot, "RunLog", More)
+    assert log_snapshot.folds_to() != before
+    monkeypatch.setattr(JobState, "__slots__", (*JobState.__slots__, "further"))
+    monkeypatch.setattr(log_snapshot, "RunLog", RunLog)
+    assert log_snapshot.folds_to() != before
+
+
+def test_a_run_writes_a_snapshot_once_the_rest_of_the_log_is_long_and_a_next_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    story = Story(9)
+    events = story.go_on(400)
+    with State(tmp_path) as state:
+        state.rebuilding = rebuilding()
+        for event in events:
+            state.record([event])
+        assert state.dirs.snapshot.exists()
+        place = read_snapshot(state.dirs)
+        assert place is not None
+        assert state.dirs.events.stat().st_size - place.place.bytes <= 1 << 16
+    assert read_log(tmp_path) == fold(events)
+    assert read_events(StateDir(tmp_path).events) == tuple(events)
+
+
+def test_a_log_that_leads_to_no_session_is_not_read_as_a_whole_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_about: object) -> None:
+        raise BadInputError.one("events.jsonl", "an event that no session takes")
+
+    sizes: list[int] = []
+
+    def renew(dirs: StateDir, *about: Any) -> int:
+        sizes.append(dirs.events.stat().st_size)
+        return log_snapshot.renew_snapshot(dirs, *about)
+
+    monkeypatch.setattr(log_snapshot.SessionFold, "add", refuse)
+    monkeypatch.setattr(state_module, "renew_snapshot", renew)
+    monkeypatch.setattr(state_module, "TAIL_BYTES", 1000)
+    with State(tmp_path) as state:
+        state.rebuilding = rebuilding()
+        for event in Story(9).go_on(400):
+            state.record([event])
+    assert len(sizes) > 2
+    assert all(later >= 2 * sooner for sooner, later in pairwise(sizes))
+
+
+def test_a_snapshot_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = Story(9).go_on(400)
+    with State(tmp_path) as state:
+        state.dirs.snapshot.mkdir()
+        state.rebuilding = rebuilding()
+        state.record(events)
+    assert "snapshot.jsonl is not written" in caplog.text
+    assert read_log(tmp_path) == fold(events)
+
+
+def test_jobs_that_ended_are_not_parsed_for_what_does_not_ask_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Story(9).go_on(300)
+    state = written(tmp_path, events, len(events) - 1)
+    log = read_log(tmp_path)
+    assert isinstance(log.jobs, LazyDict)
+    untouched = [job_id for job_id in log.jobs if log.jobs.raw(job_id) is not None]
+    assert len(untouched) > 10
+    assert not set(untouched) & log.active.keys()
+    assert state.snapshot.exists()

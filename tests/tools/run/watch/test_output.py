@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events
+from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.watch import output as logs
+from pliant.tools.run.watch.output import job_output, last_events
+from tests.builders import job
+from tests.tools.run.stories import Story
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[State]:
+    with State(tmp_path) as opened:
+        opened.record([submit_event(job("a"), 1.0), submit_event(job("b"), 1.0)])
+        yield opened
+
+
+def prints(dirs: StateDir, attempt: int, text: str) -> None:
+    path = dirs.job("a").attempt(attempt).launcher_log(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], None]) -> None:
+    """One of these happens in each pause between two looks."""
+    left = iter(happenings)
+    monkeypatch.setattr(logs.time, "sleep", lambda _: next(left)())
+
+
+def test_following_shows_each_line_once_and_ends_with_the_job(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt prints its last line between two looks, and the second one has begun by then."""
+    prints(state.dirs, 1, "one\n")
+
+    def next_attempt() -> None:
+        prints(state.dirs, 1, "two\n")
+        prints(state.dirs, 2, "three\n")
+        state.record([Event(2.0, "finish", "b", gpus=0)])
+
+    def end() -> None:
+        prints(state.dirs, 2, "four\n")
+        state.record([Event(3.0, "finish", "a", gpus=0)])
+
+    meanwhile(monkeypatch, next_attempt, end)
+    shown = b"".join(job_output(state.dirs.path, "a", follow=True)).decode().splitlines()
+    assert shown == [
+        *("==> jobs/a/attempts/1/logs/launcher-0.log", "one", "two"),
+        *("==> jobs/a/attempts/2/logs/launcher-0.log", "three", "four"),
+    ]
+
+
+def test_following_reads_the_log_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Path] = []
+    look = logs.Bystander
+
+    def counted(path: Path) -> object:
+        looks.append(path)
+        return look(path)
+
+    monkeypatch.setattr(logs, "Bystander", counted)
+    end = Event(3.0, "finish", "a", gpus=0)
+    meanwhile(monkeypatch, lambda: None, lambda: None, lambda: state.record([end]))
+    assert b"".join(job_output(state.dirs.path, "a", follow=True)) == b""
+    assert len(looks) == 1
+
+
+def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(tmp_path, [job("c", command=("x",))], "jobs", folder=tmp_path, now_s=2e9, check_scripts=False)
+
+    def take_up() -> None:
+        state.record([submit_event(job("c"), 2.0)])
+        path = state.dirs.job("c").attempt(1).launcher_log(0)
+        path.parent.mkdir(parents=True)
+        path.write_text("here\n")
+
+    meanwhile(monkeypatch, take_up, lambda: state.record([Event(3.0, "finish", "c", gpus=0)]))
+    assert b"".join(job_output(tmp_path, "c", follow=True)).endswith(b"here\n")
+
+
+def test_the_last_lines_come_first_then_whatever_is_printed(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints(state.dirs, 1, "one\ntwo\nthree\n")
+    meanwhile(
+        monkeypatch,
+        lambda: prints(state.dirs, 1, "four\n"),
+        lambda: state.record([Event(9.0, "finish", "a", gpus=0)]),
+    )
+    shown = b"".join(job_output(state.dirs.path, "a", follow=True, lines=2)).decode().splitlines()
+    assert [line for line in shown if not line.startswith("==>")] == ["two", "three", "four"]
+
+
+def test_the_last_events_of_a_log_are_an_event_file(tmp_path: Path) -> None:
+    story = Story(3)
+    story.go_on(40)
+    dirs = story.write(tmp_path / "state")
+    (tmp_path / "last.jsonl").write_bytes(b"".join(last_events(dirs.path, 5)))
+    assert read_events(tmp_path / "last.jsonl") == read_events(dirs.events)[-5:]
+    assert b"".join(last_events(dirs.path, 0)).count(b"\n") == 1
+    with pytest.raises(UsageError, match="no state directory"):
+        list(last_events(tmp_path, 5))

@@ -1,0 +1,394 @@
+"""Who gets how many GPUs under Ares, and what it says about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.tools.profile.batch import plan_batch, shares
+from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policy import Decision
+from pliant.tools.schedule.prediction import copy_of, predictions
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
+from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+
+BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
+"""eff(4) = 0.85, eff(8) = 0.63: a ceiling of 4 from one GPU."""
+
+
+def steps(held: Session, time_s: float) -> dict[str, str]:
+    """What the decision at a time does, by job."""
+    return {effect.job.id: effect.step for effect in held.decide(time_s)}
+
+
+def test_the_earliest_virtual_finish_time_is_served_first_and_as_wide_as_possible() -> None:
+    held = session(Ares(), cluster(8))
+    held.submit(job("long", gpus=2, low=1, gpu_seconds=100), 0)
+    held.submit(job("short", gpus=2, low=1, gpu_seconds=10), 0)
+    held.decide(0)
+    assert sizes(held) == {"short": 8}
+
+
+def test_equal_virtual_finish_times_go_by_arrival_then_by_id() -> None:
+    held = session(Ares(), cluster(2))
+    for name in "cab":
+        held.submit(job(name, gpus=2, gpu_seconds=10), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 2}
+
+
+def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
+    held = session(Ares(), cluster(4))
+    held.submit(job("old", gpus=4, gpu_seconds=400), 0)
+    held.decide(0)
+    held.submit(job("new", at=10, gpus=4, gpu_seconds=40), 10)
+    assert steps(held, 10) == {"old": "preempt", "new": "start"}
+    held.end("new", 20)
+    assert steps(held, 20) == {"old": "resume"}
+    assert held.jobs["old"].samples_done(20) == pytest.approx(40)
+
+
+def test_waiting_long_makes_a_large_job_earlier_than_small_newcomers() -> None:
+    held = session(Ares(), cluster(4))
+    held.submit(job("large", gpus=4, gpu_seconds=100), 0)
+    held.decide(0)
+    held.submit(job("small", at=24, gpus=4, gpu_seconds=8), 24)  # V = 96, F = 104
+    assert steps(held, 24) == {}
+    assert sizes(held) == {"large": 4}
+
+
+def test_a_job_whose_minimum_is_not_free_is_skipped_and_one_behind_it_runs() -> None:
+    held = session(Ares(), cluster(4))
+    held.submit(job("first", gpus=3, gpu_seconds=3), 0)
+    held.submit(job("second", gpus=2, gpu_seconds=20), 0)
+    held.submit(job("third", gpus=1, gpu_seconds=30), 0)
+    held.decide(0)
+    assert sizes(held) == {"first": 3, "third": 1}
+
+
+def test_gpus_beyond_every_ceiling_stay_idle() -> None:
+    held = session(Ares(), cluster(16), curves(bent=BENT))
+    held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
+    held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 4, "b": 4}
+
+
+def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -> None:
+    # 7 GPUs: a has its ceiling 4; of the other 3, b's ladder takes 2 and nobody's the last.
+    held = session(Ares(), cluster(7), curves(bent=BENT))
+    held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
+    held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 4, "b": 3}
+    held.submit(job("c", gpus=1, gpu_seconds=30), 0)
+    assert steps(held, 0) == {"b": "shrink", "c": "start"}
+
+
+@pytest.mark.parametrize("third", [2.0, 2.1], ids=["no faster", "faster, but eff(3) = 0.7"])
+def test_a_leftover_that_does_not_pay_stays_idle(third: float) -> None:
+    held = session(Ares(), cluster(3, 1), curves(stairs={1: 1.0, 2: 2.0, 3: third, 4: 4.0}))
+    held.submit(job("a", gpus=2, low=2, gpu_seconds=10, model="stairs"), 0)
+    held.submit(job("b", gpus=1, gpu_seconds=1), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 2, "b": 1}
+
+
+def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> None:
+    held = session(Ares(), cluster(8))
+    held.submit(job("first", gpus=6, gpu_seconds=6), 0)
+    held.submit(job("a", gpus=8, low=1, gpu_seconds=80, batch={"size": 50, "per_gpu_max": 7}), 0)
+    held.decide(0)
+    state = held.jobs["a"]
+    assert sizes(held) == {"first": 6, "a": 2}
+    assert state.global_batch == 50
+    plan = plan_batch(state.global_batch, state.gpus, state.spec.batch.per_gpu_max)
+    assert (plan.local, plan.accum) == (7, 4)
+    assert [shares(share, plan.accum) for share in shares(50, 2)] == [(7, 6, 6, 6), (7, 6, 6, 6)]
+
+
+def test_a_batch_moved_by_another_policy_goes_back_to_the_authors() -> None:
+    held = session(Ares(), cluster(4))
+    held.submit(job("a", gpus=4, gpu_seconds=40, batch=64), 0)
+    held.adopt([Holding("a", (("n0", 4),), 128)], 0)
+    assert steps(held, 0) == {"a": "rebatch"}
+    assert held.jobs["a"].global_batch == 64
+
+
+def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
+    held = session(Ares(), cluster(4, 4, 4))
+    for name in "abc":
+        held.submit(job(name, gpus=3, gpu_seconds=1000), 0)
+    held.decide(0)
+    before = {name: held.jobs[name].placement for name in "ac"}
+    held.end("b", 1)
+    held.submit(job("d", at=1, gpus=2, gpu_seconds=1), 1)
+    assert steps(held, 1) == {"d": "start"}
+    assert {name: held.jobs[name].placement for name in "ac"} == before
+
+
+def test_a_crashed_job_is_given_its_gpus_again() -> None:
+    held = session(Ares(), cluster(4))
+    held.submit(job("a", gpus=4, gpu_seconds=40), 0)
+    held.decide(0)
+    held.lose("a", 3)
+    assert steps(held, 3) == {"a": "resume"}
+
+
+def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
+    held = session(Ares(), cluster(4, 4))
+    held.submit(job("a", gpus=8, low=1, gpu_seconds=80), 0)
+    held.decide(0)
+    held.node_down("n1", 1)
+    assert steps(held, 1) == {"a": "resume"}
+    assert sizes(held) == {"a": 4}
+    held.node_up("n1", 2)
+    assert steps(held, 2) == {"a": "grow"}
+    held.node_down("n0", 3)
+    held.node_down("n1", 3)
+    assert steps(held, 3) == {}
+    assert sizes(held) == {}
+
+
+def test_a_job_that_came_and_went_between_two_decisions_is_nobody() -> None:
+    held = session(Ares(), cluster(4))
+    held.decide(0)
+    held.submit(job("a", at=1, gpus=4, gpu_seconds=40), 1)
+    held.end("a", 2, "cancelled")
+    assert held.policy.decide(held.snapshot(3), np.random.default_rng(0)) == Decision()
+
+
+# Mixed types.
+
+
+class Power(CurveThroughput):
+    """Samples per GPU-second by (model, type)."""
+
+    def __init__(self, **power: float) -> None:
+        super().__init__()
+        self.power = power
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        rate = self.power.get(f"{model}_{gpu_type}", 1.0) * sum(placement)
+        return global_batch / rate if rate else None
+
+
+def types(held: Session) -> dict[str, str | None]:
+    return {job_id: state.gpu_type for job_id, state in held.jobs.items() if state.gpus}
+
+
+def test_the_first_job_picks_the_type_on_which_it_gains_most() -> None:
+    # x is three times as fast on fast GPUs: 2 of them beat 4 slow ones. y does not care for fast ones.
+    nodes = mixed_cluster(slow=(4,), fast=(2,))
+    held = session(Ares(), nodes, Power(x_fast=3.0, y_fast=1.0))
+    held.submit(job("a", gpus=1, low=1, high=4, work={"samples": 10}, model="x"), 0)
+    held.submit(job("b", gpus=1, low=1, high=4, work={"samples": 100}, model="y"), 0)
+    held.decide(0)
+    assert (sizes(held), types(held)) == ({"a": 2, "b": 4}, {"a": "fast", "b": "slow"})
+
+
+def test_between_equal_types_a_job_stays_where_it_is() -> None:
+    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
+    held.submit(job("a", gpus=4, gpu_seconds=4), 0)
+    held.submit(job("b", gpus=4, gpu_seconds=40), 0)
+    held.decide(0)
+    assert types(held) == {"a": "one", "b": "two"}
+    held.end("a", 1)
+    assert steps(held, 1) == {}
+
+
+def test_a_job_never_mixes_types() -> None:
+    held = session(Ares(), mixed_cluster(one=(3,), two=(3,)))
+    held.submit(job("a", gpus=4, gpu_seconds=4), 0)
+    held.submit(job("b", gpus=4, low=2, gpu_seconds=40), 0)
+    held.decide(0)
+    assert sizes(held) == {"b": 3}
+
+
+def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_its_demand() -> None:
+    policy = Ares()
+    held = session(policy, mixed_cluster(small=(8,), big=(2,)), Power(x_small=0.0, x_big=2.0))
+    held.submit(job("a", gpus=2, low=1, high=8, work={"samples": 40}, model="x"), 0)
+    held.decide(0)
+    assert (sizes(held), types(held)) == ({"a": 2}, {"a": "big"})
+    assert policy.dump_state()["jobs"] == {"a": 20}
+
+
+# Compaction.
+
+SPREAD = {(4,): 4.0, (2, 2): 2.0, (1, 1, 1, 1): 1.0}
+
+
+class Spread(CurveThroughput):
+    """Four GPUs are the slower the more nodes they are spread over."""
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        return global_batch / SPREAD.get(placement, float(sum(placement)))
+
+
+def scattered(policy: Ares) -> Session:
+    """Job b on two halves of nodes, as a and c held the others; now they are gone."""
+    held = session(policy, cluster(4, 4), Spread())
+    for name, seconds in (("a", 10), ("c", 12)):
+        held.submit(job(name, gpus=2, gpu_seconds=seconds), 0)
+    held.submit(job("b", gpus=4, gpu_seconds=400), 0)
+    held.adopt([Holding("a", (("n0", 2),)), Holding("c", (("n1", 2),))], 0)
+    held.decide(0)
+    assert held.jobs["b"].placement == (("n0", 2), ("n1", 2))
+    held.end("a", 10)
+    held.end("c", 10)
+    return held
+
+
+def test_a_scattered_job_is_gathered_when_that_pays() -> None:
+    # 400 samples, 20 done: 190 s at 2 a second, 95 s at 4.
+    held = scattered(Ares(compact_s=90))
+    assert steps(held, 10) == {"b": "move"}
+    assert len(held.jobs["b"].placement) == 1
+    assert steps(held, 11) == {}
+
+
+@pytest.mark.parametrize("compact_s", [None, 96])
+def test_a_scattered_job_stays_when_that_does_not_pay(compact_s: float | None) -> None:
+    assert steps(scattered(Ares(compact_s=compact_s)), 10) == {}
+
+
+# Explanations and parameters.
+
+
+def test_every_job_is_explained() -> None:
+    held = session(Ares(pool=1), cluster(4, 4), curves(bent=BENT))
+    held.submit(job("a", gpus=1, low=1, gpu_seconds=40, model="bent"), 0)
+    held.submit(job("b", gpus=3, gpu_seconds=60), 0)
+    held.submit(job("c", gpus=2, low=2, gpu_seconds=80, model="bent"), 0)
+    held.submit(job("e", gpus=1), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 4, "b": 3, "e": 1}
+
+    why = held.explain(0)
+
+    assert why["a"].reason == "F = 40 (1st of 3), ceiling 4 by alpha 0.75 (eff(8) = 0.62)"
+    assert why["b"].reason == "F = 60 (2nd of 3), ceiling 3 by its fixed size"
+    assert why["c"].reason == "F = 80 (3rd of 3), needs 2 GPUs, 0 free after the jobs before it"
+    assert why["c"].needs_gpus == 2
+    assert why["e"].reason == "unknown demand: an equal share of the pool"
+
+
+def test_a_job_below_its_ceiling_says_what_was_left_for_it() -> None:
+    held = session(Ares(), cluster(6), curves(bent=BENT))
+    for number in range(11):
+        held.submit(job(f"j{number:02}", gpus=1, low=1, gpu_seconds=40 + number, model="bent"), 0)
+    held.decide(0)
+    why = held.explain(0)
+    assert why["j01"].reason == (
+        "F = 41 (2nd of 11), ceiling 4 by alpha 0.75 (eff(6) = 0.70), 2 free after the jobs before it"
+    )
+    assert why["j10"].reason == "F = 50 (11th of 11), needs 1 GPU, 0 free after the jobs before it"
+
+
+def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
+    held = session(Ares(), cluster(8), curves(bent=BENT))
+    for number in range(9):
+        held.submit(
+            job(f"j{number}", gpus=1 + number % 4, low=1, gpu_seconds=50 + 7 * number, model="bent"), 0
+        )
+    held.submit(job("rigid", gpus=7, gpu_seconds=200), 0)
+    held.decide(0)
+    expected = predictions(copy_of(held), 0)
+    predicted = {job_id: each.start_s for job_id, each in expected.items() if each.start_s is not None}
+    assert len(predicted) > 5
+    started: dict[str, float] = {}
+    while held.jobs:
+        now_s, ended = min((s.finish_time_s() or float("inf"), i) for i, s in held.jobs.items())
+        held.end(ended, now_s)
+        started |= {e.job.id: now_s for e in held.decide(now_s) if e.step == "start"}
+    assert predicted == {job_id: pytest.approx(time_s) for job_id, time_s in started.items()}
+
+
+def test_nothing_is_explained_before_the_first_decision() -> None:
+    held = session(Ares(), cluster(1))
+    held.submit(job("a", gpus=1, work={"samples": 5}), 0)
+    assert held.explain(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("impossible", "reason"),
+    [
+        (job("no", gpus=100, gpu_seconds=1e6), "needs 100 GPUs of one type, the cluster has 4"),
+        (job("no", gpus=8, low=5, gpu_seconds=8), "needs 5 GPUs of one type, the cluster has 4"),
+        (job("no", gpus=6), "needs 6 GPUs of one type, the cluster has 4"),
+        (
+            job("no", gpus=4, low=2, batch=1, work={"samples": 9}),
+            'model "linear" at batch 1 does not run on 2 GPUs of any type',
+        ),
+        (job("no", gpus=4, low=2, batch=1), 'model "linear" at batch 1 does not run on 2 GPUs of any type'),
+    ],
+)
+def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible: Job, reason: str) -> None:
+    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
+    held.submit(impossible, 0)
+    assert [(effect.step, effect.reason) for effect in held.decide(0)] == [("reject", reason)]
+    assert held.explain(0) == {}
+
+
+@pytest.mark.parametrize("others", [[], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]])
+def test_a_job_that_can_never_run_changes_nothing_for_the_others(others: list[Job]) -> None:
+    # V is 60 when "new" arrives, so its F is 110 and "long", with 100, goes on.
+    held = session(Ares(), cluster(1))
+    for each in (*others, job("long", gpu_seconds=100)):
+        held.submit(each, 0)
+    held.submit(job("new", at=60, gpu_seconds=50), 60)
+    held.decide(60)
+    assert sizes(held) == {"long": 1}
+
+
+def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() -> None:
+    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), Power(x_slow=1.0, x_fast=3.0))
+    held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
+    held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
+    held.decide(0)
+    assert [held.jobs[name].gpu_type for name in ("first", "second")] == ["fast", "slow"]
+    held.end("first", 5)
+    assert steps(held, 5) == {}
+    assert held.jobs["second"].gpu_type == "slow"
+
+
+def test_a_job_that_lost_its_gpus_chooses_its_type_anew() -> None:
+    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), Power(x_slow=1.0, x_fast=3.0))
+    held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
+    held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
+    held.decide(0)
+    held.end("first", 5)
+    held.lose("second", 5)
+    assert steps(held, 5) == {"second": "resume"}
+    assert held.jobs["second"].gpu_type == "fast"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"alpha": "0"}, "alpha 0 is not above 0 and at most 1"),
+        ({"alpha": "1.5"}, "alpha 1.5 is not above 0"),
+        ({"pool": "0"}, "pool 0 is neither a number of GPUs nor a fraction below 1"),
+        ({"pool": "2.5"}, "pool 2.5 is neither"),
+        ({"compact_s": "-1"}, "compact_s -1 is not a number of seconds"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_in_one_line(parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=f'policy "ares": {message}') as refused:
+        make_policy("ares", parameters)
+    assert "\n" not in str(refused.value)
+
+
+def test_parameters_are_repeated() -> None:
+    policy = make_policy("ares", {"alpha": "0.8", "pool": "4", "compact_s": "30"})
+    assert policy.parameters == {"alpha": 0.8, "pool": 4.0, "compact_s": 30.0}

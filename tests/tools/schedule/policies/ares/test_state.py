@@ -1,0 +1,213 @@
+"""The state of Ares: carried, dumped or rebuilt from the log, it is the same, and so is every decision."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policy import Decision
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import Change, Snapshot
+from tests.builders import cluster, job, mixed_cluster, session
+
+SIZES = [1, 2, 3, 4, 8]
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from([*["submit"] * 6, *["finish"] * 3, "cancel", "fail", "lose", "down", "up", "reload"]),
+        st.integers(0, 999),
+        st.sampled_from([0.0, 0.0, 1.0, 7.0]),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+"""(what happens, which one, seconds later, decide after it)."""
+
+
+class TwoTypes(CurveThroughput):
+    """The second type is faster for one model and slower for the other; each further node costs 10 %."""
+
+    def __init__(self) -> None:
+        super().__init__({"bent": {1: 1.0, 2: 1.9, 4: 3.2, 8: 4.2}})
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        seconds = super().step_seconds(model, gpu_type, placement, global_batch, per_gpu_max)
+        factor = {("fast", "bent"): 0.5, ("fast", "linear"): 1.25}.get((gpu_type, model), 1.0)
+        return None if seconds is None else seconds * factor * (0.9 + 0.1 * len(placement))
+
+
+class Recorded(Ares):
+    """Ares that keeps what it was told and what it said last."""
+
+    def __init__(self, compact_s: float | None = None) -> None:
+        super().__init__(pool=0.25, compact_s=compact_s)
+        self.log: list[Change] = []
+        self.said = Decision()
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        self.log += snapshot.changes
+        self.said = super().decide(snapshot, rng)
+        return self.said
+
+
+def some_job(number: int, choice: int, now_s: float) -> Job:
+    """A job made from a random number: some late, some rigid, some of unknown demand."""
+    rng = np.random.default_rng(choice)
+    gpus = int(rng.choice(SIZES))
+    limits: dict[str, Any] = {"elastic": "none"}
+    if rng.random() < 0.7:
+        limits = {
+            "low": int(rng.integers(1, gpus + 1)),
+            "high": gpus * int(rng.integers(1, 4)),
+            "elastic": "size",
+        }
+    return job(
+        f"j{number:02}",
+        at=max(0.0, now_s - float(rng.choice([0, 0, 5]))),
+        gpus=gpus,
+        gpu_seconds=float(rng.integers(1, 100)) / 3 if rng.random() < 0.8 else None,
+        model=str(rng.choice(["linear", "bent"])),
+        **limits,
+    )
+
+
+def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> None:
+    """One thing happens to the session."""
+    active = sorted(held.jobs)
+    node = held.nodes[choice % len(held.nodes)].name
+    if what == "submit":
+        held.submit(some_job(count, choice, now_s), now_s)
+    elif what == "down":
+        held.node_down(node, now_s)
+    elif what == "up":
+        held.node_up(node, now_s)
+    elif what == "reload":
+        assert isinstance(held.policy, Recorded)
+        fresh = Recorded(held.policy.compact_s)
+        fresh.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.ended, **held.jobs})
+        fresh.log = held.policy.log
+        held.policy = fresh
+    elif active and what == "lose":
+        held.lose(active[choice % len(active)], now_s)
+    elif active:
+        outcome = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}[what]
+        held.end(active[choice % len(active)], now_s, outcome)  # type: ignore[arg-type]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 999), max_size=12), OPERATIONS, st.booleans(), st.sampled_from([None, 0.5]))
+def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_alike(
+    first: list[int], operations: list[tuple[str, int, float, bool]], mixed: bool, compact_s: float | None
+) -> None:
+    nodes = mixed_cluster(slow=(4, 4), fast=(4, 2)) if mixed else cluster(4, 4, 4)
+    held = session(Recorded(compact_s), nodes, TwoTypes())
+    rng = np.random.default_rng(0)
+    now_s = 0.0
+    arrivals = [("submit", choice, 0.0, turn == len(first) - 1) for turn, choice in enumerate(first)]
+    for count, (what, choice, later_s, decide) in enumerate(arrivals + operations):
+        now_s += later_s
+        happen(held, what, choice, now_s, count)
+        if not decide:
+            continue
+        assert isinstance(held.policy, Recorded)
+        before = held.snapshot(now_s)
+        rebuilt = Ares(pool=0.25, compact_s=compact_s)
+        said = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
+        held.decide(now_s)
+        assert list(held.policy.said.targets.items()) == list(said.targets.items())
+        assert held.policy.dump_state() == rebuilt.dump_state()
+        assert_work_conserving(held)
+
+
+def assert_work_conserving(held: Session) -> None:
+    """Nobody of known demand waits for GPUs that are free."""
+    policy = held.policy
+    assert isinstance(policy, Ares)
+    queue = policy._queue
+    assert queue is not None
+    for entry in queue.entries:
+        assert entry.gpus == entry.job.gpus
+        for kind, ladder in enumerate(entry.ladders):
+            free = held.free.by_type[queue.ladders.gpu_types[kind]]
+            assert entry.gpus or not ladder.steps or ladder.steps[0] > free
+
+
+def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
+    # Told at 60 of a job of time 10, after a cancellation at 50: V is that of 50, here and in a rebuild.
+    policy = Ares()
+    held = session(policy, cluster(4))
+    held.submit(job("a", at=0, gpus=4, low=1, gpu_seconds=400), 0)
+    held.submit(job("b", at=0, gpus=4, low=1, gpu_seconds=400), 0)
+    held.decide(0)
+    held.end("b", 50, "cancelled")
+    held.submit(job("late", at=10, gpus=4, low=1, gpu_seconds=4), 60)
+    held.decide(60)
+    assert policy.dump_state()["jobs"] == {"a": 400, "late": 104}
+    assert policy.dump_state()["time_s"] == 50
+
+
+def test_a_cron_call_counts_arrivals_from_their_own_time() -> None:
+    policy = Ares()
+    held = session(policy, cluster(4))
+    held.submit(job("a", at=0, gpus=4, low=1, gpu_seconds=400), 0)
+    held.decide(0)
+    held.submit(job("b", at=10, gpus=4, low=1, gpu_seconds=4), 60)
+    held.decide(60)
+    assert policy.dump_state()["jobs"] == {"a": 400, "b": 44}
+
+
+def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps() -> None:
+    policy = Ares()
+    held = session(policy, cluster(4))
+    for name in "ab":
+        held.submit(job(name, at=0, gpus=1, low=1, gpu_seconds=40), 0)
+    held.decide(0)
+    held.end("a", 10)  # in the cluster; in GPS it goes on until 20
+    held.submit(job("c", at=10, gpus=1, low=1, gpu_seconds=40), 10)
+    held.decide(10)
+    assert policy.dump_state() == {
+        "time_s": 10,
+        "virtual": 20,
+        "gps": {"a": 40, "b": 40, "c": 60},
+        "jobs": {"b": 40, "c": 60},
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "virtual"), [("finished", 40.0), ("cancelled", 60.0), ("failed", 60.0), ("rejected", 60.0)]
+)
+def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome: str, virtual: float) -> None:
+    # Two jobs on 4 GPUs: V = 20 at 10; from then on 2 or, if b is out of GPS, 4 a second.
+    policy = Ares()
+    held = session(policy, cluster(4))
+    for name in "ab":
+        held.submit(job(name, at=0, gpus=4, gpu_seconds=400), 0)
+    held.decide(0)
+    if outcome == "rejected":
+        held.reject("b", 10)
+    else:
+        held.end("b", 10, outcome)  # type: ignore[arg-type]
+    held.submit(job("c", at=20, gpus=4, gpu_seconds=1), 20)
+    held.decide(20)
+    assert policy.dump_state()["virtual"] == virtual
+
+
+def test_lost_gpus_slow_virtual_time_down_from_then_on() -> None:
+    policy = Ares()
+    held = session(policy, cluster(2, 2))
+    held.submit(job("a", at=0, gpus=1, low=1, gpu_seconds=400), 0)
+    held.decide(0)
+    held.node_down("n1", 10)  # V = 40
+    held.node_up("n1", 20)  # V = 60
+    held.submit(job("b", at=25, gpus=1, low=1, gpu_seconds=1), 25)  # V = 80
+    held.decide(25)
+    assert policy.dump_state()["jobs"]["b"] == 81

@@ -1,0 +1,165 @@
+"""Scaling curves for elastic-dp: the best batch for each size, by hand and against every batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.by_placement import PlacementTimes
+from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
+from pliant.tools.schedule.snapshot import JobState, node_states
+from pliant.tools.schedule.speeds import Speeds
+from tests.builders import cluster, curves, job
+
+STEP_S: Mapping[int, float] = {8: 0.30, 16: 0.35, 32: 0.50, 64: 0.90}
+"""Seconds of computing by local batch: small ones waste the GPU."""
+SYNC_S = 0.1
+
+
+def row(gpus: int, local: int, step_s: float) -> ProfileRow:
+    rate = gpus * local / step_s
+    return ProfileRow("train", "conv", "gpu", 1, gpus, str(gpus), local, 1, step_s, samples_per_second=rate)
+
+
+def measured(*sizes: int) -> MeasuredThroughput:
+    rows = [row(k, local, s + SYNC_S * (k > 1)) for k in sizes for local, s in STEP_S.items()]
+    return MeasuredThroughput(Profile(tuple(rows)))
+
+
+def curves_of(throughput: Throughput, gpus: int = 8) -> Curves:
+    return Curves(Speeds(throughput, node_states(cluster(gpus))))
+
+
+def state(
+    known: Curves,
+    least: int,
+    most: int,
+    size: int | None = None,
+    per_gpu_max: int | None = None,
+    **more: Any,
+) -> JobState:
+    """A job with these limits of its batch."""
+    batch = {"size": size or most, "min": least, "max": most, "per_gpu_max": per_gpu_max}
+    return job_state(job(model="conv", elastic="size+batch", batch=batch, **more), known.speeds)
+
+
+def by_hand(gpus: int, batch: int) -> float:
+    """T(b, k) of the additive model."""
+    local = -(-batch // gpus)
+    compute = np.interp(local, list(STEP_S), list(STEP_S.values()))
+    return batch / (compute + SYNC_S * (gpus > 1))
+
+
+def test_each_size_gets_the_batch_that_is_fastest():
+    known = curves_of(measured(1, 2, 4, 8))
+    each = state(known, 32, 256)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    assert curve.batches.tolist() == [0, 64, 128, 192, 256, 255, 252, 252, 256], "whole shares, 64 at most"
+    rates = [by_hand(gpus, int(curve.batches[gpus])) for gpus in range(1, 9)]
+    assert curve.factors[1:] == pytest.approx([rate / by_hand(1, 64) for rate in rates])
+
+
+def test_no_other_batch_is_faster_on_any_size():
+    """Comparing all batches, where only a selection is tried."""
+    known = curves_of(measured(1, 2, 4, 8))
+    for low, high in ((20, 500), (8, 37), (100, 101), (64, 64), (300, 700)):
+        each = state(known, low, high, per_gpu_max=60)
+        curve = known.of(each, "gpu", allowed_batches(each))
+        for gpus in range(1, 9):
+            able = [b for b in range(max(low, gpus), high + 1) if -(-b // gpus) <= 60]
+            best = max((by_hand(gpus, batch) for batch in able), default=0.0)
+            if not best:
+                assert curve is None or curve.factors[gpus] == -math.inf
+                continue
+            assert curve is not None
+            batch = int(curve.batches[gpus])
+            assert batch in able
+            assert by_hand(gpus, batch) == pytest.approx(best)
+
+
+def test_measured_placements_name_their_batches_too():
+    rows = [row(k, local, s + SYNC_S * (k > 1)) for k in (1, 2, 4, 8) for local, s in STEP_S.items()]
+    known = curves_of(PlacementTimes(Profile(tuple(rows))))
+    each = state(known, 8, 500)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    for gpus in (1, 2, 4, 8):
+        best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
+        assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
+
+
+def test_the_smallest_batch_and_the_memory_of_a_gpu_say_how_many_gpus_are_the_fewest():
+    known = curves_of(measured(1, 2, 4, 8))
+    assert fewest(known, state(known, 64, 64)) == 1
+    assert fewest(known, state(known, 65, 100)) == 2
+    assert fewest(known, state(known, 129, 512)) == 3
+    assert fewest(known, state(known, 129, 512, per_gpu_max=32)) == 5
+    assert fewest(known, state(known, 16, 512), (256, 256)) == 4, "a policy that leaves it one batch"
+
+
+def fewest(known: Curves, each: JobState, batches: BatchRange | None = None) -> int:
+    curve = known.of(each, "gpu", batches or allowed_batches(each))
+    assert curve is not None
+    return curve.least
+
+
+def test_a_job_whose_batch_never_fits_accumulates():
+    known = curves_of(measured(1, 2, 4, 8))
+    rigid = job_state(job(model="conv", gpus=2, batch=256), known.speeds)
+    curve = known.of(rigid, "gpu", allowed_batches(rigid))
+    assert curve is not None
+    assert np.flatnonzero(curve.factors > -math.inf).tolist() == [2]
+    assert curve.batches[2] == 256
+
+
+def test_sizes_without_a_speed_are_infeasible():
+    known = curves_of(measured(1, 2))
+    each = state(known, 32, 256)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    assert (curve.factors[3:] == -math.inf).all()
+    assert known.of(state(known, 32, 256, gpus=3, low=3), "gpu", (32, 256)) is None
+
+
+def test_a_job_without_a_speed_on_one_gpu_is_measured_against_its_smallest_size():
+    rows = [row(k, local, s + SYNC_S) for k in (2, 4) for local, s in STEP_S.items()]
+    known = curves_of(MeasuredThroughput(Profile(tuple(rows))))
+    each = state(known, 32, 256)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    assert curve.factors[2] == pytest.approx(2.0)
+
+
+def test_where_the_batch_makes_no_difference_the_author_chooses():
+    known = curves_of(curves(conv={1: 1.0, 8: 7.0}))
+    each = state(known, 8, 4096, size=96)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    assert curve.batches[1:].tolist() == [96] * 8
+
+
+def test_a_job_that_keeps_its_batch_keeps_it():
+    known = curves_of(measured(1, 2, 4, 8))
+    spec = job(model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 256})
+    each = job_state(spec, known.speeds)
+    assert allowed_batches(each) == (64, 64)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve is not None
+    assert set(curve.batches[1:].tolist()) == {64}
+
+
+def test_jobs_that_are_alike_share_a_curve():
+    known = curves_of(measured(1, 2, 4, 8))
+    first, second = (state(known, 32, 256, job_id=name) for name in "ab")
+    other = state(known, 32, 255)
+    assert known.of(first, "gpu", (32, 256)) is known.of(second, "gpu", (32, 256))
+    assert known.of(first, "gpu", (32, 256)) is not known.of(other, "gpu", (32, 255))

@@ -1,0 +1,204 @@
+"""The population search: what it may never break, and the optimum of instances small enough to try all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.schedule.policies.pollux.pools import Population
+from pliant.tools.schedule.policies.pollux.search import (
+    WAITING,
+    Matrices,
+    Problem,
+    first_come,
+    repair,
+    search,
+)
+
+
+def problem(
+    capacity: Sequence[int],
+    curves: Sequence[Sequence[float]],
+    *,
+    across: float = 0.8,
+    least: Sequence[int] | None = None,
+    most: Sequence[int] | None = None,
+    held: Sequence[Sequence[int]] | None = None,
+    factor: float = 0.9,
+) -> Problem:
+    """``curves[job][gpus]`` on one node; on several ``across`` of it. All jobs may take the whole cluster."""
+    total = sum(capacity)
+    inside = np.array([[curve[min(gpus, len(curve) - 1)] for gpus in range(total + 1)] for curve in curves])
+    jobs = len(curves)
+    return Problem(
+        capacity=np.array(capacity),
+        speedups=np.stack([inside, across * inside], axis=1),
+        least=np.array(least or [1] * jobs),
+        most=np.array(most or [total] * jobs),
+        held=np.array(held or np.zeros((jobs, len(capacity)))).astype(np.int16)[None],
+        restart_factor=np.full(jobs, factor),
+    )
+
+
+def matrix(*rows: Sequence[int]) -> Matrices:
+    return np.array([rows], dtype=np.int16)
+
+
+def found_by(task: Problem, seed: int = 0, earlier: Matrices | None = None) -> Matrices:
+    start = task.held[:0] if earlier is None else earlier
+    return search(task, start, np.random.default_rng(seed), population=40, generations=60)
+
+
+def obeys(task: Problem, found: Matrices) -> bool:
+    gpus, spans = found.sum(axis=2), np.count_nonzero(found, axis=2) > 1
+    together = ((found > 0) & spans[:, :, None]).sum(axis=1)
+    sized = (gpus == 0) | ((gpus >= task.least) & (gpus <= task.most))
+    return bool(
+        (found >= 0).all()
+        and (found.sum(axis=1) <= task.capacity).all()
+        and (together <= 1).all()
+        and sized.all()
+    )
+
+
+LINEAR = (0.0, 1.0, 2.0, 3.0, 4.0)
+
+
+def test_fitness_is_the_harmonic_mean_of_speedups():
+    task = problem([4], [LINEAR, LINEAR])
+    assert task.fitness(matrix([1], [3])) == pytest.approx(2 / (1 / 1 + 1 / 3))
+    assert task.fitness(matrix([2], [2])) == pytest.approx(2)
+
+
+def test_a_waiting_job_counts_with_little():
+    assert problem([4], [LINEAR, LINEAR]).fitness(matrix([0], [4])) == pytest.approx(
+        2 / (1 / WAITING + 1 / 4)
+    )
+
+
+def test_only_a_running_job_that_changes_pays_for_a_restart():
+    task = problem([2, 2], [LINEAR, LINEAR], held=[[2, 0], [0, 0]], factor=0.5)
+    assert task.job_speedups(matrix([2, 0], [0, 2])).tolist() == [[2.0, 2.0]]
+    assert task.job_speedups(matrix([0, 2], [2, 0])).tolist() == [[1.0, 2.0]]
+    assert task.job_speedups(matrix([0, 0], [2, 0])).tolist() == [[0.0, 2.0]]
+
+
+def test_repair_lets_one_job_of_several_nodes_stay_on_a_node():
+    task = problem([4, 4, 4], [LINEAR, LINEAR])
+    assert repair(task, matrix([1, 1, 0], [0, 1, 1])).tolist() == [[[1, 1, 0], [0, 0, 1]]]
+
+
+def test_repair_takes_from_later_jobs_what_a_node_lacks():
+    task = problem([4], [LINEAR, LINEAR])
+    assert repair(task, matrix([3], [3])).tolist() == [[[3], [1]]]
+
+
+def test_repair_leaves_gangs_whole_or_out():
+    task = problem([4], [LINEAR, LINEAR], least=[1, 4], most=[1, 4])
+    assert repair(task, matrix([3], [4])).tolist() == [[[1], [0]]]
+
+
+def test_first_come_gives_everybody_the_least_in_turn():
+    task = problem([2, 4], [LINEAR] * 3, least=[1, 4, 2])
+    assert first_come(task, task.held[0]).tolist() == [[1, 0], [0, 4], [0, 0]]
+
+
+def test_first_come_spreads_a_gang_that_fits_no_node():
+    task = problem([2, 2, 2], [LINEAR] * 2, least=[5, 1])
+    assert first_come(task, task.held[0]).tolist() == [[2, 2, 1], [0, 0, 1]]
+
+
+def test_two_gangs_of_eight_on_eight_gpus_one_runs():
+    curve = [0.0] * 8 + [1.0]
+    task = problem([4, 4], [curve, curve], least=[8, 8], most=[8, 8])
+    assert sorted(found_by(task)[0].sum(axis=1).tolist()) == [0, 8]
+
+
+def test_nothing_moves_for_less_than_a_restart_costs():
+    task = problem([4, 4], [LINEAR, LINEAR], held=[[4, 0], [0, 4]])
+    assert (found_by(task)[0] == task.held[0]).all()
+
+
+def every_matrix(task: Problem) -> Iterator[Matrices]:
+    columns = [
+        [column for column in product(range(most + 1), repeat=task.jobs) if sum(column) <= most]
+        for most in task.capacity.tolist()
+    ]
+    for chosen in product(*columns):
+        found = np.array(chosen, dtype=np.int16).T[None]
+        if obeys(task, found):
+            yield found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    capacity=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    gains=st.lists(
+        st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0]), min_size=4, max_size=4), max_size=3, min_size=1
+    ),
+    runs=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_the_search_reaches_the_optimum_of_tiny_instances(
+    capacity: list[int], gains: list[list[float]], runs: bool, seed: int
+):
+    curves = [np.concatenate(([0.0], np.cumsum(sorted(gain, reverse=True)))).tolist() for gain in gains]
+    task = problem(capacity, curves)
+    if runs:
+        held = first_come(task, task.held[0])
+        task = problem(capacity, curves, held=held.tolist())
+    best = max(float(task.fitness(each)[0]) for each in every_matrix(task))
+    assert task.fitness(found_by(task, seed))[0] == pytest.approx(best)
+
+
+TASKS = st.builds(
+    lambda capacity, limits: problem(
+        capacity,
+        [LINEAR] * len(limits),
+        least=[low for low, _ in limits],
+        most=[min(low + more, sum(capacity)) for low, more in limits],
+    ),
+    st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(task=TASKS, seed=st.integers(0, 1000))
+def test_whatever_is_repaired_obeys(task: Problem, seed: int):
+    rng = np.random.default_rng(seed)
+    wild = rng.integers(0, 9, size=(30, task.jobs, task.nodes), dtype=np.int16)
+    assert obeys(task, repair(task, wild))
+
+
+@settings(max_examples=20, deadline=None)
+@given(task=TASKS, seed=st.integers(0, 1000))
+def test_whatever_is_found_obeys_and_is_sorted(task: Problem, seed: int):
+    found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
+    assert obeys(task, found)
+    assert (np.diff(task.fitness(found)) <= 0).all()
+    assert len(np.unique(found, axis=0)) == len(found) <= 20
+
+
+def test_the_same_seed_finds_the_same():
+    task = problem([4] * 4, [LINEAR] * 7)
+    assert found_by(task, 5).tobytes() == found_by(task, 5).tobytes()
+
+
+def test_what_was_found_before_is_not_lost():
+    task = problem([4] * 4, [LINEAR] * 7)
+    before = found_by(task, 1)
+    again = search(task, before, np.random.default_rng(2), population=40, generations=0)
+    assert task.fitness(again)[0] == task.fitness(before)[0]
+
+
+def test_a_population_survives_as_json_values():
+    found = found_by(problem([4, 4], [LINEAR] * 3))
+    kept = Population.load(Population(["a", "b", "c"], ["n0", "n1"], found).dump())
+    assert (kept.found == found).all()
+    assert (kept.jobs, kept.nodes) == (["a", "b", "c"], ["n0", "n1"])

@@ -1,0 +1,217 @@
+"""First come, first served, and who may pass the head."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.tools.schedule.policies.fifo import Backfill, Fifo
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, mixed_cluster, session, sizes
+
+
+def opened(nodes, *jobs, backfill: Backfill = "none") -> Session:
+    held = session(Fifo(backfill), nodes)
+    for each in sorted(jobs, key=lambda each: each.submit_time):
+        held.submit(each, each.submit_time)
+    return held
+
+
+def run(held: Session, time: float) -> dict[str, int]:
+    held.decide(time)
+    return sizes(held)
+
+
+def test_two_gangs_of_eight_on_eight_gpus_one_runs_one_waits():
+    held = opened(cluster(4, 4), job("a", gpus=8), job("b", gpus=8))
+    assert run(held, 0) == {"a": 8}
+    held.end("a", 10)
+    assert run(held, 10) == {"b": 8}
+
+
+def test_nobody_passes_the_head():
+    held = opened(cluster(4), job("a", gpus=3), job("big", at=1, gpus=4), job("small", at=2, gpus=1))
+    assert run(held, 5) == {"a": 3}
+    held.end("a", 10)
+    assert run(held, 10) == {"big": 4}
+    held.end("big", 20)
+    assert run(held, 20) == {"small": 1}
+
+
+def test_ties_of_arrival_go_by_id_whatever_the_order_of_submission():
+    held = opened(cluster(1))
+    for name in ("c", "a", "b"):
+        held.submit(job(name), 0)
+    assert run(held, 0) == {"a": 1}
+
+
+def test_an_elastic_job_gets_what_it_requested():
+    held = opened(cluster(8), job("a", gpus=2, low=1, high=8))
+    assert run(held, 0) == {"a": 2}
+
+
+def test_a_job_that_comes_late_but_was_submitted_early_goes_to_its_place():
+    held = opened(cluster(4), job("a", gpus=4), job("c", at=2, gpus=4))
+    run(held, 2)
+    held.submit(job("b", at=1, gpus=4), 5)
+    run(held, 5)
+    held.end("a", 9)
+    assert run(held, 9) == {"b": 4}
+
+
+def test_a_job_that_lost_its_node_is_first_again():
+    held = opened(cluster(4), job("a", gpus=4), job("b", at=1, gpus=4))
+    run(held, 1)
+    held.lose("a", 5)
+    assert run(held, 5) == {"a": 4}
+
+
+def test_a_cancelled_job_frees_the_way():
+    held = opened(cluster(4), job("a", gpus=2), job("big", at=1, gpus=4), job("c", at=2, gpus=2))
+    assert run(held, 2) == {"a": 2}
+    held.end("big", 3, "cancelled")
+    assert run(held, 3) == {"a": 2, "c": 2}
+
+
+def test_a_job_larger_than_every_type_is_turned_away_and_blocks_nobody():
+    held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=6), job("b", at=1, gpus=4))
+    effects = held.decide(1)
+    assert [(effect.job.id, effect.step) for effect in effects] == [("a", "reject"), ("b", "start")]
+    assert effects[0].reason == "needs 6 GPUs of one type, the cluster has 4"
+
+
+def test_a_batch_too_small_for_the_gang_is_turned_away():
+    held = opened(cluster(8), job("a", gpus=8, batch=4, work={"samples": 10}))
+    assert "does not run on 8 GPUs" in held.decide(0)[0].reason
+
+
+def test_a_job_waits_while_its_node_is_down():
+    held = opened(cluster(4, 4), job("a", gpus=8))
+    held.node_down("n0", 0)
+    assert run(held, 1) == {}
+    held.node_up("n0", 2)
+    assert run(held, 2) == {"a": 8}
+
+
+def easy(*behind) -> dict[str, int]:
+    """On 4 GPUs a holds 3 from 0 to 100; the head needs 4, so it starts at 100. Who passes it at 10?"""
+    held = opened(cluster(4), job("a", gpus=3, gpu_seconds=300), backfill="easy")
+    run(held, 0)
+    for each in (job("head", at=1, gpus=4, gpu_seconds=400), *behind):
+        held.submit(each, each.submit_time)
+    return run(held, 10)
+
+
+def test_easy_lets_pass_who_ends_before_the_head_starts():
+    assert easy(job("short", at=2, gpu_seconds=90)) == {"a": 3, "short": 1}
+
+
+def test_easy_holds_back_who_would_delay_the_head():
+    assert easy(job("long", at=2, gpu_seconds=91)) == {"a": 3}
+
+
+def test_easy_holds_back_whose_work_is_unknown():
+    assert easy(job("unknown", at=2)) == {"a": 3}
+
+
+def test_easy_lets_pass_who_fits_beside_the_head_when_it_starts():
+    # When a ends, 8 are free and the head takes 7: one GPU is spare, for one long job.
+    held = opened(
+        cluster(8),
+        job("a", gpus=6, gpu_seconds=600),
+        job("head", at=1, gpus=7, gpu_seconds=700),
+        job("long", at=2, gpu_seconds=10_000),
+        job("too", at=3, gpu_seconds=10_000),
+        backfill="easy",
+    )
+    assert run(held, 10) == {"a": 6, "long": 1}
+
+
+def test_easy_lets_nobody_pass_while_the_start_of_the_head_is_unknown():
+    held = opened(
+        cluster(4),
+        job("a", gpus=3),
+        job("head", at=1, gpus=4),
+        job("short", at=2, gpu_seconds=1),
+        backfill="easy",
+    )
+    assert run(held, 10) == {"a": 3}
+
+
+def test_easy_starts_the_head_when_it_was_predicted_to():
+    held = opened(cluster(4), job("a", gpus=3, gpu_seconds=300), backfill="easy")
+    run(held, 0)
+    held.submit(job("head", at=1, gpus=4, gpu_seconds=400), 1)
+    for index in range(4):
+        held.submit(job(f"s{index}", at=2, gpu_seconds=30), 2)
+    passed = []
+    for time in (10, 40, 70, 100):
+        for name in set(sizes(held)) - ({"a"} if time < 100 else set()):
+            held.end(name, time)
+        passed.append(sorted(run(held, time)))
+    assert passed == [["a", "s0"], ["a", "s1"], ["a", "s2"], ["head"]]
+
+
+def test_easy_reserves_on_one_type_and_leaves_the_other_to_anybody():
+    held = opened(
+        mixed_cluster(big=(4,), small=(2,)),
+        job("a", gpus=3, gpu_seconds=300),
+        job("head", at=1, gpus=4, gpu_seconds=400),
+        job("long", at=2, gpus=1, gpu_seconds=10_000),
+        backfill="easy",
+    )
+    assert run(held, 10) == {"a": 3, "long": 1}
+    assert held.jobs["long"].gpu_type == "small"
+
+
+def test_skip_starts_whoever_fits():
+    held = opened(
+        cluster(4),
+        job("a", gpus=3),
+        job("head", at=1, gpus=4),
+        job("b", at=2),
+        job("c", at=3),
+        backfill="skip",
+    )
+    assert run(held, 10) == {"a": 3, "b": 1}
+    held.end("a", 20)
+    assert run(held, 20) == {"b": 1, "c": 1}
+
+
+def test_an_elastic_job_that_requests_too_much_hears_what_the_policy_gives():
+    held = opened(mixed_cluster(one=(4,), two=(4,)), job("a", gpus=6, low=2))
+    effects = held.decide(0)
+    assert [(effect.step, effect.reason) for effect in effects] == [
+        (
+            "reject",
+            "needs 6 GPUs of one type, the cluster has 4; this policy gives the requested 6 GPUs",
+        )
+    ]
+
+
+def test_a_decision_reads_only_the_head_while_it_waits():
+    held = opened(cluster(4), job("a", gpus=3), *(job(f"j{i}", at=1 + i, gpus=4) for i in range(1000)))
+    run(held, 2000)
+    read = []
+
+    class Watched(dict):
+        def values(self):
+            read.append("values")
+            return super().values()
+
+        def __iter__(self):
+            read.append("iter")
+            return super().__iter__()
+
+    held.jobs = Watched(held.jobs)
+    held.submit(job("late", at=2001), 2001)
+    assert held.decide(2001) == []
+    assert read == []
+
+
+@pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
+def test_everybody_is_told_what_they_wait_for(backfill: Backfill):
+    held = opened(cluster(4), job("a", gpus=3), job("b", gpus=4), job("c", gpus=2), backfill=backfill)
+    held.decide(0)
+    told = held.explain(0)
+    assert told["b"].reason == "first in line: waits until 4 GPUs of one type are free"
+    assert (told["c"].reason, told["c"].needs_gpus) == ("waits in line, 1 before it", 2)

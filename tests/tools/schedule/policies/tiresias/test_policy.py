@@ -1,0 +1,167 @@
+"""Least attained service in queues."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.policies.tiresias.policy import Tiresias
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, mixed_cluster, session, sizes
+
+HOUR = 3600.0
+
+
+def opened(nodes, *jobs, **parameters) -> Session:
+    held = session(Tiresias(**parameters), nodes)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    return held
+
+
+def test_whoever_runs_goes_on_until_the_threshold():
+    held = opened(cluster(1), job("a"), job("b", at=1), queue_gpu_hours="1")
+    ran = []
+    for hour in (0.0, 0.5, 0.99, 1.0, 1.5, 2.0, 2.5):
+        held.decide(hour * HOUR + 1)
+        ran += list(sizes(held))
+    assert ran == ["a", "a", "a", "b", "b", "a", "a"], "at level queues: first in, first out"
+
+
+def test_service_counts_gpus():
+    held = opened(
+        cluster(4, 4), job("wide", gpus=4), job("thin"), job("late", at=1, gpus=8), queue_gpu_hours="1"
+    )
+    held.decide(1)
+    assert sizes(held) == {"thin": 1, "wide": 4}
+    held.decide(HOUR / 4 + 1)
+    assert sizes(held) == {"thin": 1, "wide": 4}, "wide is in the second queue, late does not fit beside thin"
+    held.decide(HOUR + 1)
+    assert sizes(held) == {"late": 8}
+
+
+def test_the_second_queue_is_in_order_of_entry():
+    held = opened(cluster(4), job("a"), job("b", gpus=2), queue_gpu_hours="1")
+    held.decide(0)
+    held.decide(HOUR / 2)  # b is demoted first
+    held.decide(HOUR)  # then a
+    held.submit(job("c", at=HOUR, gpus=2), HOUR)
+    held.decide(HOUR + 1)
+    assert sizes(held) == {"b": 2, "c": 2}
+
+
+def test_a_gang_that_does_not_fit_is_passed_over():
+    held = opened(cluster(4), job("a", gpus=3), job("b", at=1, gpus=2), job("c", at=2))
+    held.decide(2)
+    assert sizes(held) == {"a": 3, "c": 1}
+
+
+def test_several_thresholds_make_more_queues():
+    held = opened(cluster(1), job("a"), job("b", at=1), queue_gpu_hours="1,2")
+    for hour in range(8):
+        held.decide(hour * HOUR)
+    told = held.explain(7 * HOUR)
+    assert told["a"].reason.startswith("queue 3 of 3, place 1, with ")
+    for wrong in ("", "x", "2,1", "1,1", "0", "1,inf"):
+        with pytest.raises(UsageError, match="queue_gpu_hours"):
+            make_policy("tiresias", {"queue_gpu_hours": wrong})
+
+
+def test_nobody_starves_where_promotion_is_on():
+    held = opened(cluster(1), job("old"), queue_gpu_hours="1", promote_after=2.0)
+    held.decide(0)
+    held.submit(job("new0", at=HOUR), HOUR)
+    held.decide(HOUR)
+    assert sizes(held) == {"new0": 1}
+    for number, hour in enumerate((1.9, 2.8)):
+        held.end(f"new{number}", hour * HOUR)
+        held.submit(job(f"new{number + 1}", at=hour * HOUR), hour * HOUR)
+        held.decide(hour * HOUR)
+    assert sizes(held) == {"new2": 1}
+    held.decide(3 * HOUR)
+    assert sizes(held) == {"new2": 1}, "old ran for one hour and has waited for two: promoted behind new2"
+    held.end("new2", 3.5 * HOUR)
+    held.submit(job("new3", at=3.5 * HOUR), 3.5 * HOUR)
+    held.decide(3.5 * HOUR)
+    assert sizes(held) == {"old": 1}
+    with pytest.raises(UsageError, match="promote_after"):
+        make_policy("tiresias", {"promote_after": -1})
+
+
+def test_emptiest_nodes_first_in_that_order():
+    held = opened(cluster(2, 4, 4, 4), job("a"), job("b", gpus=9), placement="emptiest")
+    held.decide(0)
+    assert held.jobs["a"].placement == (("n1", 1),)
+    assert held.jobs["b"].placement == (("n2", 4), ("n3", 4), ("n1", 1)), (
+        "of equal ones the first; in this order"
+    )
+
+
+def test_a_skewed_model_starts_only_on_few_nodes():
+    held = opened(
+        cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"), skewed="vgg"
+    )
+    held.decide(0)
+    assert sizes(held) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
+    held.end("a", 60)
+    held.decide(60)
+    assert held.jobs["s"].placement == (("n0", 2),)
+    loose = opened(cluster(4, 4), job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
+    loose.decide(0)
+    assert sizes(loose) == {"a": 3, "b": 3, "s": 2}
+
+
+def test_a_skewed_model_that_finds_no_few_nodes_of_its_new_type_gives_up_its_old_gpus():
+    """What it held is given to others by then: once, GPUs of two types were given away twice."""
+    nodes = mixed_cluster(slow=(4,), fast=(2, 2))
+    held = session(Tiresias(skewed="vgg", queue_gpu_hours="1.5"), nodes, CurveThroughput({}, {"fast": 2.5}))
+    small = [job(name) for name in "abcd"]
+    for each in (*small, job("s", gpus=2, model="vgg"), job("w", gpus=4, at=1)):
+        held.submit(each, each.submit_time)
+        held.decide(each.submit_time)
+    assert held.jobs["s"].gpu_type == "slow", "the four small ones have all that is fast"
+    on_first, on_second = (
+        [one for one in "abcd" if held.jobs[one].placement == ((node, 1),)] for node in ("fast-0", "fast-1")
+    )
+    for name in (on_first[0], on_second[0]):
+        held.end(name, HOUR)
+    held.decide(HOUR)  # s is demoted behind w by now
+    assert sizes(held) == {on_first[1]: 1, on_second[1]: 1, "w": 4}, "two fast ones are free, on two nodes"
+
+
+def test_a_skewed_model_needs_no_fewer_nodes_than_there_are():
+    held = opened(cluster(4, 1, 1), job("s", gpus=6, model="vgg"), skewed="vgg")
+    held.decide(0)
+    assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
+    held = opened(cluster(4, 4), job("s", gpus=3, model="vgg"), skewed="vgg")
+    held.node_down("n0", 0)
+    held.decide(0)
+    assert held.jobs["s"].placement == (("n1", 3),)
+
+
+def test_it_says_until_when_rounds_may_be_left_out():
+    held = opened(cluster(4), job("a", gpus=2), job("b"), queue_gpu_hours="1")
+    held.decide(0)
+    assert held.quiet_until_s == HOUR / 2
+    held.decide(HOUR / 2)
+    assert held.quiet_until_s == HOUR
+    held.decide(HOUR)
+    assert held.quiet_until_s == float("inf")
+
+
+def test_carried_state_keeps_the_order_of_the_second_queue():
+    held = opened(cluster(3), job("a"), job("b", gpus=2), queue_gpu_hours="1")
+    for time_s in (0, HOUR / 2, HOUR):
+        held.decide(time_s)
+    policy = Tiresias("1")
+    policy.load_state(held.policy.dump_state(), held.jobs)
+    assert (
+        policy.dump_state()
+        == held.policy.dump_state()
+        == {
+            "b": [1, HOUR / 2, 0.0, None],
+            "a": [1, HOUR, 0.0, None],
+        }
+    )

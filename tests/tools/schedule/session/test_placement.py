@@ -1,0 +1,162 @@
+"""Which GPUs a job gets: best fit on one node, else the fewest nodes, near each other, where it is."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.schedule.session.placement import FreeGpus
+from pliant.tools.schedule.snapshot import NodeGpus, NodeState
+
+
+def nodes(*gpus: int, switches: str = "", kind: str = "gpu") -> list[NodeState]:
+    """Nodes n0, n1, …; ``switches`` names the switch of each by one letter."""
+    names = switches or " " * len(gpus)
+    return [NodeState(i, f"n{i}", g, kind, names[i].strip() or None) for i, g in enumerate(gpus)]
+
+
+def free_with(free: list[int], switches: str = "", size: int = 8) -> FreeGpus:
+    """Nodes of ``size`` GPUs of which so many are free."""
+    held = FreeGpus(nodes(*[size] * len(free), switches=switches))
+    held.take(tuple((f"n{i}", size - count) for i, count in enumerate(free) if count < size))
+    return held
+
+
+@pytest.mark.parametrize(
+    ("free", "gpus", "place"),
+    [
+        pytest.param([8, 2, 4], 2, (("n1", 2),), id="one node: the fullest with room"),
+        pytest.param([8, 2, 4], 3, (("n2", 3),), id="one node: a little left over"),
+        pytest.param([4, 4, 4], 4, (("n0", 4),), id="ties: the first node"),
+        pytest.param(
+            [3, 8, 8, 4], 12, (("n1", 8), ("n3", 4)), id="a whole node, then where the rest fits best"
+        ),
+        pytest.param([3, 8, 8, 4], 16, (("n1", 8), ("n2", 8)), id="whole nodes only"),
+        pytest.param([8, 8, 8], 12, (("n0", 8), ("n1", 4)), id="rest on another whole node"),
+        pytest.param([3, 5, 6, 2], 10, (("n1", 4), ("n2", 6)), id="no whole node: the fewest nodes"),
+        pytest.param(
+            [3, 3, 3, 2], 8, (("n0", 3), ("n1", 3), ("n3", 2)), id="rest on the fullest node with room"
+        ),
+        pytest.param([1, 1, 1], 3, (("n0", 1), ("n1", 1), ("n2", 1)), id="all there is"),
+    ],
+)
+def test_a_new_job_is_placed(free: list[int], gpus: int, place: NodeGpus) -> None:
+    assert free_with(free).choose(gpus, ["gpu"]) == place
+
+
+@pytest.mark.parametrize(
+    ("free", "gpus", "held", "place"),
+    [
+        pytest.param(
+            [8, 4, 8], 4, (("n0", 2),), (("n0", 4),), id="grow on its own node, not on a fuller one"
+        ),
+        pytest.param([3, 8], 4, (("n0", 2),), (("n1", 4),), id="grow: one node beats staying on two"),
+        pytest.param(
+            [2, 8, 8], 10, (("n0", 2),), (("n0", 2), ("n1", 8)), id="grow: keep the part, add a whole node"
+        ),
+        pytest.param([4, 4, 8], 2, (("n0", 4), ("n1", 2)), (("n1", 2),), id="shrink: free the larger part"),
+        pytest.param([4, 4, 8], 6, (("n0", 4), ("n1", 4)), (("n2", 6),), id="shrink: one node beats two"),
+        pytest.param([4, 4, 4], 6, (("n1", 4), ("n2", 4)), (("n1", 4), ("n2", 2)), id="shrink: stay on both"),
+        pytest.param([4, 1, 0], 3, (("n0", 4), ("n1", 1)), (("n0", 3),), id="shrink: stay on the main node"),
+        pytest.param([8, 4], 4, (("n0", 4),), (("n0", 4),), id="same size: stay"),
+        pytest.param([0, 4], 2, (("n0", 2),), (("n1", 2),), id="its place was given away meanwhile"),
+        pytest.param(
+            [1, 0, 8, 1], 2, (("n0", 1), ("n1", 1)), (("n2", 2),), id="half its place was given away"
+        ),
+    ],
+)
+def test_a_resized_job_stays_where_that_is_no_less_consolidated(
+    free: list[int], gpus: int, held: NodeGpus, place: NodeGpus
+) -> None:
+    assert free_with(free).choose(gpus, ["gpu"], keep=held) == place
+
+
+def test_a_job_over_several_nodes_stays_under_the_switch_with_the_fewest_free_gpus() -> None:
+    held = free_with([8, 8, 8, 8, 8, 8, 8], switches="aababbb")
+    assert held.choose(16, ["gpu"]) == (("n0", 8), ("n1", 8))
+
+
+def test_fewer_nodes_matter_more_than_one_switch() -> None:
+    held = free_with([8, 4, 4, 8], switches="abbb")
+    assert held.choose(16, ["gpu"]) == (("n0", 8), ("n3", 8))
+
+
+def test_a_growing_job_stays_unless_another_place_spares_it_a_switch() -> None:
+    apart = free_with([2, 8, 8, 8], switches="abbb")
+    assert apart.choose(10, ["gpu"], keep=(("n0", 2),)) == (("n1", 8), ("n2", 2))
+    near = free_with([2, 8, 8, 8], switches="aabb")
+    assert near.choose(10, ["gpu"], keep=(("n0", 2),)) == (("n0", 2), ("n1", 8))
+
+
+def test_types_are_tried_in_order_and_never_mixed() -> None:
+    held = FreeGpus([*nodes(4, kind="slow"), NodeState(1, "n1", 4, "fast", None)])
+    assert held.choose(4, ["fast", "slow"]) == (("n1", 4),)
+    held.take((("n1", 1),))
+    assert held.choose(4, ["fast", "slow"]) == (("n0", 4),)
+    assert held.choose(5, ["fast", "slow"]) is None
+    assert held.choose(2, ["unheard-of"]) is None
+
+
+def test_a_node_that_is_down_offers_nothing_and_takes_nothing_back() -> None:
+    held = FreeGpus(nodes(4, 4))
+    held.take((("n0", 2),))
+    node = held.node("n0")
+    held.lose(node)
+    node.up = False
+    held.give((("n0", 2),))
+    assert (held.free_on("n0"), held.by_type["gpu"]) == (0, 4)
+    assert held.choose(2, ["gpu"], keep=(("n0", 2),)) == (("n1", 2),)
+    node.up = True
+    held.regain(node)
+    assert held.choose(8, ["gpu"]) == (("n0", 4), ("n1", 4))
+
+
+def test_taking_what_is_not_free_is_refused() -> None:
+    held = FreeGpus(nodes(4))
+    with pytest.raises(ValueError, match="-1 of 4 GPUs free"):
+        held.take((("n0", 5),))
+    with pytest.raises(ValueError, match="6 of 4 GPUs free"):
+        held.give((("n0", 2),))
+
+
+NODE_GPUS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+WISHES = st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5)), max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(NODE_GPUS, st.text("ab", min_size=6, max_size=6), WISHES)
+def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(
+    gpus: list[int], switches: str, wishes: list[tuple[int, int]]
+) -> None:
+    held = FreeGpus(nodes(*gpus, switches=switches[: len(gpus)]))
+    places: dict[int, NodeGpus] = {}
+    for wanted, slot in wishes:
+        before = places.pop(slot, ())
+        held.give(before)
+        free = {node.name: held.free_on(node.name) for node in held.nodes}
+        place = held.choose(wanted, ["gpu"], keep=before)
+        assert (place is None) == (sum(free.values()) < wanted)
+        if place is None:
+            continue
+        assert sum(count for _, count in place) == wanted
+        assert all(0 < count <= free[name] for name, count in place)
+        assert len(place) == fewest_nodes(list(free.values()), wanted)
+        held.take(place)
+        places[slot] = place
+        assert held.by_type["gpu"] == sum(gpus) - sum(n for p in places.values() for _, n in p)
+    for place in places.values():
+        held.give(place)
+    assert [held.free_on(node.name) for node in held.nodes] == gpus
+    assert held.choose(sum(gpus), ["gpu"]) == tuple((node.name, node.gpus) for node in held.nodes)
+
+
+def fewest_nodes(free: list[int], wanted: int) -> int:
+    """By trying all sets of nodes."""
+    return next(
+        size
+        for size in range(1, len(free) + 1)
+        if any(sum(some) >= wanted for some in combinations(free, size))
+    )

@@ -1,0 +1,370 @@
+"""The session: what happens to jobs and GPUs, and what a policy is held to."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.session.session import Holding, PolicyError, Session
+from pliant.tools.schedule.snapshot import Phase, Snapshot
+from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+
+
+class Says(Policy):
+    """Says what the test puts into ``next`` and remembers what it was shown."""
+
+    name = "says"
+    elasticity = "size+batch"
+
+    def __init__(self) -> None:
+        self.next = Decision()
+        self.seen: list[Snapshot] = []
+
+    def decide(self, snapshot, rng):
+        self.seen.append(snapshot)
+        answer, self.next = self.next, Decision()
+        return answer
+
+    def say(self, **targets: Target | int) -> None:
+        self.next = Decision({k: Target(v) if isinstance(v, int) else v for k, v in targets.items()})
+
+
+def steps(held: Session, time: float, **targets: Target | int) -> list[tuple[str, str]]:
+    """What a decision leads to: [(job, step)]."""
+    policy = held.policy
+    assert isinstance(policy, Says)
+    policy.say(**targets)
+    return [(effect.job.id, effect.step) for effect in held.decide(time)]
+
+
+def adopt(held: Session, time: float, *holdings: Holding) -> list[str]:
+    return [effect.step for effect in held.adopt(holdings, time)]
+
+
+def opened(nodes, *jobs, throughput=None) -> Session:
+    held = session(Says(), nodes, throughput)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    return held
+
+
+def test_a_job_starts_grows_shrinks_stops_and_resumes():
+    held = opened(cluster(4), job("a", low=1, high=4, work={"samples": 1000}))
+    assert steps(held, 0, a=1) == [("a", "start")]
+    assert steps(held, 10, a=4) == [("a", "grow")]
+    assert steps(held, 20, a=2) == [("a", "shrink")]
+    assert steps(held, 30, a=0) == [("a", "preempt")]
+    assert steps(held, 40, a=1) == [("a", "resume")]
+    state = held.jobs["a"]
+    assert state.samples_done(50) == 10 * 1 + 10 * 4 + 10 * 2 + 10 * 1
+    assert state.attained_service_s(50) == 80
+    assert (state.preemptions, state.rescales, state.first_start_s) == (1, 2, 0)
+    assert state.finish_time_s() == 50 + 1000 - 80
+
+
+def test_nothing_said_means_nothing_done():
+    held = opened(cluster(4), job("a", gpus=2))
+    steps(held, 0, a=2)
+    place = held.jobs["a"].placement
+    assert steps(held, 5) == []
+    assert steps(held, 6, a=2) == []
+    assert held.jobs["a"].placement == place
+
+
+def test_gpus_are_freed_before_they_are_taken():
+    held = opened(cluster(4), job("a", gpus=4), job("b", low=1, high=4), job("c", gpus=2))
+    steps(held, 0, b=4)
+    assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
+    assert steps(held, 2, a=4, b=0, c=0) == [("b", "preempt"), ("c", "preempt"), ("a", "start")]
+
+
+def test_a_changed_batch_leaves_the_place_alone():
+    flexible = job("a", gpus=2, elastic="size+batch", batch={"size": 64, "min": 32, "max": 256})
+    held = opened(cluster(4), flexible, job("b", low=1, high=3))
+    steps(held, 0, a=2, b=1)
+    place = held.jobs["a"].placement
+    assert steps(held, 1, b=2, a=Target(2, global_batch=128)) == [("a", "rebatch"), ("b", "grow")]
+    assert (held.jobs["a"].placement, held.jobs["a"].global_batch) == (place, 128)
+
+
+def test_two_jobs_can_swap_gpu_types():
+    held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=4), job("b", gpus=4))
+    steps(held, 0, a=Target(4, "t4"), b=Target(4, "a100"))
+    assert steps(held, 1, a=Target(4, "a100"), b=Target(4, "t4")) == [("a", "move"), ("b", "move")]
+    assert (held.jobs["a"].gpu_type, held.jobs["b"].gpu_type) == ("a100", "t4")
+
+
+def test_a_job_that_no_single_type_can_seat_keeps_its_place():
+    held = opened(
+        mixed_cluster(t4=(2,), a100=(2,)), job("a", low=1, high=4), job("b", gpus=1), job("c", gpus=3)
+    )
+    steps(held, 0, a=Target(1, "t4"), b=Target(1, "a100"))
+    before = held.jobs["a"].placement
+    assert steps(held, 1, a=3) == []  # 3 GPUs would be free, but of two types
+    assert held.jobs["a"].placement == before
+    assert held.free.by_type == {"t4": 1, "a100": 1}
+
+
+def test_one_that_cannot_be_seated_does_not_stop_the_others():
+    held = opened(mixed_cluster(t4=(2,), a100=(2,)), job("a", gpus=3), job("b", gpus=1))
+    assert steps(held, 0, a=3, b=1) == [("b", "start")]
+    assert sizes(held) == {"b": 1}
+
+
+def test_a_policy_places_itself():
+    held = opened(cluster(4, 4), job("a", gpus=2), job("b", gpus=4))
+    steps(held, 0, a=Target(2, placement=(("n1", 1), ("n0", 1))))
+    assert held.jobs["a"].placement == (("n1", 1), ("n0", 1)), "in the order in which it links them"
+    steps(held, 1, a=Target(2, placement=(("n1", 2),)), b=Target(4, placement=(("n0", 4),)))
+    assert held.jobs["a"].placement == (("n1", 2),)
+    assert held.jobs["b"].placement == (("n0", 4),)
+
+
+RIGID = job("a", gpus=2)
+ELASTIC = job("a", gpus=2, low=2, high=4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "complaint"),
+    [
+        (RIGID, Target(1), "limits are 2 to 2"),
+        (ELASTIC, Target(1), "limits are 2 to 4"),
+        (ELASTIC, Target(5), "limits are 2 to 4"),
+        (ELASTIC, Target(2, global_batch=64), "changes the batch"),
+        (RIGID, Target(2, "tpu"), 'type "tpu", which the cluster lacks'),
+        (RIGID, Target(2, placement=(("gpu-0", 1),)), "but places it on"),
+        (RIGID, Target(2, placement=(("gpu-0", 3), ("gpu-1", -1))), "but places it on"),
+        (RIGID, Target(2, placement=(("gpu-0", 1), ("gpu-0", 1))), "expected different nodes"),
+        (RIGID, Target(2, placement=(("n7", 2),)), "expected different nodes"),
+        (RIGID, Target(2, placement=(("gpu-0", 1), ("other-0", 1))), "several GPU types"),
+    ],
+)
+def test_a_rule_broken_is_an_error_that_names_the_policy(spec, target, complaint):
+    held = opened(mixed_cluster(gpu=(4, 4), other=(4,)), spec)
+    assert isinstance(held.policy, Says)
+    held.policy.say(a=target)
+    with pytest.raises(PolicyError, match=complaint) as caught:
+        held.decide(0)
+    assert 'policy "says"' in str(caught.value)
+
+
+def test_gpus_cannot_be_given_twice():
+    held = opened(cluster(4), job("a", gpus=3), job("b", gpus=2))
+    with pytest.raises(PolicyError, match="gives away 5 GPUs, 4 are free"):
+        steps(held, 0, a=3, b=2)
+
+
+def test_gpus_of_one_type_cannot_be_given_twice():
+    held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=3), job("b", gpus=2))
+    with pytest.raises(PolicyError, match='gives away 5 GPUs of type "t4", 4 are free'):
+        steps(held, 0, a=Target(3, "t4"), b=Target(2, "t4"))
+
+
+def test_a_place_in_use_cannot_be_given():
+    held = opened(cluster(4, 4), job("a", gpus=2), job("b", gpus=4))
+    steps(held, 0, a=Target(2, placement=(("n0", 2),)))
+    with pytest.raises(PolicyError, match='places "b"'):
+        steps(held, 1, b=Target(4, placement=(("n0", 4),)))
+
+
+def test_a_policy_keeps_to_the_elasticity_it_declares():
+    class Rigid(Says):
+        name = "rigid"
+        elasticity = "none"
+
+    held = session(Rigid(), cluster(4))
+    held.submit(job("a", gpus=2, low=1, high=4), 0)
+    with pytest.raises(PolicyError, match="declares no elasticity"):
+        steps(held, 0, a=4)
+
+
+def test_a_batch_keeps_to_the_limits_of_its_job():
+    held = opened(cluster(4), job("a", elastic="size+batch", batch={"size": 64, "min": 32, "max": 128}))
+    with pytest.raises(PolicyError, match="its limits are 32 to 128"):
+        steps(held, 0, a=Target(1, global_batch=256))
+
+
+@pytest.mark.parametrize(
+    ("decision", "complaint"),
+    [
+        (Decision({"z": Target(1)}), 'names "z", which is not an active job'),
+        (Decision(rejected={"z": "no"}), 'names "z", which is not an active job'),
+        (Decision({"a": Target(1)}, {"a": "no"}), 'both rejects "a" and gives it GPUs'),
+    ],
+)
+def test_a_decision_speaks_of_active_jobs_once(decision, complaint):
+    held = opened(cluster(4), job("a"))
+    assert isinstance(held.policy, Says)
+    held.policy.next = decision
+    with pytest.raises(PolicyError, match=complaint):
+        held.decide(0)
+
+
+def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
+    held = opened(cluster(4), job("a", gpus=4), job("b", gpus=4))
+    steps(held, 0, a=4)
+    assert isinstance(held.policy, Says)
+    held.policy.next = Decision({"b": Target(4)}, {"a": "too slow"})
+    effects = held.decide(10)
+    assert [(e.job.id, e.step, e.reason) for e in effects] == [
+        ("a", "reject", "too slow"),
+        ("b", "start", ""),
+    ]
+    assert effects[0].before == (("n0", 4),)
+    assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
+
+
+def test_a_late_job_is_told_with_its_own_time_but_never_before_what_was_told():
+    held = opened(cluster(4), job("a", at=10))
+    held.end("a", 50)
+    held.submit(job("late", at=20), 60)
+    held.submit(job("early", at=99), 60)
+    told = [(change.time_s, change.kind, change.job and change.job.id) for change in held.changes]
+    assert told == [
+        (10, "arrived", "a"),
+        (50, "finished", "a"),
+        (50, "arrived", "late"),
+        (60, "arrived", "early"),
+    ]
+
+
+def test_a_clock_that_steps_back_stands_still():
+    held = opened(cluster(4), job("a", gpus=2, work={"samples": 1000}))
+    steps(held, 10, a=2)
+    steps(held, 5, a=0)
+    assert held.jobs["a"].attained_service_s(10) == 0
+    assert held.now_s == 10
+
+
+def test_an_id_is_used_once():
+    held = opened(cluster(4), job("a"))
+    with pytest.raises(ValueError, match='"a" was submitted before'):
+        held.submit(job("a"), 1)
+    held.end("a", 2)
+    with pytest.raises(ValueError, match='"a" was submitted before'):
+        held.submit(job("a"), 3)
+
+
+def test_a_node_takes_its_jobs_down_and_comes_back_empty():
+    held = opened(cluster(4, 4), job("a", gpus=8), job("b", gpus=1))
+    steps(held, 0, a=8)
+    assert [lost.id for lost in held.node_down("n1", 5)] == ["a"]
+    assert (held.up_gpus, held.free.by_type, held.jobs["a"].phase) == (4, {"gpu": 4}, Phase.PREEMPTED)
+    assert held.node_down("n1", 6) == []
+    with pytest.raises(PolicyError, match="limits are 8 to 4"):
+        steps(held, 6, a=8)
+    held.node_up("n1", 7)
+    held.node_up("n1", 7)
+    assert held.up_gpus == 8
+    assert steps(held, 8, a=8) == [("a", "resume")]
+    kinds = [change.kind for snapshot in held.policy.seen for change in snapshot.changes]
+    assert kinds == ["arrived", "arrived", "node_down", "lost", "node_up"]
+
+
+def test_a_job_without_gpus_has_none_to_lose():
+    held = opened(cluster(4), job("a"))
+    held.lose("a", 5)
+    assert [change.kind for change in held.changes] == ["arrived"]
+
+
+def test_each_change_is_told_once():
+    held = opened(cluster(4), job("a"), job("b"))
+    held.decide(0)
+    held.end("a", 1, "cancelled")
+    held.decide(1)
+    held.decide(2)
+    told = [[change.kind for change in snapshot.changes] for snapshot in held.policy.seen]
+    assert told == [["arrived", "arrived"], ["cancelled"], []]
+    assert held.changes_seen == 3
+
+
+def test_a_snapshot_shows_what_is_free_and_up():
+    held = opened(mixed_cluster(t4=(4,), a100=(2,)), job("a", gpus=3))
+    steps(held, 0, a=Target(3, "t4"))
+    snapshot = held.snapshot(0)
+    assert dict(snapshot.free_gpus) == {"t4": 1, "a100": 2}
+    assert (snapshot.gpus_by_type(), snapshot.total_gpus) == ({"t4": 4, "a100": 2}, 6)
+
+
+def test_placed_jobs_run_at_the_speed_of_their_shape():
+    held = opened(cluster(4), job("a", low=1, high=4, model="m"), throughput=curves(m={1: 10, 4: 25}))
+    steps(held, 0, a=4)
+    assert held.jobs["a"].samples_per_second == 25
+
+
+def test_what_a_log_says_is_taken_over_without_asking():
+    held = opened(cluster(4, 4), job("a", low=1, high=8))
+    assert adopt(held, 5, Holding("a", (("n1", 2), ("n0", 1)))) == ["start"]
+    assert adopt(held, 6, Holding("a", (("n1", 2), ("n0", 1)))) == []
+    assert held.jobs["a"].placement == (("n1", 2), ("n0", 1))
+    assert adopt(held, 7, Holding("a", (("n1", 2),))) == ["shrink"]
+    assert adopt(held, 8, Holding("a", (("n0", 2),))) == ["move"]
+    assert adopt(held, 9, Holding("a")) == ["preempt"]
+    assert adopt(held, 9, Holding("a", (), 64)) == []
+    assert held.free.by_type == {"gpu": 8}
+    assert held.jobs["a"].attained_service_s(9) == 2 * 3 + 1 * 2 + 1 * 2
+
+
+@pytest.mark.parametrize("place", [(("n9", 1),), (("n0", 5),), (("n0", 3),)])
+def test_a_log_cannot_give_gpus_that_are_not_there(place):
+    held = opened(cluster(4), job("a", low=1, high=8), job("b", gpus=2))
+    held.adopt([Holding("b", (("n0", 2),))], 0)
+    with pytest.raises(ValueError, match='"a" cannot hold'):
+        held.adopt([Holding("a", place)], 1)
+
+
+def test_a_log_can_say_that_two_jobs_changed_places():
+    held = opened(cluster(4, 4), job("a", gpus=4), job("b", gpus=4))
+    adopt(held, 0, Holding("a", (("n0", 4),)), Holding("b", (("n1", 4),)))
+    both = adopt(held, 1, Holding("a", (("n1", 4),)), Holding("b", (("n0", 4),)))
+    assert both == ["move", "move"]
+    assert held.free.by_type == {"gpu": 0}
+
+
+class Counts(Says):
+    """Carries how many changes it was told of."""
+
+    name = "counts"
+    total = 0
+
+    def decide(self, snapshot, rng):
+        self.total += len(snapshot.changes)
+        return Decision()
+
+    def dump_state(self):
+        return {"total": self.total}
+
+    def load_state(self, state, jobs):
+        self.total = state["total"]
+
+
+def test_carried_state_is_told_only_what_came_after_it():
+    before = session(Counts(), cluster(4))
+    before.submit(job("a"), 0)
+    before.decide(0)
+    after = session(Counts(), cluster(4))
+    after.submit(job("a"), 0)
+    after.submit(job("b"), 0)
+    assert after.carry(before.policy_state())
+    after.decide(1)
+    assert (after.policy.total, after.changes_seen) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        None,
+        PolicyState(policy="counts", state=None, changes_seen=1),
+        PolicyState(policy="other", state={"total": 9}, changes_seen=1),
+        PolicyState(policy="counts", version=2, state={"total": 9}, changes_seen=1),
+        PolicyState(policy="counts", state={"total": 9}, changes_seen=3),
+    ],
+)
+def test_state_that_does_not_fit_is_left_and_all_history_told(carried):
+    held = session(Counts(), cluster(4))
+    held.submit(job("a"), 0)
+    held.submit(job("b"), 0)
+    assert not held.carry(carried)
+    held.decide(1)
+    assert held.policy.total == 2

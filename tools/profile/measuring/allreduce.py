@@ -1,0 +1,74 @@
+"""Inside the workers: time all-reduces of so many weights. Started by torchrun as a module.
+
+One float32 a weight and the sum over the workers, as DistributedDataParallel does it for gradients; NCCL on
+GPUs, gloo on CPU slots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from pliant.tools.profile.measuring.device import Device, device_of
+from pliant.tools.profile.measuring.request import Order, Point
+from pliant.tools.profile.measuring.worker import MOST, Recorder, order_from_env
+
+
+def main() -> None:
+    """Carry out the order in the environment."""
+    order = order_from_env()
+    if order is None:
+        raise SystemExit("started by hand: this module is a part of `pliant profile --allreduce`")
+    device = _join()
+    meter = device_of(device, order.memory_limit)
+    record = Recorder(order, dist.get_rank(), 0, meter)
+    record.start()
+    known = {point.weights for point in order.known}
+    for weights in order.weights:
+        if weights in known:
+            continue
+        record.begin(Point(local_batch=0, weights=weights))
+        gradients = torch.zeros(weights, device=device)
+        meter.reset_peak()
+        step_s = _times(partial(dist.all_reduce, gradients), meter, order, record.is_fresh)
+        record.end(Point(local_batch=0, weights=weights, step_s=step_s, peak_memory=meter.peak()))
+    record.finish()
+    dist.destroy_process_group()
+
+
+def _join() -> torch.device:
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device
+
+
+def _times(action: Callable[[], object], meter: Device, order: Order, fresh: bool) -> tuple[float, ...]:
+    """Seconds of each repetition, those that warm up left out."""
+    last = _repeat(action, meter, max(1, order.warmup))[-1]
+    wanted = order.least_seconds / last if last else 0.0
+    count = max(order.iterations, min(int(wanted), MOST * order.iterations))
+    if fresh:
+        _repeat(action, meter, count)
+    return tuple(_repeat(action, meter, count))
+
+
+def _repeat(action: Callable[[], object], meter: Device, count: int) -> list[float]:
+    marks = []
+    for _ in range(count):
+        meter.align()
+        begin = meter.mark()
+        action()
+        marks.append((begin, meter.mark()))
+    return meter.seconds(marks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What one launch has measured, however often it had to be started for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from pliant.tools.profile.measuring.course import is_measured
+from pliant.tools.profile.measuring.launch import Ended
+from pliant.tools.profile.measuring.points import KeptPoints, Measured
+from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.rows import Origin
+
+
+class LaunchLog:
+    """The points of one launch: those kept from an earlier command and those measured now.
+
+    :param key: of the launch, as :func:`~pliant.tools.profile.measuring.points.launch_key` makes it.
+    :param clock: UTC seconds.
+    """
+
+    def __init__(self, kept: KeptPoints, key: str, clock: Callable[[], float]) -> None:
+        self._kept = kept
+        self._key = key
+        self._clock = clock
+        self._points: list[Measured] = []
+        self._costs: Measured | None = None
+        for found in kept.of(key):
+            self._remember(found)
+
+    def __len__(self) -> int:
+        """How many points there are."""
+        return len(self._points)
+
+    def rest(self, order: Order, workers: int) -> Order | None:
+        """What is left of an order; None: nothing is.
+
+        Costs are measured at the end of a launch, after a step: where they alone are left, one point is
+        measured once more.
+        """
+        known = tuple(found.point for found in self._points if found.point is not None)
+        rest = below(order, known).model_copy(update={"known": known})
+        if not is_measured(rest, workers):
+            return rest
+        fitting = [point for point in known if point.feasible]
+        if not order.costs or self._costs is not None or not fitting:
+            return None
+        others = tuple(point for point in known if point is not fitting[0])
+        return order.model_copy(update={"known": others})
+
+    def take(self, outcome: Outcome, before: int) -> None:
+        """Take up what a launch has measured since it was looked at last.
+
+        :param before: how many points there were when it was started.
+        """
+        for point in outcome.points[len(self) - before :]:
+            self._add(outcome, point=point)
+
+    def misfit(self, outcome: Outcome) -> None:
+        """The point under way ran out of memory."""
+        if outcome.current is not None:
+            self._add(outcome, point=outcome.current.model_copy(update={"feasible": False}))
+
+    def end(self, ended: Ended) -> None:
+        """The launch is through; its costs belong to all its points."""
+        start_s, relaunch_s, rescale_s = ended.start_s, ended.relaunch_s, ended.outcome.rescale_s
+        if (start_s, relaunch_s, rescale_s) != (None, None, None):
+            self._add(ended.outcome, start_s=start_s, relaunch_s=relaunch_s, rescale_s=rescale_s)
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the workers reported of their machine; empty: nothing was measured."""
+        last = self._points[-1:]
+        return {name: getattr(found, name) for found in last for name in ("torch", "device", "driver")}
+
+    def found(self, origin: Origin) -> list[tuple[Point, Origin]]:
+        """Every point with its origin: ``origin`` with what is known of this launch."""
+        if (costs := self._costs) is not None:
+            origin = replace(
+                origin, start_s=costs.start_s, relaunch_s=costs.relaunch_s, rescale_s=costs.rescale_s
+            )
+        return [
+            (found.point, replace(origin, parameters=found.parameters, measured_at=found.measured_at))
+            for found in self._points
+            if found.point is not None
+        ]
+
+    def _add(self, outcome: Outcome, **fields: object) -> None:
+        facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
+        found = Measured(launch=self._key, measured_at=self._clock(), **facts, **fields)  # type: ignore[arg-type]
+        self._remember(found)
+        self._kept.add(found)
+
+    def _remember(self, found: Measured) -> None:
+        if found.point is None:
+            self._costs = found
+        else:
+            self._points.append(found)
+
+
+def below(order: Order, points: Iterable[Point]) -> Order:
+    """The rest of an order, given what has been measured and what did not fit."""
+    seen = tuple(points)
+    misfits = [point.local_batch for point in seen if not point.feasible]
+    if not misfits:
+        return order
+    fits = max((point.local_batch for point in seen if point.feasible), default=0)
+    misfit = min(misfits)
+    return order.model_copy(update={"fits": min(max(fits, order.fits), misfit - 1), "misfit": misfit})

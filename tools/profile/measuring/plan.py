@@ -1,0 +1,133 @@
+"""What to measure for a file of jobs: one study a model. Pure planning, nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
+from pliant.tools.profile.measuring.launch import Script
+from pliant.tools.profile.measuring.node import Site
+
+UNKNOWN_CEILING = 1024
+"""Largest local batch tried for a job that states neither a batch nor a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user wants measured; None: what the jobs need."""
+
+    models: Collection[str] = ()
+    """Only these models; empty: all."""
+    gpus: tuple[int, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    iterations: int = 10
+    warmup: int = 3
+    allreduce: bool = False
+    costs: bool = False
+    """Also what a start, a relaunch and a change of the workers in place take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One model: the script that trains it, the local batches of one worker, and the gangs to measure."""
+
+    script: Script
+    local_batches: tuple[int, ...]
+    global_batches: tuple[int, ...]
+    gpus: tuple[int, ...]
+    """Sizes of two and more workers."""
+    per_gpu_max: int | None = None
+    gangs_of_largest: tuple[int, ...] = ()
+    """Requested sizes of jobs without a batch: theirs is that times the largest local batch that fits."""
+    notes: tuple[str, ...] = ()
+
+
+def studies(jobs: Iterable[Job], site: Site, options: Options) -> tuple[Study, ...]:
+    """One study for each model, in order of first appearance.
+
+    Jobs of one model are measured with the command of the first of them that has one.
+
+    :raises BadInputError: a wanted model is unknown or no job of a model has a command.
+    """
+    by_model: dict[str, list[Job]] = {}
+    for job in jobs:
+        if not options.models or job.model in options.models:
+            by_model.setdefault(job.model, []).append(job)
+    missing = sorted(set(options.models) - set(by_model))
+    if missing:
+        raise BadInputError(f'no job has the model "{missing[0]}"')
+    if not by_model:
+        raise BadInputError("there is no job to measure")
+    return tuple(_study(model, group, site, options) for model, group in by_model.items())
+
+
+def powers(low: int, high: int) -> tuple[int, ...]:
+    """``low``, the powers of two between, and ``high``: ``powers(3, 20) == (3, 4, 8, 16, 20)``."""
+    between = (1 << exponent for exponent in range(high.bit_length()) if low < 1 << exponent < high)
+    return tuple(sorted({low, *between, high}))
+
+
+def _study(model: str, jobs: Sequence[Job], site: Site, options: Options) -> Study:
+    able = [job for job in jobs if job.command]
+    if not able:
+        raise BadInputError(f'no job of model "{model}" has a command: nothing can be started to measure it')
+    first = able[0]
+    script = Script(model, first.command or (), first.workdir, dict(first.env), site.slots)
+    gpus = options.gpus or _sizes(jobs, site)
+    limits = [job.batch.per_gpu_max for job in jobs if job.batch.per_gpu_max]
+    per_gpu_max = max(limits) if len(limits) == len(jobs) else None
+    return Study(
+        script,
+        options.batches or _local_batches(jobs, max(gpus, default=1), per_gpu_max),
+        tuple(sorted({size for job in jobs for size in _global_batches(job)})),
+        tuple(size for size in gpus if 1 < size <= site.workers),
+        per_gpu_max,
+        tuple(sorted({job.gpus.requested for job in jobs if job.batch.size is None})),
+        _notes(model, able, options, site),
+    )
+
+
+def _sizes(jobs: Sequence[Job], site: Site) -> tuple[int, ...]:
+    """Powers of two between the smallest and the largest size of any job, and what jobs ask for."""
+    low = min(job.min_gpus for job in jobs)
+    high = max(job.max_gpus(site.cluster_gpus) for job in jobs)
+    asked = {job.gpus.requested for job in jobs} | {job.min_gpus for job in jobs}
+    reach = min(high, site.workers)
+    between = powers(low, reach) if low <= reach else ()
+    return tuple(sorted(size for size in {*between, *asked} if size <= site.workers))
+
+
+def _local_batches(jobs: Sequence[Job], gpus: int, per_gpu_max: int | None) -> tuple[int, ...]:
+    """From half the smallest share on ``gpus`` workers to the largest batch that one worker can be given."""
+    if any(job.batch.size is None for job in jobs):
+        return powers(1, per_gpu_max or UNKNOWN_CEILING)
+    smallest = min(job.batch.min or job.batch.size or 1 for job in jobs)
+    largest = max(job.batch.max or job.batch.size or 1 for job in jobs)
+    high = min(largest, per_gpu_max or largest)
+    return powers(min(high, max(1, smallest // gpus // 2)), high)
+
+
+def _global_batches(job: Job) -> set[int]:
+    """The batches that the job trains with, and half of its own, on which the model is checked."""
+    if job.batch.size is None:
+        return set()
+    limits = {job.batch.min, job.batch.max} if job.elastic == "size+batch" else set()
+    return {size for size in (job.batch.size, job.batch.size // 2, *limits) if size}
+
+
+def _notes(model: str, able: Sequence[Job], options: Options, site: Site) -> tuple[str, ...]:
+    notes = []
+    first = able[0]
+    started = (first.command, first.workdir, first.env)
+    differ = [job.id for job in able if (job.command, job.workdir, job.env) != started]
+    if differ:
+        others = ", ".join(differ[:3]) + (" …" if len(differ) > 3 else "")
+        notes.append(
+            f'model "{model}" is measured with the command of job {first.id}; that of {others} differs'
+        )
+    too_many = [size for size in options.gpus or () if size > site.workers]
+    if too_many:
+        notes.append(f'model "{model}": {too_many[0]} workers are more than the {site.workers} of this node')
+    return tuple(notes)

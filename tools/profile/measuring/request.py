@@ -1,0 +1,97 @@
+"""A measurement order: what the workers of one launch measure, as a file that their environment names.
+
+One order is one launch of torchrun: several batches on one number of workers. The launcher writes it,
+``measure.py`` and ``allreduce.py`` carry it out and write an :class:`Outcome` beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
+
+ENV_PROFILE: Final = "PLIANT_PROFILE"
+"""Environment variable with the path of the order; the elastic library then serves the sweep."""
+
+
+class Point(Record):
+    """One configuration as measured: step times are the largest over the workers."""
+
+    local_batch: NonNegativeInt
+    accum: PositiveInt = 1
+    weights: NonNegativeInt = 0
+    feasible: bool = True
+    step_s: tuple[NonNegativeFloat, ...] = ()
+    """Seconds of whole steps (or of all-reduces)."""
+    compute_s: tuple[NonNegativeFloat, ...] = ()
+    """Seconds of the same steps without gradient synchronisation; empty with one worker."""
+    peak_memory: NonNegativeInt | None = None
+    """Bytes, the largest over the workers."""
+
+
+class Order(Record):
+    """What to measure in one launch. First the local batches, then the global ones cut for the workers."""
+
+    result: str
+    """File that rank 0 writes the :class:`Outcome` to, after every point."""
+    launcher_pid: PositiveInt | None = None
+    """Process that waits for the result; once it is gone nothing further is measured."""
+    local_batches: tuple[PositiveInt, ...] = ()
+    """Samples per worker and micro-step; where one does not fit, the limit is searched by bisection."""
+    global_batches: tuple[PositiveInt, ...] = ()
+    """Samples per optimizer step, cut for the workers with accumulation where a share does not fit."""
+    weights: tuple[PositiveInt, ...] = ()
+    """Sizes of all-reduces, in weights (``allreduce.py`` only)."""
+    per_gpu_max: PositiveInt | None = None
+    """Largest local batch that a cut may use; None: no limit is known."""
+    fits: NonNegativeInt = 0
+    """Largest local batch known to fit, from an earlier launch."""
+    misfit: PositiveInt | None = None
+    """Smallest local batch known not to fit, from an earlier launch."""
+    known: tuple[Point, ...] = ()
+    """Points of it that were measured before: they are not measured again."""
+    iterations: PositiveInt = 10
+    """Steps measured per point, at least."""
+    warmup: NonNegativeInt = 3
+    """Steps dropped per point; the first step is always dropped."""
+    least_seconds: NonNegativeFloat = 0.25
+    """Short steps are repeated until a point was measured for about so long."""
+    memory_limit: PositiveInt | None = None
+    """Bytes that one worker may use; None: what the device has."""
+    seed: NonNegativeInt = 0
+    """Seed of the choice of samples."""
+    costs: bool = False
+    """Also time what changes of the workers are made of: a checkpoint saved and loaded, and a change in
+    place."""
+
+
+class Outcome(Record):
+    """What a launch has measured so far."""
+
+    parameters: NonNegativeInt = 0
+    """Weights that are synchronised."""
+    torch: str = ""
+    device: str = ""
+    """Name of the device measured on."""
+    driver: str = ""
+    points: tuple[Point, ...] = ()
+    current: Point | None = None
+    """The point under way; where the workers ran out of memory, this one did not fit."""
+    done: bool = False
+    first_step_s: NonNegativeFloat | None = None
+    """When the first step was through, UTC seconds."""
+    left_s: NonNegativeFloat | None = None
+    """When the workers were told to leave, UTC seconds."""
+    checkpoint_s: NonNegativeFloat | None = None
+    """Seconds to save a checkpoint and to load it; null: not asked for."""
+    rehearsing: bool = False
+    """Everything else is measured; a worker that ends now takes no more than ``rescale_s`` with it."""
+    rescale_s: NonNegativeFloat | None = None
+    """Seconds in which no worker trains when the last one joins the others; null: not asked for, or one
+    worker."""
+
+
+def out_of_memory_mark(result: str | Path) -> Path:
+    """File whose presence says that a worker ran out of memory at the point under way."""
+    return Path(f"{result}.out-of-memory")

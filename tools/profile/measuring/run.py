@@ -1,0 +1,243 @@
+"""Carry out studies, launch by launch, and collect the profile."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.measuring.launch import Advance, Ended, Script, launch
+from pliant.tools.profile.measuring.launch_log import LaunchLog
+from pliant.tools.profile.measuring.node import Site, site_of
+from pliant.tools.profile.measuring.plan import Options, Study, powers, studies
+from pliant.tools.profile.measuring.points import KeptPoints, launch_key
+from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.rows import Origin, allreduce_row, merged, train_row
+
+Launch = Callable[[Script, int, Order, Advance], Ended]
+ALLREDUCE: Final = ("-m", "pliant.tools.profile.measuring.allreduce")
+WEIGHTS: Final = {
+    "cpu": (100_000, 1_000_000, 5_000_000, 10_000_000),
+    "gpu": (100_000, 1_000_000, *range(10_000_000, 100_000_001, 10_000_000)),
+}
+"""Of the all-reduce sweep: a grid that does not depend on the jobs; between its points times are linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What could be measured, and one line for each script that failed."""
+
+    profile: Profile
+    failures: tuple[str, ...] = ()
+
+
+def measure(
+    jobs: Iterable[Job],
+    cluster: Cluster | None,
+    options: Options,
+    *,
+    clock: Callable[[], float],
+    command_line: str = "",
+    progress: Callable[[int, int | None], None] | None = None,
+    note: Callable[[str], None] = lambda _text: None,
+    allreduce: Collection[ProfileRow] = (),
+    kept: KeptPoints | None = None,
+    start: Launch = launch,
+) -> Measured:
+    """Measure the models of the jobs on this machine. A script that fails costs its own model only.
+
+    :param clock: UTC seconds, for the rows' ``measured_at``.
+    :param progress: called with (points done, points expected).
+    :param note: called with lines for the person at the terminal.
+    :param allreduce: all-reduce rows of this cluster that are known already: none are measured where those
+        of this machine's GPU type are among them.
+    :param kept: points of the same command that was cut short; takes the points that are measured now.
+    :raises JobsFailedError: no script at all could be measured.
+    """
+    site = site_of(cluster)
+    plans = studies(jobs, site, options)
+    for text in (*site.notes, *(line for plan in plans for line in plan.notes)):
+        note(text)
+    sums = options.allreduce and all(row.gpu_type != site.gpu_type for row in allreduce)
+    expected = sum(_points(plan) for plan in plans) + (_sums(site) if sums else 0)
+    bench = Bench(site, options, clock, start, Meter(progress, expected), kept or KeptPoints())
+    if before := bench.measured_before(plans, sums=sums):
+        note(f"{before} of {max(before, expected)} points were already measured")
+    rows: list[ProfileRow] = []
+    failures: list[str] = []
+    for plan in plans:
+        try:
+            rows += bench.study(plan, note)
+        except JobsFailedError as error:
+            failures.append(str(error))
+    if not rows:
+        raise JobsFailedError("\n".join(failures))
+    if options.allreduce:
+        rows += [*allreduce, *(bench.allreduce() if sums else ())]
+    return Measured(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
+
+
+class Meter:
+    """Counts measured points over all launches."""
+
+    def __init__(self, progress: Callable[[int, int | None], None] | None, expected: int) -> None:
+        self._progress = progress
+        self._expected = expected
+        self._before = 0
+
+    def within(self, done: int) -> None:
+        """So many points of the launch under way are measured."""
+        if self._progress:
+            total = self._before + done
+            self._progress(total, max(total, self._expected))
+
+    def finished(self, points: int) -> None:
+        """A launch is over."""
+        self._before += points
+        self.within(0)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Starts the launches of a site and turns their outcomes into rows."""
+
+    site: Site
+    options: Options
+    clock: Callable[[], float]
+    start: Launch
+    meter: Meter
+    kept: KeptPoints
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the workers report of their machine."""
+
+    def measured_before(self, plans: Iterable[Study], *, sums: bool) -> int:
+        """How many points of the studies, and of the all-reduces, are kept from a command cut short."""
+        keys = {
+            launch_key(plan.script, gpus, self._wanted(plan)) for plan in plans for gpus in (1, *plan.gpus)
+        }
+        if sums:
+            script, wanted = self._all_reduces()
+            keys |= {launch_key(script, gpus, wanted) for gpus in _sizes(self.site)}
+        return self.kept.count(keys)
+
+    def study(self, study: Study, note: Callable[[str], None]) -> list[ProfileRow]:
+        """All training rows of one model: one worker first, because its limit holds for the gangs."""
+        wanted = self._wanted(study)
+        rows = self._rows(study.script, 1, wanted, wanted)
+        fits = largest_that_fits(rows)
+        if fits == 0:
+            note(f'model "{study.script.name}": no batch fits one worker; no gang was measured')
+            return rows
+        batches = {*study.global_batches, *(gang * fits for gang in study.gangs_of_largest)}
+        for gpus in study.gpus:
+            sizes = tuple(sorted(size for size in batches if size >= gpus))
+            order = self._order(global_batches=sizes, per_gpu_max=study.per_gpu_max, fits=fits)
+            rows += self._rows(study.script, gpus, order, wanted) if sizes else []
+        return rows
+
+    def allreduce(self) -> list[ProfileRow]:
+        """All-reduce rows of the site: doubling numbers of workers, a grid of weights."""
+        script, order = self._all_reduces()
+        return [
+            allreduce_row(point, origin)
+            for gpus in _sizes(self.site)
+            for point, origin in self._points(script, gpus, order, order)
+        ]
+
+    def _wanted(self, study: Study) -> Order:
+        """What is measured on one worker, where the whole study begins."""
+        return self._order(
+            local_batches=study.local_batches,
+            global_batches=study.global_batches,
+            per_gpu_max=study.per_gpu_max,
+        )
+
+    def _all_reduces(self) -> tuple[Script, Order]:
+        order = self._order(weights=WEIGHTS[self.site.slots])
+        return Script("all-reduce", ALLREDUCE, slots=self.site.slots), order
+
+    def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
+        """What the file says about itself."""
+        facts = {
+            "tool": f"pliant {_version()}",
+            "host": platform.node(),
+            **self.facts,
+            "command": command_line,
+            "seed": str(self._order().seed),
+        }
+        return tuple(facts.items())
+
+    def _order(self, **fields: object) -> Order:
+        common = {
+            "iterations": self.options.iterations,
+            "warmup": self.options.warmup,
+            "memory_limit": self.site.memory_limit,
+            "costs": self.options.costs,
+        }
+        return Order.model_validate({"result": "", **common, **fields})
+
+    def _rows(self, script: Script, workers: int, order: Order, wanted: Order) -> list[ProfileRow]:
+        return [train_row(point, origin) for point, origin in self._points(script, workers, order, wanted)]
+
+    def _points(
+        self, script: Script, workers: int, order: Order, wanted: Order
+    ) -> list[tuple[Point, Origin]]:
+        """The points of an order, started again below every batch that ran out of memory.
+
+        What is kept of it is not measured again.
+
+        :param wanted: where the study begins.
+        """
+        log = LaunchLog(self.kept, launch_key(script, workers, wanted), self.clock)
+        self.meter.finished(len(log))
+        while (rest := log.rest(order, workers)) is not None:
+            before = len(log)
+            advance = partial(self._advance, log, before)
+            ended = self.start(script, workers, rest, advance)
+            advance(ended.outcome)
+            self.meter.finished(len(ended.outcome.points))
+            if not ended.out_of_memory or ended.outcome.current is None:
+                log.end(ended)
+                break
+            log.misfit(ended.outcome)
+        self.facts = {**self.facts, **log.facts}
+        model = "" if order.weights else script.name
+        return log.found(Origin(model, self.site.gpu_type, workers, None, 0.0))
+
+    def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
+        log.take(outcome, before)
+        self.meter.within(len(outcome.points))
+
+
+def largest_that_fits(rows: Iterable[ProfileRow]) -> int:
+    """Largest local batch among feasible rows; 0: none."""
+    return max((row.local_batch for row in rows if row.feasible), default=0)
+
+
+def _sums(site: Site) -> int:
+    """How many all-reduces are measured."""
+    return len(_sizes(site)) * len(WEIGHTS[site.slots])
+
+
+def _sizes(site: Site) -> tuple[int, ...]:
+    """Numbers of workers that all-reduces are measured on."""
+    return powers(2, site.workers) if site.workers > 1 else ()
+
+
+def _points(study: Study) -> int:
+    gangs = len(study.global_batches) + len(study.gangs_of_largest)
+    return len(study.local_batches) + gangs * len(study.gpus)
+
+
+def _version() -> str:
+    try:
+        return version("pliant")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,244 @@
+"""Inside the workers: carry out a measurement order with the user's own training loop.
+
+The training script knows nothing of it. The elastic library hands over in three places::
+
+    order = measure.order_from_env()                     # None outside of `pliant profile`
+    sweep = measure.Sweep(order, model, len(dataset), batches)     # in prepare(), after wrapping in DDP
+    yield from sweep                                     # in the loader's __iter__; never returns
+    if sweep.boundary: …                                 # in the optimizer's step and zero_grad
+
+``model`` is the module that the script calls: a ``DistributedDataParallel`` where there is a process
+group, the bare model else. ``batches`` is the library's own way of reading: it takes an endless iterable
+of index lists and gives an iterable of what the script's loop receives (read, collated, on the device), so
+that reading costs here what it costs in training. :attr:`Sweep.boundary` is False in every micro-step but
+the last of an optimizer step. The sweep sets ``model.require_backward_grad_sync`` to
+:attr:`Sweep.synchronise` before it serves a batch, and the library must leave it so: every other step is
+timed without synchronisation, boundary or not.
+
+When everything is measured the sweep destroys the process group and raises ``SystemExit(0)`` out of the
+script's loop. While a sweep is served the library must not catch exceptions of the script: running out of
+memory is told from other crashes by ``sys.excepthook``, and the launcher starts again below that batch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from pliant.tools.profile.measuring.course import Course
+from pliant.tools.profile.measuring.device import Device, device_of, world
+from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome, Point, out_of_memory_mark
+
+Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
+Marks = tuple[object, object]
+MOST = 20
+"""At most so many times the ordered number of steps are measured where steps are short."""
+
+
+def order_from_env() -> Order | None:
+    """The order that the environment names; None: this process is to train, not to measure."""
+    path = os.environ.get(ENV_PROFILE)
+    return Order.model_validate_json(Path(path).read_bytes()) if path else None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The library's own ways through a change of workers, each with a folder that it may use."""
+
+    checkpoint: Callable[[Path], None]
+    """Saves the whole state and loads it again; of one worker."""
+    rescale: Callable[[Path], float]
+    """Has the last of several workers join the others; called by all. Returns the seconds that it took."""
+
+
+class Sweep:
+    """Serves micro-batches of the sizes under test and times the steps that the script makes of them."""
+
+    def __init__(
+        self,
+        order: Order,
+        model: torch.nn.Module,
+        dataset_size: int,
+        batches: Batches,
+        changes: Changes | None = None,
+    ) -> None:
+        self.boundary = True
+        """Whether the micro-batch served last ends an optimizer step."""
+        self.synchronise = True
+        """Whether its backward pass reduces gradients over the workers."""
+        self._order = order
+        self._model = model
+        self._dataset_size = dataset_size
+        self._batches = batches
+        self._changes = changes
+        self._workers, self._rank = world()
+        self._kinds = 1 if self._workers == 1 else 2
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self._device: Device = device_of(parameters[0].device, order.memory_limit)
+        self._record = Recorder(order, self._rank, sum(p.numel() for p in parameters), self._device)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Serve every point of the order, then end the process."""
+        self._record.start()
+        course = Course(self._order, self._workers)
+        while (cut := course.next()) is not None:
+            yield from self._serve(*cut)
+            course.tell(cut, fits=self._record.last.feasible)
+        if self._order.costs and self._changes is not None:
+            self._record.costs(self._changes, self._workers)
+        self._record.finish()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise SystemExit(0)
+
+    def _serve(self, local: int, accum: int) -> Iterator[Any]:
+        """Serve the steps of one point; the first of a fresh process warms up for as long as it measures."""
+        fresh = self._record.is_fresh
+        self._record.begin(Point(local_batch=local, accum=accum))
+        self._device.reset_peak()
+        data = iter(self._batches(self._indices(local)))
+        warm: list[Marks] = []
+        yield from self._rounds(data, accum, max(1, self._order.warmup), warm)
+        marks: list[Marks] = []
+        if not self._device.over_limit():
+            count = self._enough(warm)
+            yield from self._rounds(data, accum, count if fresh else 0, [])
+            yield from self._rounds(data, accum, count, marks)
+        if self._device.over_limit():  # the second batch is read while the first is still held
+            self._record.end(Point(local_batch=local, accum=accum, feasible=False))
+        else:
+            self._record.end(self._point(local, accum, self._device.seconds(marks)))
+
+    def _rounds(self, data: Iterator[Any], accum: int, count: int, marks: list[Marks]) -> Iterator[Any]:
+        """Steps with, and where there are several workers in turn without, synchronised gradients."""
+        for number in range(count * self._kinds):
+            self._device.align()
+            begin = self._device.mark()
+            yield from self._step(data, accum, synchronise=number % self._kinds == 0)
+            self._record.stepped()
+            marks.append((begin, self._device.mark()))
+
+    def _enough(self, warm: list[Marks]) -> int:
+        """Rounds to measure: those ordered, and more where steps are so short that noise would show."""
+        last = self._device.seconds(warm[-self._kinds :])[0]
+        wanted = self._order.least_seconds / last if last else 0.0
+        return max(self._order.iterations, min(int(wanted), MOST * self._order.iterations))
+
+    def _point(self, local: int, accum: int, seconds: list[float]) -> Point:
+        return Point(
+            local_batch=local,
+            accum=accum,
+            step_s=tuple(seconds[:: self._kinds]),
+            compute_s=tuple(seconds[1::2]) if self._kinds == 2 else (),
+            peak_memory=self._device.peak(),
+        )
+
+    def _step(self, data: Iterator[Any], accum: int, *, synchronise: bool) -> Iterator[Any]:
+        for micro in range(accum):
+            self.boundary = micro == accum - 1
+            self.synchronise = self.boundary and synchronise
+            if self._workers > 1:
+                self._model.require_backward_grad_sync = self.synchronise  # type: ignore[assignment]
+            yield next(data)
+
+    def _indices(self, local: int) -> Iterator[list[int]]:
+        choose = random.Random(self._order.seed * self._workers + self._rank)  # noqa: S311 - no secret
+        everything = range(self._dataset_size)
+        while True:
+            yield choose.choices(everything, k=local)
+
+
+class Recorder:
+    """Keeps the outcome of a launch on disk, so that a crash loses only the point under way."""
+
+    def __init__(self, order: Order, rank: int, parameters: int, device: Device) -> None:
+        self._path = Path(order.result)
+        self._launcher_pid = order.launcher_pid
+        self._rank = rank
+        self._outcome = Outcome(
+            parameters=parameters, torch=torch.__version__, device=device.name, driver=device.driver
+        )
+
+    @property
+    def last(self) -> Point:
+        """The point measured last."""
+        return self._outcome.points[-1]
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing has been measured yet."""
+        return not self._outcome.points
+
+    def start(self) -> None:
+        """Say that the sweep has begun, and watch for running out of memory."""
+        self._write()
+        mark = out_of_memory_mark(self._path)
+
+        def leave_mark(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if is_out_of_memory(error):
+                mark.touch()
+            sys.__excepthook__(kind, error, trace)
+
+        sys.excepthook = leave_mark
+
+    def begin(self, point: Point) -> None:
+        """A point is under way.
+
+        :raises SystemExit: nobody waits for it any more, the launcher was killed.
+        """
+        if self._launcher_pid is not None and not psutil.pid_exists(self._launcher_pid):
+            raise SystemExit("the measurement was given up: who started it is gone")
+        self._change(current=point)
+
+    def end(self, point: Point) -> None:
+        """A point is measured."""
+        self._change(current=None, points=(*self._outcome.points, point))
+
+    def stepped(self) -> None:
+        """A step is through; when the first one was tells what a start takes."""
+        if self._outcome.first_step_s is None:
+            self._change(first_step_s=time.time())
+
+    def costs(self, changes: Changes, workers: int) -> None:
+        """Time what changes of the workers are made of."""
+        if self._rank == 0:
+            began_s = time.monotonic()
+            changes.checkpoint(self._path.parent / "checkpoints")
+            self._change(checkpoint_s=time.monotonic() - began_s)
+        if workers > 1:
+            self._change(rehearsing=True)
+            self._change(rescale_s=changes.rescale(self._path.parent / "rescale"))
+
+    def finish(self) -> None:
+        """Everything is measured."""
+        self._change(done=True, left_s=time.time())
+
+    def _change(self, **fields: object) -> None:
+        self._outcome = self._outcome.model_copy(update=fields)
+        self._write()
+
+    def _write(self) -> None:
+        if self._rank == 0:
+            temporary = self._path.with_name(f"{self._path.name}.tmp")
+            temporary.write_text(self._outcome.model_dump_json())
+            temporary.replace(self._path)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the device or on the host."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error).lower()
+    signs = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc")
+    return isinstance(error, (RuntimeError, OSError)) and any(sign in text for sign in signs)

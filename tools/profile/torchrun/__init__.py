@@ -1,0 +1,1 @@
+"""torchrun as pliant starts it: arguments, environment, processes, last words."""

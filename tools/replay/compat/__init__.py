@@ -1,0 +1,1 @@
+"""Replaying as published simulators do."""

@@ -1,0 +1,42 @@
+"""What a replay assumes about the world: costs, progress, node failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pliant.schemas.job import Job
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.failures import Mtbf, NodeEvent
+from pliant.tools.replay.progress.protocol import ProgressModel, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Physics:
+    """The world of one replay."""
+
+    start_cost: Cost | None = None
+    """Of a start; None: nobody stated one. It is owed until the job has trained once: a change that comes
+    before starts it anew, and so does the resume after a preemption."""
+    rescale_cost: Cost | None = None
+    """Of every later change of its GPUs or batch. A change that comes before it is paid starts it anew."""
+    resume_cost: Cost | None = None
+    """Of a start after a preemption or a failure; None: that of every other change."""
+    free_rebatch: bool = False
+    """Whether a job that keeps its GPUs takes up another batch at no cost."""
+    progress: Callable[[], ProgressModel] = Samples
+    """Makes the progress model; a new one for every replay."""
+    measured: bool = False
+    """Whether jobs measure their own speed and the noise of their gradients, for policies to learn from."""
+    first_round: int = 0
+    """Number of the first round, in intervals from time 0."""
+    whole_seconds: bool = False
+    """Whether stretches last whole seconds; one that is rounded down to a round ends after its decision."""
+    interference: float = 0.0
+    """Part of their speed that jobs lose to each other where they span several nodes and share one."""
+    order: Callable[[Job], tuple[float, str]] | None = None
+    """Sort key of jobs; None: (submit_time, id)."""
+    node_events: tuple[NodeEvent, ...] = ()
+    """A job whose node goes down falls back to its last checkpoint and waits again."""
+    mtbf: Mtbf | None = None
+    """More node events, drawn with the seed of the replay: every policy meets the same ones."""

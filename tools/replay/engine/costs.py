@@ -1,0 +1,206 @@
+"""What starting and rescaling costs: seconds in which a job holds its GPUs and does not train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Final, Literal
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.files import PIPE
+from pliant.schemas.io import read_events, read_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.costs import by_model, rescales
+
+Kind = Literal["start", "rescale", "resume"]
+_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
+_RESCALES: Final = frozenset({"grow", "shrink", "move"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds by model; ``default_s`` for the others."""
+
+    default_s: float = 0.0
+    by_model: Mapping[str, float] = field(default_factory=dict)
+    option: str = field(default="", compare=False)
+    """The option that names these models one by one; empty: they were measured."""
+
+    def of(self, model: str) -> float:
+        """Seconds for one model."""
+        return self.by_model.get(model, self.default_s)
+
+    def for_models(self, models: Iterable[str]) -> dict[str, float] | float:
+        """What an event file says about it: one number, or each of ``models`` with its own."""
+        if not self.by_model:
+            return self.default_s
+        return {model: self.of(model) for model in sorted(set(models))}
+
+
+FREE: Final = Cost()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Costs of each kind as some source has measured them; without any measurement all are free."""
+
+    start: Cost
+    """First starts, and what jobs hold their GPUs for after their last step."""
+    rescale: Cost
+    """Growths, shrinks, moves and changes of the batch, of a job that runs."""
+    resume: Cost
+    """Starts after a preemption or a failure."""
+
+
+def costs_from_events(events: Iterable[Event]) -> Measured:
+    """The mean measured costs of each model.
+
+    A live run writes them into the ``progress`` event after the change, a simulated one into the change
+    itself. A model without a measurement gets the mean over all; a kind that was not measured is taken to
+    cost what the kind costs that is most like it: starts and resumes are alike, rescales are not. A start
+    also bears the end of its job: from the last report of its workers until they are gone.
+    """
+    models: dict[str, str] = {}
+    reported_s: dict[str, float] = {}
+    leaves: dict[str, list[float]] = {}
+    by_kind: dict[str, dict[str, list[float]]] = {"start": {}, "rescale": {}, "resume": {}}
+    for event in events:
+        detail = event.detail or {}
+        if event.job is None:
+            continue
+        if event.event == "submit":
+            models[event.job] = str(detail.get("job", {}).get("model", ""))
+        change = str(detail.get("after")) if event.event == "progress" else event.event
+        if event.event in _REPORTS and "attempt" in detail:
+            reported_s[event.job] = event.time
+        if event.event == "finish" and event.job in reported_s:
+            leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
+        found = by_kind.get("rescale" if change in _RESCALES else change)
+        if found is not None and event.overhead_seconds is not None:
+            found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
+    costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])
+    return replace(costs, start=_with_ends(costs.start, leaves))
+
+
+def _with_ends(start: Cost, leaves: Mapping[str, list[float]]) -> Cost:
+    # the median: a job that ended while nobody looked seems to have left for as long
+    ends = {model: median(seconds) for model, seconds in leaves.items()}
+    bearing = {model: seconds + ends.get(model, 0.0) for model, seconds in start.by_model.items()}
+    every = [seconds for each in leaves.values() for seconds in each]
+    default_s = start.default_s + (median(every) if every else 0.0)
+    return Cost(default_s, bearing)
+
+
+def costs_from_profile(profile: Profile) -> Measured:
+    """What ``pliant profile --costs`` measured, each the mean of a model's rows; a resume is a relaunch."""
+    return _measured(
+        by_model(profile.rows, lambda row: row.start_seconds),
+        rescales(profile.rows),
+        by_model(profile.rows, lambda row: row.relaunch_seconds),
+    )
+
+
+def _measured(
+    starts: Mapping[str, list[float]], rescaled: Mapping[str, list[float]], resumes: Mapping[str, list[float]]
+) -> Measured:
+    return Measured(
+        _mean_cost(starts or resumes or rescaled),
+        _mean_cost(rescaled or resumes or starts),
+        _mean_cost(resumes or starts or rescaled),
+    )
+
+
+def _mean_cost(measured: Mapping[str, list[float]]) -> Cost:
+    """Others than these models cost the mean over all."""
+    every = [seconds for found in measured.values() for seconds in found]
+    means = {model: fmean(found) for model, found in sorted(measured.items())}
+    return Cost(fmean(every) if every else 0.0, means)
+
+
+def is_event_file(text: str) -> bool:
+    """Whether the words for a cost name an event file."""
+    return text.endswith((".jsonl", ".parquet"))
+
+
+def _is_measured(text: str) -> bool:
+    return text == "profile" or is_event_file(text)
+
+
+def parse_costs(
+    start: str | None, rescale: str | None, resume: str | None, profile: str | None
+) -> tuple[Cost | None, Cost | None, Cost | None]:
+    """What the options of that name say, in the order of the fields of ``Physics``; None: nothing.
+
+    A resume that nobody states a cost for has what the source of the rescales has measured.
+    """
+    if resume is None and rescale is not None and _is_measured(rescale):
+        resume = rescale
+    known: dict[str, Measured] = {}
+
+    def cost(kind: Kind, text: str | None) -> Cost | None:
+        option = f"--{kind}-cost"
+        return None if text is None else parse_cost(text, option, kind=kind, profile=profile, known=known)
+
+    return cost("start", start), cost("rescale", rescale), cost("resume", resume)
+
+
+def parse_cost(
+    text: str,
+    option: str,
+    *,
+    kind: Kind,
+    profile: str | None = None,
+    known: dict[str, Measured] | None = None,
+) -> Cost:
+    """The cost that an option names.
+
+    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
+    ``profile`` for the measurements of the file ``profile``.
+
+    :param known: what sources were found to say; each is read once.
+    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
+    :raises BadInputError: the file is none, or measured no start and no rescale.
+    """
+    if _is_measured(text):
+        known = {} if known is None else known
+        if text not in known:
+            known[text] = _read_costs(text, option, profile)
+        cost: Cost = getattr(known[text], kind)
+        return cost
+    default_s, by_model = 0.0, {}
+    for part in text.split(","):
+        model, equals, number = part.rpartition("=")
+        if equals:
+            by_model[model] = _seconds(number, part, option)
+        else:
+            default_s = _seconds(number, part, option)
+    return Cost(default_s, by_model, option)
+
+
+def _read_costs(text: str, option: str, profile: str | None) -> Measured:
+    if text != "profile":
+        found = costs_from_events(read_events(text))
+        if not found.start.by_model:
+            raise BadInputError.one(text, "has no measured start or rescale to take costs from")
+        return found
+    if profile is None or profile == PIPE:
+        raise UsageError(f"{option} profile: name the profile with --profile FILE")
+    found = costs_from_profile(read_profile(profile))
+    if not found.start.by_model:
+        raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
+    return found
+
+
+def _seconds(number: str, part: str, option: str) -> float:
+    try:
+        seconds = float(number)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(
+            f'{option} "{part}": expected seconds, MODEL=SECONDS, profile or an event file (.jsonl, .parquet)'
+        )
+    return seconds

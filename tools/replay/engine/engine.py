@@ -1,0 +1,399 @@
+"""Discrete events around a session: arrivals, completions, node failures, and what the policy makes of them.
+
+Between two events every running job advances at a constant rate, so its next event is computed and nothing is
+stepped; a job whose allocation does not change costs nothing. Things of one moment all happen before the
+policy is asked, in the order (time, kind, id), so a replay does not depend on the order of its input.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pliant.schemas.event import EventName
+from pliant.schemas.job import Job
+from pliant.tools.replay.engine.agenda import (
+    FINISH,
+    LATE_FINISH,
+    LATE_STRETCH_END,
+    NODE_DOWN,
+    NODE_UP,
+    STRETCH_END,
+    Agenda,
+    Rounds,
+)
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import FREE, Cost
+from pliant.tools.replay.engine.failures import last_checkpoint_s
+from pliant.tools.replay.engine.interference import Interference
+from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
+from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.schedule.session.idle_limit import Patience
+from pliant.tools.schedule.session.session import Applied, Session
+from pliant.tools.schedule.snapshot import JobState, NodeGpus, Observation
+
+Advance = Callable[[int, int | None], None]
+"""Called with (jobs done, jobs of the trace) now and then."""
+Describe = Callable[[JobState], Detail]
+"""Makes the detail of a ``submit`` event."""
+
+_PATIENCE: Final = 1000
+"""After so many decisions in a row without an arrival, an end or a failure: look for a standstill."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job's present allocation."""
+
+    row: int
+    """Where the log says how it began."""
+    held_since_s: float
+    speed: float
+    """Samples per second that the throughput model gives, which every stretch begins from."""
+    paid_s: float
+    """When its start or change is paid for and it begins to train; checkpoints count from then."""
+    saved_samples: float
+    """Progress at the last checkpoint before the present stretch."""
+    trains_since_s: float = math.inf
+    """When the present stretch of progress begins."""
+    rate: float = 0.0
+    goal: float = math.inf
+    """Progress at which this stretch ends, in samples."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine counts about itself."""
+
+    decisions: int = 0
+    decision_seconds: float = 0.0
+    """Time that the decisions took on this machine."""
+    finished: int = 0
+    rejected: int = 0
+
+
+class Engine:
+    """One replay of a trace under the policy of a session; :meth:`run` runs it to its end.
+
+    The end is reached when nothing can happen any more: every job has ended, or the policy starts none of
+    those that are left. What is then in ``session.jobs`` is unfinished.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        jobs: Sequence[Job],
+        physics: Physics | None = None,
+        *,
+        interval_s: float | None = None,
+        describe: Describe | None = None,
+        advance: Advance | None = None,
+    ) -> None:
+        """``interval_s``: ask the policy at multiples of it only; None: at every change."""
+        self.session = session
+        self.physics = physics or Physics()
+        self.log = EventLog()
+        self.counters = Counters()
+        self.stands_still = False
+        """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
+        self._start_cost = self.physics.start_cost or FREE
+        self._rescale_cost = self.physics.rescale_cost or FREE
+        self._resume_cost = self.physics.resume_cost or self._rescale_cost
+        self._progress = self.physics.progress()
+        self._interference = Interference(self.physics.interference) if self.physics.interference else None
+        self._describe = describe
+        self._advance = advance
+        self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
+        self._order = self.physics.order
+        self._arrived = 0
+        self._agenda = Agenda()
+        for event in self.physics.node_events:
+            self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
+        self._node_events_ahead = len(self.physics.node_events)
+        self._rounds = Rounds(interval_s, self.physics.first_round) if interval_s else None
+        self._runs: dict[str, _Run] = {}
+        self._now_s = 0.0
+        self._asked_s = -math.inf
+        self._patience = Patience()
+        self._trained: set[str] = set()
+        """Jobs that have paid what a start costs and trained since."""
+        self._ended_late = False
+        """Whether a job ended at this moment after the decision: it took less time than a clock can show."""
+        self._quiet_decisions = 0
+        self._last_look: tuple[float, float] = (-math.inf, -1.0)
+
+    def run(self) -> None:
+        """Replay until nothing can happen any more."""
+        while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
+            self._now_s = now_s
+            self._happen(now_s)
+            self._mind_neighbours(now_s)
+            if self._policy_is_due(now_s):
+                self._ask(now_s)
+                self.stands_still = self._stands_still(now_s)
+                if self.stands_still or self._is_given_up():
+                    break
+            self._happen_late(now_s)
+            self._mind_neighbours(now_s)
+        if self._advance:
+            self._advance(self._ended(), len(self._arrivals))
+
+    # When.
+
+    def _jobs_ahead(self) -> bool:
+        return bool(self.session.jobs) or self._arrived < len(self._arrivals)
+
+    def _next_s(self) -> float:
+        if self._ended_late and self._rounds is None:
+            return self._now_s  # nothing else might lead to another decision
+        next_s = self._agenda.next_s()
+        if self._arrived < len(self._arrivals):
+            next_s = min(next_s, self._arrivals[self._arrived].submit_time)
+        if not self.session.jobs:
+            return next_s
+        again_s = self.session.ask_again_s
+        if again_s is not None and again_s > self._asked_s:
+            next_s = min(next_s, max(again_s, self._now_s))
+        return next_s if self._rounds is None else min(next_s, self._next_round_s(self._rounds))
+
+    def _next_round_s(self, rounds: Rounds) -> float:
+        """The next round in which the policy may have something to say."""
+        quiet_until_s = -math.inf if self.session.changes else self.session.quiet_until_s
+        if quiet_until_s == math.inf:
+            return math.inf
+        return rounds.next_s(max(self._now_s, quiet_until_s))
+
+    def _policy_is_due(self, now_s: float) -> bool:
+        again_s = self.session.ask_again_s
+        wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
+        if self._rounds is None:
+            return wished or bool(self.session.changes)
+        if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
+            self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
+            return wished or bool(self.session.changes) or now_s >= self.session.quiet_until_s
+        return wished
+
+    def _is_given_up(self) -> bool:
+        """Nobody will arrive or end, and the policy is not asked again or was asked often enough."""
+        idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
+        self._patience.asked(idle=idle)
+        asked_again = self._rounds is not None or self.session.ask_again_s is not None
+        return idle and (self._patience.is_over or not asked_again)
+
+    def _stands_still(self, now_s: float) -> bool:
+        """No job has trained since the last look, none is about to, and nothing comes from outside."""
+        self._quiet_decisions += 1
+        if self._quiet_decisions % _PATIENCE:
+            return False
+        looked_s, had_done = self._last_look
+        done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
+        self._last_look = (now_s, done)
+        if self._arrived < len(self._arrivals) or self._node_events_ahead:
+            return False
+        return done == had_done and all(
+            run.held_since_s > looked_s for run in self._runs.values() if run.rate
+        )
+
+    # What happens.
+
+    def _happen(self, now_s: float) -> None:
+        """Everything of this moment, the policy left out."""
+        while (entry := self._agenda.pop(now_s)) is not None:
+            if entry.kind == FINISH:
+                self._finish(entry.subject, now_s)
+            elif entry.kind == STRETCH_END:
+                self._turn(entry.subject, now_s)
+            else:
+                self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
+        while self._arrived < len(self._arrivals):
+            job_spec = self._arrivals[self._arrived]
+            if job_spec.submit_time > now_s:
+                break
+            self._submit(job_spec, now_s)
+
+    def _happen_late(self, now_s: float) -> None:
+        """What is of this moment and was not noticed before the decision."""
+        self._ended_late = False
+        while (entry := self._agenda.pop(now_s, LATE_STRETCH_END)) is not None:
+            if entry.kind in (FINISH, LATE_FINISH):
+                self._ended_late = True
+                self._finish(entry.subject, now_s)
+            else:
+                self._turn(entry.subject, now_s)
+
+    def _turn(self, job_id: str, now_s: float) -> None:
+        """A stretch has ended: what it led to is reached, and the next begins."""
+        job, run = self.session.jobs[job_id], self._runs[job_id]
+        run.saved_samples = self._saved_samples(job, run, now_s)
+        job.settle(now_s)
+        job.report_progress(now_s, run.goal)
+        job.train_from(now_s, run.speed)
+        self._train(job, run, now_s, now_s)
+
+    def _submit(self, spec: Job, now_s: float) -> None:
+        self._arrived += 1
+        self._quiet_decisions = 0
+        state = self.session.submit(spec, now_s)
+        if self._order is not None:
+            state.arrival = self._order(spec)
+        self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
+
+    def _finish(self, job_id: str, now_s: float) -> None:
+        self._quiet_decisions = 0
+        self.counters.finished += 1
+        del self._runs[job_id]
+        self._sit(job_id)
+        job = self.session.end(job_id, now_s)
+        job.report_progress(now_s, job.total_samples or 0.0)
+        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.total_samples)
+        self._tell_progress()
+
+    def _node_event(self, node: str, now_s: float, *, up: bool) -> None:
+        self._quiet_decisions = 0
+        self._node_events_ahead -= 1
+        self.log.add(now_s, "node_up" if up else "node_down", detail=compact_json({"node": node}))
+        if up:
+            self.session.node_up(node, now_s)
+            return
+        runs = [(self.session.jobs[job_id], run) for job_id, run in self._runs.items()]
+        saved = {job.id: self._saved_samples(job, run, now_s) for job, run in runs}
+        for job in self.session.node_down(node, now_s):
+            self._leave_gpus(job.id, now_s)
+            job.report_progress(now_s, saved[job.id])
+            self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
+
+    # What the policy makes of it.
+
+    def _ask(self, now_s: float) -> None:
+        self._asked_s = now_s
+        self.counters.decisions += 1
+        started = time.perf_counter()
+        effects = self.session.decide(now_s)
+        self.counters.decision_seconds += time.perf_counter() - started
+        for effect in effects:
+            self._apply(effect, now_s)
+
+    def _apply(self, effect: Applied, now_s: float) -> None:
+        job, done = effect.job, effect.job.samples_done(now_s)
+        left = self._leave_gpus(job.id, now_s) if job.id in self._runs else None
+        if effect.step == "reject":
+            self.counters.rejected += 1
+            detail = compact_json({"reason": effect.reason})
+            self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
+            self._tell_progress()
+            return
+        name: EventName = "move" if effect.step == "rebatch" else effect.step
+        if not job.gpus:
+            self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
+            return
+        cost_s = self._cost_of(effect).of(job.spec.model)
+        if effect.step == "rebatch" and left is not None and self.physics.free_rebatch:
+            cost_s = max(0.0, left.paid_s - now_s)
+        row = self.log.add(
+            now_s,
+            name,
+            job.id,
+            gpus=job.gpus,
+            placement=job.placement,
+            global_batch=job.global_batch,
+            samples_done=done,
+            overhead_s=cost_s,
+        )
+        self._sit(job.id, job.placement)
+        paid_s = now_s + cost_s
+        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, done)
+        self._train(job, run, now_s, paid_s)
+
+    def _cost_of(self, effect: Applied) -> Cost:
+        if effect.job.id not in self._trained:
+            return self._start_cost
+        return self._resume_cost if effect.step == "resume" else self._rescale_cost
+
+    def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
+        """A job's present allocation ends; if it was still being paid for, only that much was paid."""
+        self._agenda.unplan(job_id)
+        run = self._runs.pop(job_id)
+        self._sit(job_id)
+        if run.paid_s > now_s:
+            self.log.overhead_seconds[run.row] = now_s - run.held_since_s
+        elif run.paid_s < now_s:
+            self._trained.add(job_id)
+        return run
+
+    def _train(self, job: JobState, run: _Run, now_s: float, from_s: float) -> None:
+        """The job trains from ``from_s`` on; plan the end of that."""
+        done = job.samples_done(now_s)
+        pace = 1.0 if self._interference is None else self._interference.pace(job.id)
+        stretch = self._progress.stretch(job, done, pace)
+        run.rate, run.trains_since_s = stretch.samples_per_second, from_s
+        if self.physics.measured:
+            self._measure(job, stretch, pace)
+        total = math.inf if job.total_samples is None else job.total_samples
+        run.goal = total if stretch.until_samples is None else min(total, stretch.until_samples)
+        if (course := stretch.course) is not None:
+            job.train_along(from_s, course, run.rate)
+            end_s = from_s + course.seconds
+            late = course.is_late(from_s, end_s)
+        else:
+            job.train_from(from_s, run.rate)
+            end_s, late = self._ending(run, from_s, done)
+        if end_s < math.inf:
+            kind = FINISH if run.goal == total else STRETCH_END
+            self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
+
+    def _measure(self, job: JobState, stretch: Stretch, pace: float) -> None:
+        """What the job learns about itself in a stretch, as a real one would from its own steps."""
+        if stretch.noise_scale is not None:
+            job.noise_scale = stretch.noise_scale
+        observation = stretch.observation or self._observation(job, job.samples_per_second * pace)
+        if observation is not None:
+            job.observe(observation)
+
+    def _observation(self, job: JobState, speed: float) -> Observation | None:
+        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
+        plan = self.session.speeds.batch_plan(job)
+        if plan is None or speed <= 0:
+            return None
+        shape = tuple(sorted((count for _, count in job.placement), reverse=True))
+        return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
+
+    def _ending(self, run: _Run, from_s: float, done: float) -> tuple[float, bool]:
+        """When a stretch ends, and whether a decision at that moment comes before it."""
+        if run.rate <= 0:
+            return math.inf, False
+        lasts_s = (run.goal - done) / run.rate
+        if not self.physics.whole_seconds or lasts_s == math.inf:
+            return from_s + lasts_s, False
+        end_s = from_s + round(lasts_s)
+        return end_s, round(lasts_s) < lasts_s and self._rounds is not None and self._rounds.is_one(end_s)
+
+    def _saved_samples(self, job: JobState, run: _Run, now_s: float) -> float:
+        """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
+        saved_s = last_checkpoint_s(job.spec, run.paid_s, now_s)
+        return run.saved_samples if saved_s < run.trains_since_s else job.samples_done(saved_s)
+
+    def _sit(self, job_id: str, placement: NodeGpus = ()) -> None:
+        if self._interference is not None:
+            self._interference.sit(job_id, placement)
+
+    def _mind_neighbours(self, now_s: float) -> None:
+        """Who has got or lost a neighbour goes on at another pace."""
+        for job_id in self._interference.changed() if self._interference is not None else ():
+            job, run = self.session.jobs[job_id], self._runs[job_id]
+            run.saved_samples = self._saved_samples(job, run, now_s)
+            job.settle(now_s)
+            job.train_from(now_s, run.speed)
+            self._train(job, run, now_s, max(now_s, run.paid_s))
+
+    def _ended(self) -> int:
+        return self.counters.finished + self.counters.rejected
+
+    def _tell_progress(self) -> None:
+        if self._advance is None:
+            return
+        step = max(1, len(self._arrivals) // 200)
+        if self._ended() % step == 0:
+            self._advance(self._ended(), len(self._arrivals))

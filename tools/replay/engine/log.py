@@ -1,0 +1,141 @@
+"""The events of one replay, kept in columns: about fifty bytes an event, whatever the size of the trace."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
+from pliant.schemas.formats.jsonlines import header
+from pliant.tools.schedule.snapshot import NodeGpus
+
+Detail = str | Callable[[], str]
+"""A detail as JSON text, or what makes that text when it is asked for."""
+
+NO_NUMBER: Final = -1
+"""Stands for null in the columns of integers; NaN does in those of floats."""
+_NAN: Final = float("nan")
+_CODES: Final = {name: code for code, name in enumerate(EVENT_NAMES)}
+
+
+class EventLog:
+    """Events in the order in which they happened, and the ``event`` file that they make.
+
+    Equal events give equal bytes. The columns are public for :mod:`pliant.tools.replay.parquet` alone.
+    """
+
+    def __init__(self) -> None:
+        self.time = array("d")
+        self.event = array("b")
+        self.job = array("q")
+        self.gpus = array("q")
+        self.placement = array("q")
+        self.global_batch = array("q")
+        self.samples_done = array("d")
+        self.overhead_seconds = array("d")
+        self.details: dict[int, Detail] = {}
+        self.jobs: list[str] = []
+        """Job ids by their code in the column."""
+        self.places: list[str] = []
+        """Placements as JSON text, by their code in the column."""
+        self._job_codes: dict[str, int] = {}
+        self._place_codes: dict[NodeGpus, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def add(
+        self,
+        time_s: float,
+        event: EventName,
+        job: str | None = None,
+        *,
+        gpus: int | None = None,
+        placement: NodeGpus | None = None,
+        global_batch: int | None = None,
+        samples_done: float | None = None,
+        overhead_s: float | None = None,
+        detail: Detail | None = None,
+    ) -> int:
+        """Append one event; returns its row."""
+        row = len(self.time)
+        self.time.append(time_s)
+        self.event.append(_CODES[event])
+        self.job.append(NO_NUMBER if job is None else self._job_code(job))
+        self.gpus.append(NO_NUMBER if gpus is None else gpus)
+        self.placement.append(NO_NUMBER if placement is None else self._place_code(placement))
+        self.global_batch.append(NO_NUMBER if global_batch is None else global_batch)
+        self.samples_done.append(_NAN if samples_done is None else samples_done)
+        self.overhead_seconds.append(_NAN if overhead_s is None else overhead_s)
+        if detail is not None:
+            self.details[row] = detail
+        return row
+
+    def detail(self, row: int) -> str | None:
+        """The detail of one event as JSON text."""
+        found = self.details.get(row)
+        return found() if callable(found) else found
+
+    def events(self) -> Iterator[Event]:
+        """The events one by one."""
+        for fields in self._rows():
+            if "placement" in fields:
+                fields["placement"] = tuple((name, count) for name, count in json.loads(fields["placement"]))
+            if "detail" in fields:
+                fields["detail"] = json.loads(fields["detail"])
+            yield Event(**fields)
+
+    def json_lines(self) -> bytes:
+        """The file as JSON Lines; what is null is left out."""
+        return header(EVENT.kind) + b"".join(map(_line, self._rows()))
+
+    def _job_code(self, job: str) -> int:
+        code = self._job_codes.get(job)
+        if code is None:
+            code = self._job_codes[job] = len(self.jobs)
+            self.jobs.append(job)
+        return code
+
+    def _place_code(self, placement: NodeGpus) -> int:
+        code = self._place_codes.get(placement)
+        if code is None:
+            code = self._place_codes[placement] = len(self.places)
+            self.places.append(compact_json(placement))
+        return code
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """The fields that are not null, in the order of the columns; JSON columns as text."""
+        for row, time_s in enumerate(self.time):
+            fields: dict[str, Any] = {"time": time_s}
+            if self.job[row] >= 0:
+                fields["job"] = self.jobs[self.job[row]]
+            fields["event"] = EVENT_NAMES[self.event[row]]
+            if self.gpus[row] >= 0:
+                fields["gpus"] = self.gpus[row]
+            if self.placement[row] >= 0:
+                fields["placement"] = self.places[self.placement[row]]
+            if self.global_batch[row] >= 0:
+                fields["global_batch"] = self.global_batch[row]
+            if (samples_done := self.samples_done[row]) == samples_done:
+                fields["samples_done"] = samples_done
+            if (overhead_s := self.overhead_seconds[row]) == overhead_s:
+                fields["overhead_seconds"] = overhead_s
+            if (detail := self.detail(row)) is not None:
+                fields["detail"] = detail
+            yield fields
+
+
+def compact_json(value: object) -> str:
+    """JSON text without spaces. NaN is a ``ValueError``: no reader would accept it."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    """One line; the values of JSON columns are text already."""
+    texts = (
+        f'"{name}":{value if name in ("placement", "detail") else compact_json(value)}'
+        for name, value in fields.items()
+    )
+    return f"{{{','.join(texts)}}}\n".encode()

@@ -1,0 +1,1 @@
+"""Progress models: how a job's work advances while it holds GPUs."""

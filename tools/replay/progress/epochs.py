@@ -1,0 +1,175 @@
+"""Work in epochs, as validation runs measured them at each batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import EpochWork
+from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.tables import Validation
+from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.schedule.snapshot import JobState, Observation
+
+TARGET: Final = "target_metric"
+"""Label of a job that ends at the first epoch whose metric reaches its value."""
+
+
+class Cut(NamedTuple):
+    """How a job's batch is cut for the GPUs that it holds, and what a step takes."""
+
+    batch: int
+    """Samples per step that are really trained."""
+    step_seconds: float
+    observation: Observation | None = None
+    """What the job measures by it, if it is told."""
+
+
+Cutter = Callable[[JobState], Cut | None]
+"""None: it does not run there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRules:
+    """What an epoch is. The defaults are ours, the rest is how others simulate."""
+
+    pace: Literal["iterations", "gain"] = "iterations"
+    """iterations: an epoch is as many steps as the validation runs took. gain: it is so much progress (the
+    least of the validation runs), and a step brings the gain that their gradients tell."""
+    whole_seconds: bool = False
+    """Epochs end at whole seconds."""
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs by model; for others those of the job, else those that every validation run has."""
+
+
+def even_cut(job: JobState) -> Cut | None:
+    """The batch as the policy set it, at the speed of the throughput model."""
+    speed = job.samples_per_second
+    return Cut(job.global_batch, job.global_batch / speed) if speed > 0 else None
+
+
+class Epochs:
+    """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
+
+    Work is counted in samples as everywhere: an epoch is the total over the number of epochs. A job ends
+    after its epochs, or at the first that reaches its target metric. One course tells all epochs to the end;
+    stepwise, each is a stretch of its own, at whose end the batch may be cut anew.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Validation],
+        rules: EpochRules | None = None,
+        cut: Cutter = even_cut,
+        *,
+        round_s: float | None = None,
+        stepwise: bool = False,
+    ) -> None:
+        """``tables`` by the key that jobs name in ``convergence``; ``round_s``: seconds between decisions."""
+        self._tables = tables
+        self._rules = rules or EpochRules()
+        self._cut = cut
+        self._round_s = round_s if self._rules.whole_seconds else None
+        self._stepwise = stepwise
+        self._pieces: dict[tuple[object, ...], Pieces] = {}
+
+    def table(self, job: JobState) -> Validation:
+        """The validation runs of a job.
+
+        :raises BadInputError: there are none.
+        """
+        found = self._tables.get(job.spec.convergence or "")
+        if found is None:
+            raise BadInputError(
+                f'job "{job.id}": convergence "{job.spec.convergence}" is not in the convergence table'
+            )
+        return found
+
+    def epochs(self, job: JobState) -> float:
+        """Epochs of a job; the metric may end it sooner."""
+        most = self._rules.max_epochs.get(job.spec.model)
+        if most is not None:
+            return most
+        return job.spec.work.epochs if isinstance(job.spec.work, EpochWork) else self.table(job).epochs
+
+    def samples_per_epoch(self, job: JobState) -> float:
+        """The total over the number of epochs."""
+        return (job.total_samples or 0.0) / self.epochs(job)
+
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+        """The course to the end of the work, or the stretch to the end of the epoch."""
+        cut = self._cut(job)
+        if cut is None:
+            return Stretch(0.0)
+        cut = cut._replace(step_seconds=cut.step_seconds / pace)
+        pieces = self._pieces_of(job, cut, samples_done)
+        if self._stepwise:
+            return self._one_epoch(job, cut, pieces, samples_done)
+        course = PieceCourse(pieces, samples_done, self._round_s)
+        return Stretch(course.rate, course=course)
+
+    def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Stretch:
+        piece = pieces.piece_at(samples_done)
+        noise_scale = self.table(job).noise_scale(cut.batch, piece)
+        return pieces.stretch(piece)._replace(noise_scale=noise_scale, observation=cut.observation)
+
+    def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
+        target = _target(job)
+        goal = self.epochs(job)
+        if target is not None:
+            reached = self._epoch_of_metric(self.table(job), cut.batch, target, goal)
+            goal = min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
+        key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.total_samples)
+        if key not in self._pieces:
+            self._pieces[key] = self._make(job, cut, goal)
+        return self._pieces[key]
+
+    def _make(self, job: JobState, cut: Cut, goal: float) -> Pieces:
+        table, width = self.table(job), self.samples_per_epoch(job)
+        epochs = range(math.ceil(goal))
+        bounds = [epoch * width for epoch in epochs] + [goal * width]
+        rates = [width / self._epoch_seconds(table, cut, epoch) for epoch in epochs]
+        return Pieces(bounds, rates, whole_seconds=self._rules.whole_seconds)
+
+    def _epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
+        """Seconds of a whole epoch; after the last of the table as the last."""
+        epoch = min(epoch, table.epochs - 1)
+        if self._rules.pace == "iterations":
+            before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
+            return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
+        before = table.least_progress[epoch - 1] if epoch else 0.0
+        return (table.least_progress[epoch] - before) / (table.gains(cut.batch)[epoch] / cut.step_seconds)
+
+    @staticmethod
+    def _epoch_of_metric(table: Validation, batch: int, target: float, goal: float) -> float:
+        """Epochs after which the metric is there; ``goal`` if it never is."""
+        for epoch in range(min(table.epochs, math.ceil(goal))):
+            metric = table.metric(batch, epoch)
+            if metric >= target if table.grows() else metric <= target:
+                return epoch + 1
+        return goal
+
+
+def _target(job: JobState) -> float | None:
+    """The metric at which a job ends; None: it names none.
+
+    :raises BadInputError: it is no number.
+    """
+    text = job.spec.labels.get(TARGET)
+    if text is None:
+        return None
+    try:
+        target = float(text)
+    except ValueError:
+        target = math.nan
+    if not math.isfinite(target):
+        raise BadInputError(f'job "{job.id}": label {TARGET}: "{text}" is not a finite number')
+    return target
+
+
+def epoch_of(samples: float, samples_per_epoch: float) -> int:
+    """The epoch in which so many samples end; at its end the next one."""
+    return math.floor(samples / samples_per_epoch + 1e-9)

@@ -1,0 +1,79 @@
+"""Work in samples at the reference batch; the gradient noise tells how much less a larger batch trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pliant.schemas.errors import BadInputError
+from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.tables import Validation
+from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.schedule.snapshot import JobState
+
+
+class Goodput:
+    """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
+
+    φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which
+    the same part of the work was done. Where there is no table it is one number for each model. One course
+    covers all epochs; stepwise, each epoch is a stretch of its own, so the job shows the noise of each.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Validation],
+        constant: Mapping[str, float] | None = None,
+        *,
+        stepwise: bool = False,
+    ) -> None:
+        """``constant``: φ in samples by model, for jobs without a table; "" stands for all other models."""
+        self._tables = tables
+        self._constant = constant or {}
+        self._stepwise = stepwise
+        self._pieces: dict[tuple[object, ...], Pieces] = {}
+
+    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+        """The course over all epochs; one stretch where φ is constant."""
+        speed = job.samples_per_second * pace
+        if speed <= 0:
+            return Stretch(0.0)
+        table = self._tables.get(job.spec.convergence or "")
+        if table is None or job.total_samples is None:
+            noise_scale = self._constant_of(job)
+            rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
+            return Stretch(rate, noise_scale=noise_scale)
+        key = (job.spec.convergence, job.reference_batch, job.global_batch, job.total_samples, speed)
+        if key not in self._pieces:
+            self._pieces[key] = _pieces(table, job, speed, job.total_samples)
+        pieces = self._pieces[key]
+        if self._stepwise:
+            epoch = pieces.piece_at(samples_done)
+            return pieces.stretch(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
+        course = PieceCourse(pieces, samples_done)
+        return Stretch(course.rate, course=course)
+
+    def _constant_of(self, job: JobState) -> float:
+        found = self._constant.get(job.spec.model, self._constant.get(""))
+        if found is None:
+            raise BadInputError(
+                f'job "{job.id}": no noise scale is known for model "{job.spec.model}": name a --convergence '
+                "table that has it, or a --noise-scale"
+            )
+        return found
+
+
+def efficiency(noise_scale: float, reference_batch: float, batch: float) -> float:
+    """Training per sample of ``batch``, relative to the reference batch: (φ + B0) / (φ + B)."""
+    if noise_scale == float("inf"):
+        return 1.0
+    return (noise_scale + reference_batch) / (noise_scale + batch)
+
+
+def _pieces(table: Validation, job: JobState, speed: float, total: float) -> Pieces:
+    batch, whole = job.global_batch, table.least_progress[-1]
+    bounds = [0.0, *(total * progress / whole for progress in table.least_progress)]
+    rates = [
+        speed * efficiency(table.noise_scale(batch, epoch), job.reference_batch, batch)
+        for epoch in range(table.epochs)
+    ]
+    return Pieces(bounds, rates)

@@ -1,0 +1,221 @@
+"""Replay a trace under policies: every one gives an event log and a summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.text.wording import counted
+from pliant.tools.replay.assumptions import assumed
+from pliant.tools.replay.compat.pollux import preset, settle
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.engine import Advance, Engine
+from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
+from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.progress.choice import Setting, Training, World, compat_parameters, setting
+from pliant.tools.replay.submissions import Submissions, measured_sizes
+from pliant.tools.replay.unfinished import Unfinished, in_words, rejections, unfinished
+from pliant.tools.schedule.registry import make_policy, parse_pairs
+from pliant.tools.schedule.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One replay: which policy, with what parameters and seed, asked how often, in what world."""
+
+    policy: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Values, or the text of ``--param KEY=VALUE``."""
+    seed: int = 0
+    interval_s: float | None = None
+    """Seconds between decisions; None: what the policy prefers; 0: at every change."""
+    physics: Physics = field(default_factory=Physics)
+    training: Training = field(default_factory=Training)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the engine counted. Times are seconds."""
+
+    policy: str
+    trace_hash: str
+    seed: int
+    jobs: int
+    finished: int
+    rejected: int
+    unfinished: tuple[Unfinished, ...]
+    """Jobs that were left when nothing could happen any more."""
+    rejections: tuple[Unfinished, ...]
+    """Jobs that the policy turned away for good."""
+    end_s: float
+    """Simulated time of the last event."""
+    events: int
+    decisions: int
+    decision_seconds: float | None
+    """Time that all decisions took on this machine; null in a summary without timing."""
+    mean_decision_seconds: float | None
+    wall_seconds: float | None
+    """Time that the engine took on this machine, reading and writing left out."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted because no input said it."""
+
+    def lines(self) -> list[str]:
+        """The outcome in words, jobs that are left and why included."""
+        parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
+        parts += [f"{self.rejected} rejected"] if self.rejected else []
+        spent = (
+            "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
+        )
+        parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
+        listed = [f"{self.policy}: {', '.join(parts)}"]
+        left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
+        return [*listed, *(f"{self.policy}: {words}" for words in left)]
+
+    def without_timing(self) -> Summary:
+        """The part that is the same on every machine."""
+        return replace(self, decision_seconds=None, mean_decision_seconds=None, wall_seconds=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One replay and its outcome."""
+
+    run: Run
+    log: EventLog
+    summary: Summary
+    session: Session
+    """Where it ended."""
+
+
+def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance | None = None) -> Replayed:
+    """Replay the trace of ``inputs``; equal inputs give equal logs.
+
+    :param timing: say in the log, too, how long decisions took on this machine.
+    :raises UsageError: the policy or a parameter is unknown.
+    :raises BadInputError: work is stated in GPU-seconds at a size that has no speed, or an event of a node
+        that the cluster does not have.
+    """
+    policy = make_policy(run.policy, compat_parameters(run.training, run.policy, run.parameters))
+    jobs = settle(preset(run.training.compat), inputs.jobs, policy)
+    world = World(jobs, inputs.cluster, inputs.profile, inputs.throughput, inputs.tables)
+    trained = setting(run.training, world, policy, run.physics, run.interval_s)
+    session = Session(policy, inputs.cluster, trained.throughput, seed=run.seed, oracle=trained.oracle)
+    physics = _with_failures(run, trained.physics, inputs, session)
+    sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
+    submissions = Submissions(session.speeds, sizes)
+    first_s = min(
+        [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in physics.node_events],
+        default=0.0,
+    )
+    engine = Engine(
+        session,
+        jobs,
+        physics,
+        interval_s=trained.interval_s,
+        describe=submissions.describe,
+        advance=advance,
+    )
+    _ = session.rng  # made before the clock starts
+    info_row = engine.log.add(first_s, "decision")
+    started = time.perf_counter()
+    engine.run()
+    wall_s = time.perf_counter() - started
+    summary = _summary(inputs, engine, run, wall_s)
+    told = summary if timing else summary.without_timing()
+    engine.log.details[info_row] = partial(_info, inputs, run, session, trained, told)
+    return Replayed(run, engine.log, summary, session)
+
+
+def _with_failures(run: Run, physics: Physics, inputs: Inputs, session: Session) -> Physics:
+    """The physics of a run with all its node events, drawn ones included."""
+    _check_nodes(inputs, physics)
+    if physics.mtbf is None or not inputs.jobs:
+        return replace(physics, node_events=together(physics.node_events))
+    nodes = [node.name for node in session.nodes]
+    end_s = failures_end_s(inputs.jobs, session.speeds)
+    drawn = drawn_failures(nodes, physics.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
+    return replace(physics, node_events=together(physics.node_events, drawn))
+
+
+def _check_nodes(inputs: Inputs, physics: Physics) -> None:
+    known = {node.name for node in inputs.cluster.expanded()}
+    for event in physics.node_events:
+        if event.node not in known:
+            text = f'at {event.time_s:g} s: the cluster has no node "{event.node}"'
+            raise BadInputError(f"{event.origin}: {text}")
+
+
+def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary:
+    counters = engine.counters
+    return Summary(
+        policy=engine.session.policy.name,
+        trace_hash=inputs.trace_hash,
+        seed=run.seed,
+        jobs=len(inputs.jobs),
+        finished=counters.finished,
+        rejected=counters.rejected,
+        unfinished=tuple(unfinished(engine.session, stands_still=engine.stands_still)),
+        rejections=tuple(rejections(engine.log)) if counters.rejected else (),
+        end_s=engine.log.time[-1],
+        events=len(engine.log),
+        decisions=counters.decisions,
+        decision_seconds=counters.decision_seconds,
+        mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
+        wall_seconds=wall_s,
+        assumptions=tuple(assumption.text for assumption in assumed(inputs, run)),
+    )
+
+
+def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary: Summary) -> str:
+    """The detail of the first event, made when it is written: to digest the profile takes a moment."""
+    policy, physics = session.policy, trained.physics
+    models = [job.model for job in inputs.jobs]
+    counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
+    if summary.decision_seconds is not None:
+        counters["decision_seconds"] = summary.decision_seconds
+    info = RunInfo(
+        policy=policy.name,
+        parameters=dict(policy.parameters),
+        seed=run.seed,
+        simulated=True,
+        oracle=session.oracle is not None,
+        progress=trained.progress,
+        compat=run.training.compat,
+        trace_hash=inputs.trace_hash,
+        trace=inputs.name,
+        cluster=inputs.cluster,
+        profile_hash=inputs.profile_hash,
+        pliant_version=version("pliant"),
+        start_cost_s=(physics.start_cost or FREE).for_models(models),
+        rescale_cost_s=(physics.rescale_cost or FREE).for_models(models),
+        resume_cost_s=None if physics.resume_cost is None else physics.resume_cost.for_models(models),
+        interference=physics.interference,
+        interval_s=trained.interval_s,
+        assumptions=assumed(inputs, run),
+        counters=counters,
+    )
+    return info.model_dump_json(by_alias=True, exclude_defaults=True)
+
+
+def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) sorted by policy.
+
+    :raises UsageError: an option names no policy of the list, or none where there are several.
+    """
+    found: dict[str, dict[str, str]] = {name: {} for name in policies}
+    for key, value in parse_pairs(pairs).items():
+        name, dot, rest = key.rpartition(".")
+        if not dot and len(policies) > 1:
+            raise UsageError(f'--param "{key}={value}": say whose it is, as in {policies[0]}.{key}={value}')
+        if dot and name not in found:
+            raise UsageError(f'--param "{key}={value}": "{name}" is not among the policies of this replay')
+        found[name if dot else policies[0]][rest] = value
+    return found

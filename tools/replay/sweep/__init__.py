@@ -1,0 +1,1 @@
+"""Sweeps: many replays described by one recipe."""

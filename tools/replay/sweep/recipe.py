@@ -1,0 +1,187 @@
+"""Recipes of sweeps: traces × clusters × policies × parameters × seeds in one small TOML or JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.formats.files import read_bytes, source_name
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.formats.record import (
+    Identifier,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+)
+from pliant.tools.replay.engine.agenda import SHORTEST_INTERVAL_S
+from pliant.tools.replay.engine.costs import is_event_file
+from pliant.tools.replay.progress.choice import ProgressName
+from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table, refuse
+from pliant.tools.schedule.registry import make_policy
+
+Value = bool | int | float | str
+
+
+class Trace(Record):
+    """One trace: a job file, or a recipe that makes one for each of some seeds."""
+
+    name: Identifier
+    """Part of the names of the event files."""
+    jobs: str | None = None
+    """A job file."""
+    synth: str | None = None
+    """A built-in recipe or a recipe file, as ``pliant trace synth`` takes."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    """Of a recipe: one trace each. Default: the recipe's own seed."""
+    profile: str | None = None
+    """Default: every GPU trains 1 sample per second."""
+    convergence: str | None = None
+    """Table of epochs. Default: no job has one."""
+    jobs_limit: PositiveInt | None = None
+    """Only so many jobs, the first to arrive."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.jobs is None) == (self.synth is None):
+            refuse("/jobs", "expected exactly one of jobs and synth")
+        return self
+
+
+class Machines(Record):
+    """One cluster."""
+
+    name: Identifier
+    """Part of the names of the event files."""
+    path: str
+    """The cluster file."""
+
+
+class World(Record):
+    """What is the same for all replays of a sweep; the fields mean what the options of that name do."""
+
+    interval: NonNegativeFloat | None = None
+    start_cost: str | None = None
+    rescale_cost: str | None = None
+    resume_cost: str | None = None
+    failures: str | None = None
+    mtbf: PositiveFloat | None = None
+    repair: PositiveFloat = 1.0
+    interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    progress: ProgressName | None = None
+    noise_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """By model; "" stands for all others."""
+    speeds: Literal["additive", "placement"] = "additive"
+    """`placement`: interpolate speeds between measured placements."""
+    compat: str | None = None
+    strict: bool = False
+    """Fail where something would be assumed."""
+
+
+class SweepRecipe(World):
+    """A sweep. Paths start at the recipe's folder."""
+
+    traces: Annotated[tuple[Trace, ...], Field(min_length=1)]
+    clusters: Annotated[tuple[Machines, ...], Field(min_length=1)]
+    policies: Annotated[tuple[str, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    """Seeds of the policies that draw lots, and of failures."""
+    parameters: dict[str, dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]]] = Field(
+        default_factory=dict
+    )
+    """Values to try, by policy and parameter; all combinations are replayed."""
+
+    @model_validator(mode="after")
+    def _rounds_tick(self) -> Self:
+        if self.interval and self.interval < SHORTEST_INTERVAL_S:
+            refuse("/interval", f"{self.interval:g} s: expected 0, or {SHORTEST_INTERVAL_S:g} s or more")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        axes: dict[str, Sequence[object]] = {
+            "traces": [trace.name for trace in self.traces],
+            "clusters": [cluster.name for cluster in self.clusters],
+            "policies": self.policies,
+            "seeds": self.seeds,
+        }
+        for axis, names in axes.items():
+            for name in names:
+                if names.count(name) > 1:
+                    refuse(f"/{axis}", f'"{name}" is there twice')
+        for policy in sorted(set(self.parameters) - set(self.policies)):
+            refuse(f"/parameters/{policy}", "is not among the policies of this sweep")
+        return self
+
+
+def read_sweep(path: str) -> SweepRecipe:
+    """The sweep of a TOML or JSON file; relative paths become paths beside it.
+
+    :raises BadInputError: with every problem.
+    """
+    source = source_name(path)
+    fields = parse_table(read_bytes(path), source)
+    try:
+        recipe = SweepRecipe.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, source)) from error
+    _check_policies(recipe, source)
+    return _beside(recipe, Path(path).resolve().parent)
+
+
+def _check_policies(recipe: SweepRecipe, source: str) -> None:
+    """Refuse policies and values of parameters that no replay could have.
+
+    :raises BadInputError: with every problem.
+    """
+    problems: list[Problem] = []
+    for index, policy in enumerate(recipe.policies):
+        for parameters in parameter_grid(recipe, policy):
+            try:
+                make_policy(policy, parameters)
+            except UsageError as error:
+                problems.append(Problem(source, None, f"/policies/{index}", str(error)))
+    if problems:
+        raise BadInputError(list(dict.fromkeys(problems)))
+
+
+def parameter_grid(recipe: SweepRecipe, policy: str) -> Iterator[dict[str, Value]]:
+    """All combinations of the values that a sweep tries for a policy."""
+    grid = recipe.parameters.get(policy, {})
+    for values in product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
+    def found(path: str | None) -> str | None:
+        return None if path is None else str(folder / path)
+
+    def cost(text: str | None) -> str | None:
+        return found(text) if text is not None and is_event_file(text) else text
+
+    traces = tuple(
+        trace.model_copy(
+            update={
+                "jobs": found(trace.jobs),
+                "synth": trace.synth if trace.synth in BUILT_IN else found(trace.synth),
+                "profile": found(trace.profile),
+                "convergence": found(trace.convergence),
+            }
+        )
+        for trace in recipe.traces
+    )
+    clusters = tuple(one.model_copy(update={"path": found(one.path)}) for one in recipe.clusters)
+    world = {
+        "failures": found(recipe.failures),
+        "start_cost": cost(recipe.start_cost),
+        "rescale_cost": cost(recipe.rescale_cost),
+        "resume_cost": cost(recipe.resume_cost),
+    }
+    return recipe.model_copy(update={"traces": traces, "clusters": clusters, **world})

@@ -1,0 +1,184 @@
+"""The tasks of a sweep: each is one replay of files into files, named by what it varies."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.formats.files import read_bytes, write_bytes
+from pliant.schemas.formats.jsonlines import encode, header, read_lines
+from pliant.schemas.formats.record import Identifier, NonNegativeInt, PositiveInt
+from pliant.schemas.io import write_jobs
+from pliant.schemas.text.wording import counted
+from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.costs import parse_costs
+from pliant.tools.replay.engine.failures import Mtbf, read_failures
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.run import Run
+from pliant.tools.replay.sweep.origin import Digests, differences, file_digest, made_from
+from pliant.tools.replay.sweep.recipe import SweepRecipe, Trace, Value, World, parameter_grid
+from pliant.tools.replay.traces.recipe import read_recipe
+from pliant.tools.replay.traces.synthetic import synthesize
+
+TABLE: Final = "tasks.jsonl"
+_KIND: Final = "task"
+_LONGEST: Final = 100
+
+
+class SweepTask(World):
+    """One replay of a sweep: one line of the task table. Paths are absolute."""
+
+    name: Identifier
+    """Stem of its files."""
+    made_from: dict[str, str] = Field(default_factory=dict)
+    """Digest of each thing that its outcome depends on: the bytes of its inputs, its settings, the code."""
+    jobs: str
+    jobs_limit: PositiveInt | None = None
+    cluster: str
+    profile: str | None = None
+    convergence: str | None = None
+    policy: str
+    parameters: dict[str, Value] = Field(default_factory=dict)
+    seed: NonNegativeInt = 0
+
+    def sources(self) -> Sources:
+        """Its inputs."""
+        return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
+
+    def run(self) -> Run:
+        """What is replayed.
+
+        :raises BadInputError: a file of costs or failures is wrong.
+        """
+        physics = Physics(
+            *parse_costs(self.start_cost, self.rescale_cost, self.resume_cost, self.profile),
+            node_events=() if self.failures is None else read_failures(self.failures),
+            mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
+            interference=self.interference,
+        )
+        training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
+        return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)
+
+
+def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
+    """All tasks in the order of the recipe; traces that are made by recipes are written into ``folder``.
+
+    :raises BadInputError: an input cannot be read, or two tasks would have the same name.
+    """
+    world = {name: getattr(recipe, name) for name in World.model_fields}
+    tasks: dict[str, SweepTask] = {}
+    for trace, machines in product(recipe.traces, recipe.clusters):
+        for stem, jobs in _job_files(trace, folder):
+            parts = [stem, machines.name] if len(recipe.clusters) > 1 else [stem]
+            for policy, parameters, seed in _runs(recipe):
+                task = SweepTask.model_validate(
+                    {
+                        "name": _name(parts, policy, parameters, seed if len(recipe.seeds) > 1 else None),
+                        "jobs": jobs,
+                        "jobs_limit": trace.jobs_limit,
+                        "cluster": machines.path,
+                        "profile": trace.profile,
+                        "convergence": trace.convergence,
+                        "policy": policy,
+                        "parameters": parameters,
+                        "seed": seed,
+                        **world,
+                    }
+                )
+                if task.name in tasks:
+                    raise BadInputError(f'two replays of this sweep would be called "{task.name}"')
+                tasks[task.name] = task
+    digests = Digests()
+    return [task.model_copy(update={"made_from": made_from(task, digests)}) for task in tasks.values()]
+
+
+def write_table(tasks: list[SweepTask], folder: Path) -> Path:
+    """Write the task table: line n + 2 is task n, the first line names the kind."""
+    path = folder / TABLE
+    lines = (encode(task.model_dump(mode="json", exclude_defaults=True)) for task in tasks)
+    write_bytes(path, header(_KIND) + b"".join(lines))
+    return path
+
+
+def read_table(folder: Path) -> list[SweepTask]:
+    """The task table of a folder.
+
+    :raises BadInputError: with every problem.
+    """
+    path = folder / TABLE
+    lines, problems = read_lines(read_bytes(path), str(path), _KIND, SweepTask.model_validate_json)
+    if problems:
+        raise BadInputError(problems)
+    return [task for _, task in lines]
+
+
+def table_digest(folder: Path) -> str:
+    """What tells a folder's task table from those of other recipes and other inputs.
+
+    :raises BadInputError: there is no table.
+    """
+    return file_digest(str(folder / TABLE))[:16]
+
+
+def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
+    """One task of a folder's table, counted from 0.
+
+    :param table: the digest that the table must have; None: any.
+    :raises UsageError: the table has fewer tasks.
+    :raises BadInputError: it is another table, or what the task was made from has changed since.
+    """
+    path = folder / TABLE
+    if table is not None and table_digest(folder) != table:
+        text = "was written again after this job array was submitted (another recipe, input or code): "
+        text += "submit the sweep again"
+        raise BadInputError.one(str(path), text)
+    tasks = read_table(folder)
+    if number >= len(tasks):
+        raise UsageError(f"--task {number}: {path} has {counted(len(tasks), 'task')}, counted from 0")
+    task = tasks[number]
+    changed = differences(task.made_from, made_from(task))
+    if changed:
+        text = f"{task.name}: {', '.join(changed)} changed after this table was written: submit again"
+        raise BadInputError.one(str(path), text, line=number + 2)
+    return task
+
+
+def _job_files(trace: Trace, folder: Path) -> Iterator[tuple[str, str]]:
+    """(part of the name, job file) of each trace; those of a recipe are made now."""
+    if trace.jobs is not None:
+        yield trace.name, trace.jobs
+        return
+    for seed in trace.seeds:
+        stem = f"{trace.name}-t{seed}" if len(trace.seeds) > 1 else trace.name
+        path = folder / "traces" / f"{stem}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stated = {"seed": seed} if "seeds" in trace.model_fields_set else {}
+        recipe = str(trace.synth)
+        write_jobs(synthesize(read_recipe(recipe, stated), recipe), path)
+        yield stem, str(path.resolve())
+
+
+def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
+    """(policy, its parameters, seed)."""
+    for policy in recipe.policies:
+        for parameters in parameter_grid(recipe, policy):
+            for seed in recipe.seeds:
+                yield policy, parameters, seed
+
+
+def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
+    """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
+    varied = [f"{key}{value}" for key, value in parameters.items()]
+    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    if len(plain) <= _LONGEST:
+        return plain
+    return f"{plain[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

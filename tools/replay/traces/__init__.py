@@ -1,0 +1,1 @@
+"""Synthetic traces: recipes and what is drawn from them."""

@@ -1,0 +1,255 @@
+"""Recipes of synthetic traces: a small TOML or JSON file, or the options of ``pliant trace synth``."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from datetime import date, time
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NoReturn, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.formats.digits import TOO_MANY, whole_number
+from pliant.schemas.formats.files import read_bytes, source_name
+from pliant.schemas.formats.jsontext import BOM, parse_json
+from pliant.schemas.formats.problems import Location, as_pointer, problems_of
+from pliant.schemas.formats.record import (
+    MOST,
+    MOST_GPUS,
+    BatchSize,
+    GpuCount,
+    NonNegativeInt,
+    PositiveFloat,
+    Record,
+    SampleCount,
+    WorkAmount,
+)
+from pliant.schemas.job import Elasticity
+from pliant.tools.replay.traces.recipe_oasis import OasisRanges
+
+GpuTimeClass = Literal["S", "M", "L", "XL"]
+CLASS_HOURS: Final[dict[GpuTimeClass, tuple[float, float]]] = {
+    "S": (1 / 60, 1.0),
+    "M": (1.0, 10.0),
+    "L": (10.0, 100.0),
+    "XL": (100.0, 1000.0),
+}
+"""GPU-hours from and to. The classes of Ares, section 5.1, closed at a minute and at a thousand hours."""
+_USUAL_CLASSES: Final[dict[GpuTimeClass, float]] = {"S": 0.6, "M": 0.3, "L": 0.1}
+_USUAL_SIZES: Final = {"1": 0.5, "2": 0.2, "4": 0.2, "8": 0.1}
+MOST_JOBS: Final = 100_000_000
+"""Of one trace: no machine replays more."""
+_USUAL_JOBS: Final = 160
+_USUAL_WINDOW_H: Final = 8.0
+_TOML_PLACE: Final = re.compile(r"\(at line (\d+), column \d+\)")
+_MOST_BITS: Final = 1024
+"""Of an integer: TOML writes one in hexadecimal digits of any number, which JSON cannot."""
+BUILT_IN: Final = ("poisson", "bursty", "diurnal")
+
+_Rate = Annotated[float, Field(ge=1e-9, le=MOST)]
+"""A rate or a length of time that arrivals can be computed with."""
+Bounds = tuple[PositiveFloat, PositiveFloat]
+"""From, to."""
+Sizes = Annotated[dict[str, PositiveFloat], Field(min_length=1)]
+"""Numbers of GPUs and how often each occurs, relative to each other."""
+
+
+def _sizes_are_numbers(sizes: dict[str, float] | None) -> None:
+    for size in sizes or ():
+        if not 0 < (whole_number(size) or 0) <= MOST_GPUS:
+            refuse("/gpus", f'"{size}" is not a number of GPUs')
+
+
+def refuse(pointer: str, text: str) -> NoReturn:
+    """Fail the validation of a record: what is wrong with the field at ``pointer``."""
+    raise PydanticCustomError("recipe", "{problem}", {"problem": text, "pointer": pointer})
+
+
+class Model(Record):
+    """One kind of job among those of a trace. What it leaves out is drawn from what the recipe says."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Key into the profile."""
+    weight: PositiveFloat = 1.0
+    """How often it occurs, relative to the others of the same class."""
+    classes: tuple[GpuTimeClass, ...] = ()
+    """Classes of GPU time whose jobs train it. Default: all."""
+    batch: BatchSize | None = None
+    """Global batch of its jobs. Default: requested GPUs times the largest local batch in the profile."""
+    batch_min: BatchSize | None = None
+    batch_max: BatchSize | None = None
+    per_gpu_max: BatchSize | None = None
+    """Largest local batch."""
+    lr: PositiveFloat | None = None
+    gpus: Sizes | None = None
+    """Requested GPUs. Default: the recipe's."""
+    gpus_min: GpuCount | None = None
+    gpus_max: GpuCount | None = None
+    gpu_seconds: PositiveFloat | None = None
+    """Work of each of its jobs. Default: drawn from the recipe's classes."""
+    epochs: Bounds | None = None
+    """Work in whole epochs, drawn evenly between these, instead of GPU time."""
+    dataset_size: SampleCount | None = None
+    """Samples in an epoch."""
+    convergence: str | None = None
+    """Key into a convergence table."""
+    elastic: Elasticity | None = None
+    """Default: the recipe's."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if (self.epochs is None) != (self.dataset_size is None):
+            refuse("/epochs", "epochs and dataset_size come together")
+        if self.epochs and self.gpu_seconds:
+            refuse("/epochs", "epochs and gpu_seconds are both given, expected one kind of work")
+        if self.epochs and self.epochs[0] > self.epochs[1]:
+            refuse("/epochs", f"{self.epochs[1]:g} is below {self.epochs[0]:g}, expected [from, to]")
+        _sizes_are_numbers(self.gpus)
+        return self
+
+
+class Lognormal(Record):
+    """GPU time with a logarithm that is normally distributed."""
+
+    median_s: PositiveFloat
+    """Median, GPU-seconds."""
+    sigma: PositiveFloat
+    """Standard deviation of the natural logarithm."""
+
+
+class Recipe(Record):
+    """A synthetic trace: when jobs arrive (``kind`` and what belongs to it), and what they are."""
+
+    kind: Literal["poisson", "bursty", "diurnal", "sample", "oasis"] = "poisson"
+    """How jobs arrive: at a constant rate, at a high and a low rate in turn, at a rate that follows the hour
+    of the day, or when the jobs of a window of another trace did. ``oasis``: at a constant rate, jobs with
+    workers, parameter servers and a utility."""
+    jobs: Annotated[int, Field(gt=0, le=MOST_JOBS)] | None = None
+    """How many. Default: 160; where ``hours`` is given, as many as the rate brings."""
+    hours: WorkAmount | None = None
+    """Arrivals keep to so many hours. Default: no limit; for a sample 8."""
+    rate_per_hour: _Rate = 20.0
+    """Mean arrivals an hour; of bursty arrivals the high rate."""
+    low_rate_per_hour: _Rate | None = None
+    """Of bursty arrivals. Default: a quarter of the high one."""
+    phase_minutes: _Rate = 60.0
+    """How long each of the two rates lasts."""
+    amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Of diurnal arrivals: the rate swings around its mean by this part of it."""
+    peak_hour: Annotated[float, Field(ge=0, lt=24)] = 14.0
+    """Hour of the day at which diurnal arrivals are most frequent; the trace begins at midnight."""
+    trace: str | None = None
+    """The jobs that are sampled; a relative path starts at the recipe's folder."""
+    from_hour: Annotated[float, Field(ge=0, le=MOST)] | None = None
+    """Where the window of a sample begins. Default: the busiest one, looked for hour by hour."""
+    seed: NonNegativeInt = 0
+    models: Annotated[tuple[Model, ...], Field(min_length=1)] = (Model(name="model", batch=256),)
+    gpus: Sizes = Field(default=_USUAL_SIZES)
+    """Requested GPUs and how often, relative to each other; sampled jobs keep theirs."""
+    classes: Annotated[dict[GpuTimeClass, PositiveFloat], Field(min_length=1)] = Field(default=_USUAL_CLASSES)
+    """How often each class of GPU time; inside a class, its logarithm is uniform."""
+    gpu_time: Lognormal | None = None
+    """One distribution of GPU time instead of the classes."""
+    elastic: Elasticity = "none"
+    oasis: OasisRanges = OasisRanges()
+    """What jobs of the kind ``oasis`` are drawn from."""
+
+    @property
+    def count(self) -> int | None:
+        """How many jobs; None: as many as arrive in ``hours``."""
+        return self.jobs or (None if self.hours and self.kind != "sample" else _USUAL_JOBS)
+
+    @property
+    def window_h(self) -> float:
+        """Length of the window that a sample is taken from."""
+        return self.hours or _USUAL_WINDOW_H
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        _sizes_are_numbers(self.gpus)
+        if self.count is None and self.window_h * self.rate_per_hour > MOST_JOBS:
+            refuse("/hours", f"more than {MOST_JOBS:,} jobs arrive in {self.window_h:g} h at this rate")
+        if (self.kind == "sample") != (self.trace is not None):
+            refuse("/trace", 'kind "sample" and trace come together')
+        drawn = set(self.classes) if self.kind != "sample" and not self.gpu_time else set(CLASS_HOURS)
+        for name in sorted(drawn):
+            if not any(not model.classes or name in model.classes for model in self.models):
+                refuse("/models", f'no model is trained by jobs of class "{name}"')
+        return self
+
+
+def read_recipe(name: str, overrides: dict[str, Any]) -> Recipe:
+    """The recipe of a built-in name or a file, with some fields replaced.
+
+    :raises UsageError: there is neither such a recipe nor such a file.
+    :raises BadInputError: with every problem of the file and of the overrides.
+    """
+    if name in BUILT_IN:
+        return _checked({"kind": name, **overrides}, "options")
+    if not Path(name).exists() and name != "-":
+        raise UsageError(f'"{name}" is neither a recipe ({", ".join(BUILT_IN)}) nor a file (TOML or JSON)')
+    source = source_name(name)
+    return _checked({**parse_table(read_bytes(name), source), **overrides}, source)
+
+
+def parse_table(data: bytes, source: str) -> dict[str, Any]:
+    """The table of a TOML or JSON file, of values that JSON has.
+
+    :raises BadInputError: it is neither, or holds a date or a number that JSON does not have.
+    """
+    data = data.removeprefix(BOM)
+    if data.lstrip().startswith(b"{"):
+        return dict(parse_json(data, source))
+    try:
+        found = tomllib.loads(data.decode())
+    except RecursionError:
+        raise BadInputError.one(source, "is not readable TOML: nested too deeply") from None
+    except ValueError as error:
+        raise _not_toml(error, source) from error
+    problems = [Problem(source, None, as_pointer(path), text) for path, text in _strange(found)]
+    if problems:
+        raise BadInputError(problems)
+    return found
+
+
+def _not_toml(error: ValueError, source: str) -> BadInputError:
+    """What is wrong with a text that is not TOML, at its line."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return BadInputError.one(
+            source, f"not valid UTF-8 (byte {byte:#04x}), expected TOML or JSON in UTF-8"
+        )
+    if not isinstance(error, tomllib.TOMLDecodeError):
+        return BadInputError.one(source, f"is not readable TOML: {TOO_MANY}")
+    place = _TOML_PLACE.search(str(error))
+    line = whole_number(place[1]) if place else None
+    return BadInputError.one(source, f"is neither TOML nor JSON: {error}", line=line)
+
+
+def _strange(value: object, path: Location = ()) -> Iterator[tuple[Location, str]]:
+    """Where a TOML table holds a value that JSON does not have."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _strange(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _strange(item, (*path, index))
+    elif isinstance(value, date | time):
+        yield path, f"{value} is a date or a time, expected a number or a quoted text"
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        yield path, f"{TOO_MANY}, expected an integer of 64 bits"
+
+
+def _checked(fields: dict[str, Any], source: str) -> Recipe:
+    try:
+        recipe = Recipe.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, source)) from error
+    if recipe.trace is None or Path(recipe.trace).is_absolute():
+        return recipe
+    return recipe.model_copy(update={"trace": str(Path(source).parent / recipe.trace)})

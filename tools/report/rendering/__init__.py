@@ -1,0 +1,1 @@
+"""A report as text, Markdown, CSV, JSON and HTML."""

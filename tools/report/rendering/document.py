@@ -1,0 +1,77 @@
+"""A report as the metrics document: what it was asked for, in one JSON file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+from pliant.tools.report.comparisons import ComparedJob
+from pliant.tools.report.expect import Checked
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.rendering.jobs_table import job_rows
+from pliant.tools.report.rendering.sections import FIGURES, ratio_to
+from pliant.tools.report.report import Report, RunReport
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is shown beside the metrics."""
+
+    jobs: bool = False
+    compared: tuple[ComparedJob, ...] = ()
+    simulated: RunRecord | None = None
+    """The simulated run of ``compared``."""
+    checked: tuple[Checked, ...] = ()
+
+
+NO_EXTRAS = Extras()
+
+
+def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
+    """The figures of all runs, with the ratios, jobs and expected figures that were asked for."""
+    return Metrics(
+        runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
+        baseline=None if report.baseline is None else report.baseline.label,
+        warnings=report.warnings,
+        expectations=tuple(map(_checked, extras.checked)) or None,
+    )
+
+
+def _run(each: RunReport, report: Report, *, with_jobs: bool) -> ReportedRun:
+    return ReportedRun(
+        **dict(each.metrics),
+        run=each.label,
+        trace=each.run.info.trace,
+        caveats=tuple(each.caveats),
+        ratios=_ratios(each, report.baseline),
+        jobs=_jobs(each) if with_jobs else None,
+    )
+
+
+def _ratios(each: RunReport, baseline: RunReport | None) -> dict[str, float] | None:
+    if baseline is None:
+        return None
+    found = {row.name: ratio_to(each.metrics, baseline.metrics, row.name) for row in FIGURES}
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
+
+
+def _jobs(each: RunReport) -> tuple[JobFigures, ...]:
+    rows = ({name: value for name, value in row.items() if name != "run"} for row in job_rows(each))
+    return tuple(JobFigures.model_validate(row, strict=False) for row in rows)
+
+
+def _checked(checked: Checked) -> CheckedFigure:
+    expected = checked.expected
+    low, high = expected.limits
+    return CheckedFigure(
+        policy=expected.policy,
+        over=expected.over,
+        metric=expected.metric,
+        value=expected.value,
+        low=low,
+        high=high,
+        found=checked.found,
+        deviation=checked.deviation,
+        holds=checked.holds,
+        source=expected.source,
+    )

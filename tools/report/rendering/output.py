@@ -1,0 +1,71 @@
+"""The product of ``pliant report`` in each of its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.formats.documents import document_bytes
+from pliant.tools.report.comparisons import comparison_rows, comparison_section
+from pliant.tools.report.expect import expectations_section
+from pliant.tools.report.rendering.document import Extras, document
+from pliant.tools.report.rendering.html import as_html
+from pliant.tools.report.rendering.jobs_table import job_rows, jobs_section
+from pliant.tools.report.rendering.sections import Section, metrics_section
+from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
+from pliant.tools.report.report import Report
+
+Format = Literal["table", "json", "csv", "md", "html"]
+
+
+def render(report: Report, kind: Format, extras: Extras, *, width: int | None = None) -> str:
+    """The report in one format; ``width`` is that of the terminal, if there is one.
+
+    :raises UsageError: the format has no place for what is asked.
+    """
+    if kind == "json":
+        _refuse_in_json(extras)
+        return document_bytes(document(report, extras), "metrics", with_defaults=True).decode()
+    if kind == "csv":
+        return as_csv(_csv_rows(report, extras))
+    sections = _sections(report, extras)
+    if kind == "md":
+        return as_markdown(sections)
+    if kind == "html":
+        from pliant.tools.report.figures import svg_texts
+
+        title = "Report: " + ", ".join(each.label for each in report.runs)
+        return as_html(sections, svg_texts(report), title)
+    return as_table(sections, width)
+
+
+def shows_expectations(kind: Format) -> bool:
+    """Whether the format has a place for the expected figures."""
+    return kind in ("table", "md", "html")
+
+
+def _sections(report: Report, extras: Extras) -> Sequence[Section]:
+    sections = [metrics_section(report)]
+    if extras.checked:
+        sections.append(expectations_section(extras.checked))
+    if extras.simulated is not None:
+        sections.append(comparison_section(extras.compared, extras.simulated))
+    if extras.jobs:
+        sections += [jobs_section(each) for each in report.runs]
+    return sections
+
+
+def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
+    if extras.jobs and extras.simulated is not None:
+        raise UsageError("CSV holds one table: give either --jobs or --simulated")
+    if extras.simulated is not None:
+        return comparison_rows(extras.compared)
+    if extras.jobs:
+        return [row for each in report.runs for row in job_rows(each)]
+    return metrics_rows(report)
+
+
+def _refuse_in_json(extras: Extras) -> None:
+    if extras.simulated is not None:
+        raise UsageError("the metrics document has no place for --simulated: use --format csv")

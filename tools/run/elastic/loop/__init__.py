@@ -1,0 +1,1 @@
+"""A training loop of one worker: batches, gradients, steps."""

@@ -1,0 +1,92 @@
+"""Objects that act once per optimizer step, although the loop body calls them in every micro-step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from types import MethodType
+from typing import Any, Final
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.tools.run.elastic.loop.closure import Closure, StepVoidError
+
+_PER_STEP: Final = ("unscale_", "step", "update")
+_PER_STEP_OR_EPOCH: Final[tuple[tuple[type, str], ...]] = (
+    (LRScheduler, "step"),
+    (ReduceLROnPlateau, "step"),
+    (AveragedModel, "update_parameters"),
+)
+
+
+def guard_optimizer(
+    optimizer: Optimizer,
+    names: Iterable[str],
+    quiet: Callable[[], bool],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    checked: Callable[[Closure], Closure] = lambda closure: closure,
+) -> None:
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
+
+    A closure that they are given is ``checked``. The instance is changed, not its class: it stays what
+    schedulers and scalers expect. (A scheduler that was made before has put its own ``step`` into the
+    instance; it is kept inside.)
+    """
+    for name in names:
+        guarded = _guarded(getattr(optimizer, name), quiet, around, checked)
+        setattr(optimizer, name, MethodType(guarded, optimizer))
+
+
+def _guarded(
+    inner: Callable[..., Any],
+    quiet: Callable[[], bool],
+    around: Callable[[], AbstractContextManager[None]],
+    checked: Callable[[Closure], Closure],
+) -> Callable[..., Any]:
+    @wraps(inner)
+    def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            args = tuple(checked(value) if callable(value) else value for value in args)
+            kwargs = {name: checked(value) if callable(value) else value for name, value in kwargs.items()}
+        if quiet():
+            return None
+        try:
+            with around():
+                return inner(*args, **kwargs)
+        except StepVoidError:
+            return None
+
+    return guarded
+
+
+def guard_helper(
+    helper: object, quiet: Callable[[], bool], after_loop: Callable[[], bool] = lambda: False
+) -> None:
+    """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
+
+    ``after_loop()``: the step that is quiet was left by ``break``. A scheduler or an averaged model that
+    acts then does so for the epoch; a scaler acts for the step.
+
+    The class is changed to a subclass of the same name: what is in the instance would end up in the state
+    dictionary of a scheduler. Other objects stay as they are.
+    """
+    kind = type(helper)
+    names = _PER_STEP if isinstance(helper, GradScaler) else ()
+    methods = {name: _unless(quiet, getattr(kind, name)) for name in names}
+    for known, name in _PER_STEP_OR_EPOCH:
+        if isinstance(helper, known):
+            methods[name] = _unless(lambda: quiet() and not after_loop(), getattr(kind, name))
+    if methods:
+        helper.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+
+
+def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def guarded(self: object, *args: Any, **kwargs: Any) -> Any:
+        return None if quiet() else method(self, *args, **kwargs)
+
+    return guarded

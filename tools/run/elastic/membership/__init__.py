@@ -1,0 +1,1 @@
+"""Which workers train together, and how that changes while they train."""

@@ -1,0 +1,68 @@
+"""Which network interface the workers of a job exchange data over: their connections are not authenticated.
+
+Gloo listens on the first address of an interface; so does NCCL, for its bootstrap and for data between nodes.
+NCCL reads its variable once in a process: workers that have used it on one machine do not move to another
+interface when a later generation spans several, and need a relaunch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from typing import Final
+
+import psutil
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.statedir.contract.addresses import refuse_public
+from pliant.tools.run.statedir.contract.plan import Plan
+
+LOOPBACK: Final = "127.0.0.1"
+_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""And how they name an interface: without "=", NCCL takes all whose names begin like this."""
+_chosen_here: Final = dict[str, str]()
+"""Interfaces that this process has chosen itself, not its user."""
+
+
+def own_address(plan: Plan, rank: int) -> str:
+    """The IP address that this worker may listen on: on one machine, that of the loopback interface.
+
+    :raises UsageError: it cannot be looked up, or is public.
+    """
+    if len({member.node for member in plan.members}) == 1:
+        return LOOPBACK
+    name = plan.members[rank].address
+    try:
+        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise UsageError(f"address {name!r} of slot {plan.members[rank].slot}: {error}") from error
+    refuse_public(str(address))
+    return str(address)
+
+
+def use_interface(address: str) -> None:
+    """Keep the collectives of this process on the interface of this address, unless the user has chosen one.
+
+    :raises UsageError: this machine has no such address.
+    """
+    free = [name for name in _VARIABLES if os.environ.get(name) in (None, _chosen_here.get(name))]
+    if free:
+        interface = _interface_of(address)
+        for name in free:
+            os.environ[name] = _chosen_here[name] = _VARIABLES[name].format(interface)
+
+
+def stay_on_this_machine() -> None:
+    """Use the loopback interface where torchrun says that all workers are here."""
+    here, all_workers = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if here is not None and here == all_workers:
+        use_interface(LOOPBACK)
+
+
+def _interface_of(address: str) -> str:
+    wanted = LOOPBACK if ipaddress.ip_address(address).is_loopback and ":" not in address else address
+    for name, found in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == wanted for entry in found):
+            return name
+    raise UsageError(f"{address} is not an address of this machine, which its workers need to connect")

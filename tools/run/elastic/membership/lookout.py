@@ -1,0 +1,67 @@
+"""Breaking off an exchange with a worker that is gone without a word.
+
+The end of a process closes its connections, and gloo notices. A machine that loses its power or its network
+closes none: the others would wait for the limit of an exchange, half an hour, though the launcher has long
+written a plan without it. So a thread looks for that plan while the main thread waits in C++.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.membership.vote import PlanWatch
+from pliant.tools.run.statedir.contract.presence import life
+
+LOOK_S: Final = 5.0
+_log = logging.getLogger("pliant")
+
+
+class Lookout:
+    """Looks at whether a worker of the plan that is followed is lost.
+
+    :param watch: of this thread alone.
+    :param break_off: ends the connections of the process group; called from a thread.
+    :param look_s: between two looks. A worker that leaves in good order is gone, too, for a moment before
+        the others are through with their last exchange: it is lost if two looks in a row find it so.
+    """
+
+    def __init__(
+        self, setting: Setting, watch: PlanWatch, break_off: Callable[[], None], look_s: float = LOOK_S
+    ) -> None:
+        self._setting, self._watch, self._break_off, self._look_s = setting, watch, break_off, look_s
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+
+    def begin(self) -> None:
+        """Look from now on, if it does not do so yet."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pliant-lookout", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def lost(self) -> list[str]:
+        """Slots of workers that are gone, and that the newest plan goes on without."""
+        orders = self._setting.orders
+        newest = self._watch.newest()
+        if orders is None or newest.generation <= orders.plan.generation:
+            return []
+        stay = {*newest.workers, orders.worker}  # never one's own file: a look would free its lock
+        members = zip(orders.plan.workers, orders.plan.members, strict=True)
+        left_out = [(worker, member.slot) for worker, member in members if worker not in stay]
+        return [slot for worker, slot in left_out if life(orders.attempt.presence(worker)) == "gone"]
+
+    def _run(self) -> None:
+        before: list[str] = []
+        while not self._over.wait(self._look_s):
+            found = self.lost()
+            if found and found == before:
+                _log.debug("breaking off what is exchanged with %s", ", ".join(found))
+                self._break_off()
+            before = found

@@ -1,0 +1,109 @@
+"""Where the workers of a plan meet: a folder that the first one makes, with a file of each of them.
+
+Who waits here can be called away by a newer plan. It is the only place where workers wait for each other
+without a limit in seconds, and they have touched nothing of the training yet.
+
+A meeting ends with a verdict that is written once, by the one that comes first: the first worker, when all
+have come, writes how far each of them is; any worker that sees a newer plan in force writes that. So either
+all go on together or none does. Where a group does not form after all, the first worker calls the next round.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from pliant.tools.run.elastic.context import Orders
+from pliant.tools.run.elastic.membership.cursor import Position, written
+from pliant.tools.run.elastic.membership.folder_store import FolderStore
+from pliant.tools.run.statedir.layout import AttemptDir
+
+_VERDICT: Final = "verdict"
+_NEWER: Final = "newer"
+
+
+class CalledAwayError(Exception):
+    """A newer plan is in force."""
+
+
+class Meeting:
+    """One round of one generation.
+
+    :param number: of the first round that this worker has not attended.
+    :param wait: called again and again while waiting; sleeps, may raise, and says whether a newer plan is
+        in force.
+    """
+
+    def __init__(self, orders: Orders, number: int, wait: Callable[[], bool]) -> None:
+        self._orders, self._wait = orders, wait
+        self.number = number
+        """The round that is attended: the first worker's."""
+
+    @property
+    def folder(self) -> Path:
+        """What those share that attend, from the verdict on until the next generation trains."""
+        return self._orders.attempt.meetings / f"{self._orders.plan.generation}.{self.number}"
+
+    def attend(self, position: Position | None) -> list[Position | None]:
+        """Wait for the verdict: how far the workers are, by rank.
+
+        :raises CalledAwayError: there will be no group of this plan.
+        :raises OSError: this worker cannot make itself known.
+        """
+        if self._orders.rank == 0:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        else:
+            self._find()
+        try:
+            verdict = self._verdict(FolderStore(self.folder, self._wait), position)
+        except FileNotFoundError:
+            # those that were faster have gone on to another generation, and removed this one
+            verdict = _NEWER
+        if verdict == _NEWER:
+            raise CalledAwayError
+        return [Position.parse(text) for text in verdict.split(",")]
+
+    def _verdict(self, store: FolderStore, position: Position | None) -> str:
+        rank = self._orders.rank
+        store.set(f"here/{rank}", written(position))
+        everybody = [f"here/{one}" for one in range(len(self._orders.plan.members))]
+        while not store.check([_VERDICT]):
+            if rank == 0 and store.check(everybody):
+                store.set_once(_VERDICT, ",".join(store.get(key).decode() for key in everybody))
+            elif self._wait():
+                store.set_once(_VERDICT, _NEWER)
+        return store.get(_VERDICT).decode()
+
+    def _find(self) -> None:
+        """Wait for the round that the first worker calls: this one's, or a later one."""
+        generation = self._orders.plan.generation
+        while True:
+            rounds = [_numbers(one) for one in self._orders.attempt.meetings.glob(f"{generation}.*")]
+            if rounds and max(rounds) >= (generation, self.number):
+                self.number = max(rounds)[1]
+                return
+            if self._wait():
+                raise CalledAwayError
+
+
+def remove_earlier(attempt: AttemptDir, now: tuple[int, int]) -> None:
+    """Remove what meetings before that of a generation and round have left: all who came have gone on.
+
+    In the background, for removing files takes longer than a meeting on some file systems.
+    """
+    Thread(target=_remove, args=(attempt, now), name="pliant-meetings", daemon=True).start()
+
+
+def _remove(attempt: AttemptDir, now: tuple[int, int]) -> None:
+    for folder in attempt.meetings.glob("*.*"):
+        if _numbers(folder) < now:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _numbers(folder: Path) -> tuple[int, int]:
+    """Generation and round, which are its name."""
+    generation, _, number = folder.name.partition(".")
+    return int(generation), int(number)

@@ -1,0 +1,1 @@
+"""What a worker reports: progress, history, how it ended."""

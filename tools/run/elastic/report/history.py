@@ -1,0 +1,129 @@
+"""What stays known about a job's training: events in the attempt's own file, few of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pliant.schemas.errors import PliantError
+from pliant.schemas.event import Event, EventName
+from pliant.schemas.io import EventWriter
+from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.state.state import Counters
+
+MOST_WARNINGS: Final = 10
+"""Of an attempt; later ones are recorded as rarely as checkpoints."""
+_log = logging.getLogger("pliant")
+
+
+class History:
+    """Writes events while this worker is rank 0. A file that cannot be written stops nothing.
+
+    Checkpoints are recorded every ``history_s`` seconds: one event has the time of all since the one before,
+    and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.leaving = False
+        self._setting = setting
+        self._batch: int | None = None
+        self._writer: EventWriter | None = None
+        self._saved: Counters | None = None
+        self._saved_s = 0.0
+        self._count = 0
+        self._checkpoint_due_s = self._warning_due_s = 0.0
+        self._warnings = 0
+        self._not_finite = set[str]()
+        """Columns that the log has a line about."""
+
+    def begin(self, global_batch: int) -> None:
+        """Write about a plan from now on."""
+        self._batch, orders = global_batch, self._setting.orders
+        if self._writer is not None or orders is None:
+            return
+        orders.attempt.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._writer = EventWriter(orders.attempt.progress)
+        except PliantError as error:
+            _log.warning("no progress is reported: %s", error)
+
+    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
+        """A checkpoint is safe on disk."""
+        if self.leaving:
+            self.write("checkpoint", counters, detail={"step": counters.step})
+            return
+        self._saved, self._saved_s, self._count = counters.copy(), self._saved_s + took_s, self._count + 1
+        if time.monotonic() >= self._checkpoint_due_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write about checkpoints that nothing is written about yet."""
+        if self._saved is None:
+            return
+        counters, self._saved = self._saved, None
+        detail = {"step": counters.step, "count": self._count}
+        self.write("checkpoint", counters, overhead_seconds=self._saved_s, detail=detail)
+        self._saved_s, self._count, self._checkpoint_due_s = 0.0, 0, self._later()
+
+    def warn(self, counters: Counters, text: str) -> None:
+        """Something went wrong that training goes on after."""
+        self._warnings += 1
+        if self._warnings <= MOST_WARNINGS or time.monotonic() >= self._warning_due_s:
+            self.write("progress", counters, detail={"warning": text})
+            self._warning_due_s = self._later()
+
+    def write(
+        self,
+        name: EventName,
+        counters: Counters,
+        *,
+        detail: Mapping[str, Any] | None = None,
+        **numbers: Any,
+    ) -> None:
+        """Write an event."""
+        orders = self._setting.orders
+        if self._writer is None or orders is None:
+            return
+        if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
+            numbers |= dict.fromkeys(strange)
+            detail = {**(detail or {}), "warning": self._note(strange, counters)}
+        event = Event(
+            time=time.time(),
+            event=name,
+            job=orders.plan.job,
+            gpus=len(orders.plan.members),
+            global_batch=self._batch,
+            samples_done=float(counters.samples_done),
+            detail=detail,
+            **numbers,
+        )
+        try:
+            self._writer.append([event])
+        except PliantError as error:
+            _log.warning("an event is lost: %s", error)
+
+    def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
+        """What an event says of numbers that it cannot hold; the log says it once."""
+        told = ", ".join(f"{column} is {value}" for column, value in strange.items())
+        text = f"{told} after step {counters.step}, recorded as null"
+        if strange.keys() - self._not_finite:
+            self._not_finite |= strange.keys()
+            _log.warning("%s; this is said once", text)
+        return text
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _later(self) -> float:
+        orders = self._setting.orders
+        return time.monotonic() + (math.inf if orders is None else orders.plan.history_s)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)

@@ -1,0 +1,1 @@
+"""What a job's training consists of, and its way to disk and back."""

@@ -1,0 +1,92 @@
+"""Which parameters are trained, and in which group of the optimizer: scripts change it, so it is state.
+
+A script that has unfrozen layers, or given its optimizer another group, is at its first line again when it
+is launched again, and so is a worker that joins: what they get brings them there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pliant.tools.run.elastic.state.outside import refuse_strangers
+
+
+def trained(model: nn.Module) -> dict[str, bool]:
+    """Whether each parameter is trained."""
+    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+
+def restore_trained(model: nn.Module, saved: Mapping[str, bool]) -> None:
+    """Train what was trained; parameters that are not known stay as they are."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(saved.get(name, parameter.requires_grad))
+
+
+class Groups:
+    """The parameter groups of an optimizer, by the names that its parameters have in a model.
+
+    Groups that a script has added come back before it adds them again: the second time nothing happens.
+    A group of parameters that the model did not have from the beginning is refused.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._averaged = frozenset[Tensor](model.parameters())
+        self._ahead: list[set[Tensor]] = []
+        """Groups that the script is about to add, as far as one can know."""
+        optimizer.add_param_group = MethodType(self._adding(optimizer.add_param_group), optimizer)  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Refuse an optimizer that trains other parameters than those of the model.
+
+        :raises UsageError: it does.
+        """
+        groups = self._optimizer.param_groups
+        refuse_strangers((one for group in groups for one in group["params"]), self._averaged)
+
+    def names(self) -> list[list[str]] | None:
+        """The parameters of each group; None: some are not the model's, and the groups can only be as now."""
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        groups = [group["params"] for group in self._optimizer.param_groups]
+        if not all(parameter in names for group in groups for parameter in group):
+            return None
+        return [[names[parameter] for parameter in group] for group in groups]
+
+    def restore(self, saved: Sequence[Sequence[str]] | None, kept: Sequence[Mapping[str, Any]]) -> None:
+        """Add the groups that the optimizer does not have yet.
+
+        :param saved: the names of each group.
+        :param kept: the settings of each group.
+        """
+        here = self.names()
+        if saved is None or here is None or here != [list(names) for names in saved[: len(here)]]:
+            return
+        parameters = dict(self._model.named_parameters())
+        for names, settings in list(zip(saved, kept, strict=True))[len(here) :]:
+            found = [parameters[name] for name in names]
+            own = {name: value for name, value in settings.items() if name not in {"params", "param_names"}}
+            given = settings.get("param_names")
+            self._optimizer.add_param_group(
+                {**own, "params": found if given is None else list(zip(given, found, strict=True))}
+            )
+            self._ahead.append(set(found))
+
+    def _adding(self, inner: Any) -> Any:
+        @wraps(inner)
+        def add(_: Optimizer, group: dict[str, Any]) -> None:
+            given = group["params"]
+            listed = [given] if isinstance(given, Tensor) else list(given)
+            parameters = {one[1] if isinstance(one, tuple) else one for one in listed}
+            if parameters in self._ahead:
+                self._ahead.remove(parameters)
+            else:
+                refuse_strangers(parameters, self._averaged)
+                inner({**group, "params": listed})
+
+        return add

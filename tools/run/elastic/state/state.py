@@ -1,0 +1,122 @@
+"""What a checkpoint holds: where training is, every object with state, the random generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pliant.tools.run.elastic.loop.batches import mixed_seed
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can hand out its state and take it back."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state: tensors and plain values."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take a state back."""
+        ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """Where training is. The cursor counts samples of the epoch's order that are trained."""
+
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+    samples_done: int = 0
+    """Over all epochs."""
+
+    def advance(self, samples: int) -> None:
+        """One optimizer step over ``samples`` is complete."""
+        self.cursor += samples
+        self.samples_done += samples
+        self.step += 1
+
+    def next_epoch(self) -> None:
+        """An epoch is complete."""
+        self.epoch += 1
+        self.cursor = 0
+
+    def copy(self) -> Counters:
+        """The counters as they are now."""
+        return Counters(**self.as_dict())
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by name."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean, weighted by samples."""
+
+    total: float | torch.Tensor = 0.0
+    samples: int = 0
+
+    def add(self, value: float | torch.Tensor, samples: int) -> None:
+        """Count a value for so many samples. A tensor stays on its device: no waiting for a GPU."""
+        if isinstance(value, torch.Tensor):
+            value = value.detach().double() if value.is_cuda else value.item()
+        if samples:
+            self.total = self.total + value * samples
+            self.samples += samples
+
+    def include(self, other: Mean) -> None:
+        """Count what another one has counted."""
+        self.total = self.total + other.total
+        self.samples += other.samples
+
+    def value(self) -> float | None:
+        """The mean; None of nothing."""
+        return float(self.total) / self.samples if self.samples else None
+
+    def over_all_workers(self, world_size: int) -> Mean:
+        """The sums of all workers, which must call this together."""
+        if world_size == 1:
+            return self
+        sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return Mean(float(sums[0]), int(sums[1]))
+
+
+def seed_everything(*parts: int) -> None:
+    """Seed PyTorch, NumPy and Python from a job's seed and, where given, a step and a rank."""
+    seed = mixed_seed(*parts)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002, TID251 the author's transforms may draw from it
+
+
+def generator_states() -> dict[str, Any]:
+    """The states of all generators, as tensors and plain values."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    numpy_state = (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), *rest)
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "numpy": numpy_state, "python": random.getstate()}
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Set all generators; those of GPUs only where their number is the same."""
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    kind, words, *rest = states["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(states["python"])
+
+
+def hyperparameters(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The settings of each parameter group (learning rate, momentum), without its parameters."""
+    for group in groups:
+        yield {name: value for name, value in group.items() if name != "params"}

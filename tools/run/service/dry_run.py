@@ -1,0 +1,46 @@
+"""``--dry-run``: the steps and the exact commands, as text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.service.commands import units
+from pliant.tools.run.service.executor import next_handle
+from pliant.tools.run.service.steps import Step, StopJob, Target
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.slots import Slot
+
+PORT = 29500
+"""Stands for the free port that is looked for when a job starts on several nodes."""
+
+
+def describe(steps: Iterable[Step], dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> str:
+    """All steps, one block each: what happens to which slots, then each command on a line of its own."""
+    return "".join(f"{line}\n" for step in steps for line in _lines(step, dirs, nodes))
+
+
+def _lines(step: Step, dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> list[str]:
+    if isinstance(step, StopJob):
+        return [f"{step.event} {step.job_id}: {_slots(step.before.slots)} -> nothing"]
+    before = "nothing" if not hasattr(step, "before") else _slots(step.before.slots)
+    attempt = next_handle(dirs, step.job_id)
+    head = f"{step.event} {step.job_id}: {before} -> {_slots(step.after.slots)} (attempt {attempt.attempt})"
+    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, nodes, PORT)
+    return [head, _plan(step.after), *(_command(unit) for unit in commands)]
+
+
+def _plan(target: Target) -> str:
+    share = target.share
+    batch = "as the script says" if share.global_batch is None else str(share.global_batch)
+    return f"  plan: global batch {batch}, {share.accum} micro-steps, learning rate x {share.lr_scale:g}"
+
+
+def _command(unit: Unit) -> str:
+    env = [f"{name}={value}" for name, value in unit.env.items()]
+    return f"  {unit.node}: cd {shlex.quote(unit.cwd)} && {shlex.join(['env', *env, *unit.argv])}"
+
+
+def _slots(slots: Iterable[Slot]) -> str:
+    return " ".join(map(str, slots))

@@ -1,0 +1,339 @@
+"""Makes what runs equal to what shall run, job by job, without ever waiting.
+
+``apply`` says what shall run; every ``tick`` looks at what runs, reports what ended and what the workers
+said, and takes the next step towards the targets. It is driven by levels, not by edges: whatever it is
+interrupted in, the next tick (of this process or of another that adopted the gangs) goes on from what it
+finds.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.formats.files import make_folder
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
+from pliant.tools.run.service.commands import meets_at_port, units
+from pliant.tools.run.service.condemned import Condemned
+from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.plan_file import (
+    last_generation,
+    make_member,
+    make_plan,
+    read_plan,
+    target_of,
+    write_plan,
+)
+from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
+from pliant.tools.run.service.runnable import check_startable
+from pliant.tools.run.service.setback import Setback
+from pliant.tools.run.service.steps import Share, Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.unclear import UnclearJobs
+from pliant.tools.run.service.way import InPlace, Relaunch, way_to
+from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
+from pliant.tools.run.statedir.contract.outcome import Verdict
+from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.fault import Faults, may_pass
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.suspects import Suspects
+from pliant.tools.run.statedir.private import check_job
+from pliant.tools.run.statedir.slots import Slot
+
+_log = logging.getLogger("pliant")
+
+
+class Executor:
+    """The gangs of one state directory.
+
+    An error in the work for one job ends its attempt (see ``fault.py``): what is left of it is killed, and
+    then it has failed with that reason. The others go on.
+
+    :param clock: a clock that cannot be set: deadlines are measured with it.
+    :param log_bytes: most bytes of each output file of a worker that stay on disk; None: the default.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        dirs: StateDir,
+        clock: Callable[[], float],
+        timeouts: Timeouts | None = None,
+        *,
+        log_bytes: int | None = None,
+    ) -> None:
+        self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
+        self.targets: dict[str, Target] = {}
+        self.gangs: dict[str, Gang] = {}
+        self.suspects = Suspects()
+        """The log's evidence against slots: of free ones those with the least are taken."""
+        self._backend = backend
+        self._dirs = dirs
+        self._clock = clock
+        self._timeouts = timeouts or Timeouts()
+        self._units = partial(units, nodes=self.nodes, log_bytes=log_bytes)
+        self._faults = Faults(dirs.path, self.condemn)
+        self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
+        self._unclear = UnclearJobs(backend, self._timeouts)
+        self._log = RunLog()
+
+    @property
+    def node_gpus(self) -> dict[str, int]:
+        """Slots of every node."""
+        return {node.name: node.gpus for node in self.nodes.values()}
+
+    @property
+    def unsettled(self) -> set[str]:
+        """Jobs that something else runs of than the targets say."""
+        wanted = self.targets.keys() - self._unclear.unreadable
+        serving = {job_id for job_id, gang in self.gangs.items() if gang.serves(self.targets.get(job_id))}
+        return {*self._condemned, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
+
+    def released(self, ended: Iterable[str]) -> list[str]:
+        """Those of the jobs that have ended of which nothing runs any more."""
+        busy = (self.gangs, self._condemned, self._unclear.jobs)
+        return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
+
+    def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
+        """What :meth:`apply` would have to be told for the shares to run."""
+        return plan_steps(self.targets, wanted, self.node_gpus, set(started), self.suspects.deaths_on)
+
+    def apply(self, steps: Iterable[Step]) -> None:
+        """Make the outcome of the steps the target; the next ticks get there."""
+        for step in steps:
+            if isinstance(step, StopJob):
+                del self.targets[step.job_id]
+            else:
+                self.targets[step.job_id] = step.after
+
+    def adopt(self, log: RunLog) -> None:
+        """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
+        self.suspects, self._log = log.suspects, log
+        over = log.jobs.keys() - set(log.may_be_there())
+        for handle in self._backend.adopt(over):
+            self._take_up(handle)
+        self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+        shares = {job_id: job.share for job_id, job in log.active.items()}
+        self.apply(self.steps_to(shares))
+
+    def _take_up(self, handle: Handle) -> None:
+        """Take over an attempt; one with unclear files is left as it is for now."""
+        with self._faults.of(handle.job, doing="cannot be taken up"):
+            try:
+                self._adopt(handle, self._log)
+            except (BadInputError, UnreadableError, OSError) as error:
+                if isinstance(error, OSError) and not may_pass(error):
+                    raise
+                self._unclear.add(handle, error, self._clock())
+            else:
+                self._unclear.drop(handle.job)
+
+    def _look_at_unclear(self) -> None:
+        """Take over what has become clear, and end what never will."""
+        for handle in self._unclear.due(self._clock()):
+            self._take_up(handle)
+            target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
+            if (
+                target is not None
+                and gang is not None
+                and gang.target.share.placement == target.share.placement
+            ):
+                self.targets[handle.job] = replace(target, slots=gang.target.slots)
+            with self._faults.of(handle.job, tries_again=True):
+                self._unclear.end_damaged(handle, self._clock())
+
+    def _adopt(self, handle: Handle, log: RunLog) -> None:
+        job, plan = log.jobs.get(handle.job), read_plan(self._dirs.job(handle.job))
+        statuses = self._backend.poll([handle])[handle]
+        if job is None:
+            return
+        if plan is None or plan.attempt != handle.attempt or not statuses:  # lost, or never written
+            if not job.ended or any(status.state != "exited" for status in statuses):
+                self._backend.stop(handle, "kill")
+            return
+        if all(status.state != "running" for status in statuses) and (
+            job.ended or handle.attempt <= job.failed_attempt
+        ):
+            return
+        seen = job.seen.get(handle.attempt, 0)
+        target = target_of(plan, job.share)
+        gang = self._gang(handle, plan, target, seen=seen)
+        if plan.abort:
+            gang.request_stop(self._dirs.job(handle.job), self._clock())
+
+    def tick(self) -> list[Report]:
+        """One look and one step; returns what happened, in order of the job ids."""
+        reports = self.look()
+        self._reconcile()
+        return [*reports, *self._finish_off()]
+
+    def look(self) -> list[Report]:
+        """What happened since the last look. Gangs that ended are dropped, and nothing is started."""
+        reports: list[Report] = []
+        self._look_at_unclear()
+        for job_id, gang in sorted(self.gangs.items()):
+            if job_id not in self._condemned:
+                with self._faults.of(job_id, tries_again=True):
+                    gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+                    reports += self._look(job_id, gang)
+        return reports
+
+    def condemn(self, job_id: str, reason: str) -> None:
+        """End a job's attempt for an error in the work for it; a tick reports its end."""
+        self._condemned.add(job_id, reason)
+
+    def _finish_off(self) -> list[Report]:
+        """Kill what is condemned, and report the end of that which nothing is left of."""
+        ended = [*self._condemned.finish_off(self.gangs)]
+        for job_id, _, _ in ended:
+            self.gangs.pop(job_id, None)
+            self.targets.pop(job_id, None)
+        return [Ended(job_id, attempt, Verdict("failed", reason)) for job_id, attempt, reason in ended]
+
+    def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        serves = gang.serves(self.targets.get(job_id))
+        for settled, events in groupby(gang.tail.read(), gang.settles):
+            yield Said(job_id, gang.handle.attempt, tuple(events), serves and settled)
+        progress = gang.progress.fresh()
+        if progress is not None and progress.attempt == gang.handle.attempt:
+            yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
+        if not gang.ended:
+            gang.watch(gang.files, self._clock())
+            yield from self._hear(job_id, gang)
+            return
+        verdict = gang.verdict()
+        del self.gangs[job_id]
+        if verdict.end != "stopped":
+            self.targets.pop(job_id, None)
+        elif verdict.message:
+            _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
+        yield Ended(job_id, gang.handle.attempt, verdict)
+
+    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        """What a gang found out about its slots; its target is what is left of it."""
+        target = self.targets.get(job_id)
+        if (setback := gang.setback()) is not None and target is not None:
+            after = self.targets[job_id] = setback.without(target, gang.target.cut)
+            if after.share.gpus < after.job.min_gpus:
+                del self.targets[job_id]
+            yield Hindered(job_id, gang.handle.attempt, setback, after.share)
+        if self.suspects.slots:
+            proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
+            if proven:
+                yield Proven(job_id, tuple(proven))
+
+    def _reconcile(self) -> None:
+        for job_id, gang in sorted(self.gangs.items()):
+            with self._faults.of(job_id):
+                target = self.targets.get(job_id)
+                if job_id not in self._condemned and not gang.stopping and not gang.serves(target):
+                    self.switch(gang, target)
+        taken = {*self.gangs, *self._condemned, *self._unclear.jobs}
+        awaited = sorted(self.targets.keys() - taken)
+        busy = self._busy() if awaited else set()
+        for job_id in awaited:
+            target = self.targets[job_id]
+            if busy.isdisjoint(target.slots):
+                busy.update(target.slots)
+                with self._faults.of(job_id, doing="cannot be started"):
+                    self._launch(job_id, target)
+
+    def _busy(self) -> set[Slot]:
+        """Slots that something runs on, or may run on."""
+        busy: set[Slot] = set()
+        for job_id, gang in self.gangs.items():
+            busy.update(gang.target.slots)
+            with self._faults.of(job_id):
+                busy.update(gang.busy)
+        for job_id in self._unclear.jobs & self.targets.keys():
+            busy.update(self.targets[job_id].slots)
+        return busy
+
+    def switch(self, gang: Gang, target: Target | None) -> None:
+        """Take a running gang to another target, or to none. The one place where that is done.
+
+        In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
+        gone, a new attempt starts from it.
+        """
+        job, now = self._dirs.job(gang.handle.job), self._clock()
+        if target is None:
+            gang.request_stop(job, now)
+            return
+        others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
+        way = way_to(target, gang.crew(), others | gang.leaving)
+        if isinstance(way, Relaunch):
+            _log.warning("job %s is launched anew: %s", gang.handle.job, way.reason)
+            gang.request_stop(job, now, way.reason)
+        elif isinstance(way, InPlace):
+            self._rescale(gang, target, way)
+
+    def _rescale(self, gang: Gang, target: Target, way: InPlace) -> None:
+        """Publish the plan first: workers that are not in it would leave as soon as they start."""
+        job, first = self._dirs.job(gang.handle.job), len(gang.statuses)
+        joining = [
+            make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
+        ]
+        slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
+        gang.follow(job, Target(target.share, slots), way.members, joining)
+        if joining:
+            added = Target(target.share, way.joining)
+            try:
+                commands = self._units(added, job.path, gang.handle.files, first=first)
+                self._backend.start(gang.handle, commands)
+            except OSError as error:
+                reason = f"new workers cannot be started: {error.strerror or error}"
+                gang.do_without(job, way.members, Setback(way.joining, reason))
+            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+
+    def _launch(self, job_id: str, target: Target) -> None:
+        check_startable(target.job)
+        check_job(self._dirs, job_id)
+        job_dir = self._dirs.job(job_id)
+        try:
+            before = read_plan(job_dir)
+        except DamagedError:  # nothing runs under it, and its number is known
+            before = None
+        handle = next_handle(self._dirs, job_id)
+        make_folder(handle.folder, exist_ok=False, mode=0o700)
+        generation = max(last_generation(job_dir), before.generation if before else 0) + 1
+        reason = before.reason if before is not None and before.abort else ""
+        plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
+        write_plan(job_dir, plan)
+        port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
+        commands = self._units(target, job_dir.path, handle.files, port=port)
+        self._backend.start(handle, commands)
+        self._gang(handle, plan, target)
+
+    def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
+        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+        gang.statuses = self._backend.poll([handle])[handle]
+        self.gangs[handle.job] = gang
+        return gang
+
+    def kill_all(self) -> None:
+        """End every gang at once, checkpoints or not."""
+        for gang in self.gangs.values():
+            with self._faults.of(gang.handle.job):
+                gang.kill(self._clock())
+
+
+def next_handle(dirs: StateDir, job_id: str) -> Handle:
+    """The attempt after the newest one that has a folder."""
+    folder = dirs.job(job_id).attempt(1).path.parent
+    known = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    number = max(known, default=0) + 1
+    return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens on at the moment."""
+    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.bind(place)
+        return int(probe.getsockname()[1])

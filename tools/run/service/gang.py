@@ -1,0 +1,340 @@
+"""One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
+
+While it trains, a newer plan changes its workers (see ``rescale.py``). New ones that live are waited for as
+long as it takes. A worker that dies without a word, or stands still for too long, is left out of the next
+plan at once, and the others go on; where that cannot be, the rest is sent home and the attempt has failed. A
+slot on which new workers die is reported as a setback.
+
+A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
+then SIGTERM; then SIGKILL, again and again until all of it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence, Set
+from itertools import islice
+
+from pliant.schemas.event import Event
+from pliant.tools.profile.torchrun.last_words import last_words
+from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.service.lingering import Lingering
+from pliant.tools.run.service.lost_workers import YOUNG_S, Losses
+from pliant.tools.run.service.members import Roll
+from pliant.tools.run.service.plan_file import aborted, next_plan, read_reached, write_plan
+from pliant.tools.run.service.setback import Setback, listed
+from pliant.tools.run.service.steps import Share, Target
+from pliant.tools.run.service.timeouts import Stage, Timeouts
+from pliant.tools.run.service.way import Crew
+from pliant.tools.run.statedir.contract.outcome import Verdict, broken, judge
+from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.progress import ProgressFile
+from pliant.tools.run.statedir.folder_cache import FolderCache
+from pliant.tools.run.statedir.layout import JobDir
+from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.slots import Slot, by_node, counts
+
+_log = logging.getLogger("pliant")
+
+
+class Gang:
+    """The processes of one attempt, from their start until nothing of them is left."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        plan: Plan,
+        target: Target,
+        backend: Backend,
+        *,
+        timeouts: Timeouts,
+        seen: int = 0,
+    ) -> None:
+        """:param seen: how many of its workers' events were read before."""
+        self.handle = handle
+        self.plan, self._workers = plan, plan.workers
+        self.target = target
+        self.files = handle.job_files
+        self.tail = Tail(handle.files.progress, skip=seen)
+        self.progress = ProgressFile(self.files.progress)
+        self.statuses: tuple[UnitStatus, ...] = ()
+        self._backend = backend
+        self._timeouts = timeouts
+        self._roll = Roll(handle.files, plan)
+        self._folder = FolderCache(handle.folder)
+        self._setback: Setback | None = None
+        self._told = plan.generation if read_reached(handle.files) is None else 0
+        for event in islice(Tail(handle.files.progress).read(), seen):
+            self.settles(event)
+        self._stage: Stage | None = None
+        self._deadline_s = float("inf")
+        self._at_break: tuple[UnitStatus, ...] = ()
+        self._losses = Losses()
+        self._lingering = Lingering()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is on its way out."""
+        return self._stage is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its units runs."""
+        return all(status.state != "running" for status in self.statuses)
+
+    @property
+    def busy(self) -> set[Slot]:
+        """Slots that are its own, or that workers which left or died have not freed yet."""
+        return set(self.target.slots) | self.leaving
+
+    @property
+    def leaving(self) -> set[Slot]:
+        """Slots of units that still run though the plan goes on without their workers."""
+        if self.target.job.elastic == "none":
+            return set()
+        members = self.plan.workers
+        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
+        return {self._roll.slot(worker) for worker in running if worker not in members}
+
+    def serves(self, target: Target | None) -> bool:
+        """Whether it runs on exactly these slots with this cut of the batch, and stays."""
+        return (
+            target is not None
+            and not self.stopping
+            and (target.slots == self.target.slots or set(target.slots) == set(self.target.slots))
+            and target.cut == self.target.cut
+        )
+
+    def crew(self) -> Crew:
+        """What is known of its workers."""
+        # looked at first: workers make known that they train before they report
+        reports = self.handle.files.progress.exists()
+        self._folder.look()
+        return Crew(self.plan, self._trains(), reports)
+
+    def setback(self) -> Setback | None:
+        """Slots on which new workers died since the last call."""
+        found, self._setback = self._setback, None
+        return found
+
+    def proven(self) -> set[Slot]:
+        """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
+        trains = self._trains()
+        if trains is None or self.target.job.elastic == "none":
+            return set()
+        return self._roll.proven(trains.workers, YOUNG_S)
+
+    def settles(self, event: Event) -> bool:
+        """Take note of a worker's event; whether the newest plan was in force then."""
+        self._told = max(self._told, (event.detail or {}).get("generation", 0))
+        return self._told >= self.plan.generation
+
+    def follow(
+        self, job: JobDir, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()
+    ) -> None:
+        """Publish a plan that takes it to a target, or closer to it.
+
+        :param joining: members that are still to be started.
+        """
+        self.target = target
+        self._publish(job, next_plan(self.plan, (*members, *joining), target.cut))
+
+    def do_without(self, job: JobDir, members: Sequence[Member], setback: Setback) -> None:
+        """Go on with these members, and report the slots that could not be taken."""
+        slots = tuple(Slot.parse(member.slot) for member in members)
+        trains = self._trains()
+        old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
+        cut = trains.cut if trains is not None and old_size else self.plan.cut
+        self.follow(job, Target(Share(self.target.job, counts(slots), *cut), slots), members)
+        self._report(setback)
+
+    def request_stop(self, job: JobDir, now_s: float, reason: str = "") -> None:
+        """Ask the workers to save and leave; a script that knows nothing of plans gets SIGTERM at once.
+
+        :param reason: why it is launched anew, where it will be.
+        """
+        if self.stopping:
+            return
+        if not self.plan.abort:
+            self._folder.look()
+            trains = self._trains()
+            members = self.plan.members if trains is None else trains.members
+            plan = self.plan.model_copy(update={"members": members})
+            self._publish(job, aborted(plan, reason))
+        self._enter("abort" if self._reads_plans() else "term", now_s)
+
+    def kill(self, now_s: float) -> None:
+        """End it at once."""
+        self._enter("kill", now_s)
+
+    def watch(self, job: JobDir, now_s: float) -> None:
+        """Move on to the next stage when its time has come; go on without workers that died.
+
+        A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
+        """
+        self._folder.look()
+        self._end_silent(now_s)
+        self._end_lingering(now_s)
+        if self._stage is None and self._go_on_without_lost(job, now_s):
+            return
+        outcomes = self.outcomes()
+        if self._stage is None and broken(self._own(), outcomes):
+            self._at_break = self._own()
+            self._enter("term", now_s, self._timeouts.broken_s)
+        elif self._stage is None and any(found.outcome == "stopped" for found in outcomes.values()):
+            self._enter("abort", now_s)
+        elif now_s >= self._deadline_s:
+            self._enter("term" if self._stage == "abort" else "kill", now_s)
+
+    def verdict(self) -> Verdict:
+        """How it ended; nothing of it is left after this."""
+        self._backend.stop(self.handle, "kill")
+        self._folder.look()
+        return judge(
+            self.outcomes(),
+            self._own(),
+            ranks=len(self.plan.members),
+            elastic=self.target.job.elastic != "none",
+            stop_requested=self.plan.abort,
+            at_break=self._at_break,
+            words=self._last_words,
+        )
+
+    def _last_words(self, place: int) -> str:
+        """What the unit of a rank, or of a node, said last on stderr."""
+        elastic = self.target.job.elastic != "none"
+        unit = self.plan.workers[place] if elastic else place
+        files = self.handle.files
+        return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
+
+    def outcomes(self) -> dict[int, WorkerOutcome]:
+        """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""
+        return self._folder.get(f"outcomes of {self.plan.generation}", self._read_outcomes)
+
+    def _read_outcomes(self) -> dict[int, WorkerOutcome]:
+        found = {rank: self._outcome(worker) for rank, worker in enumerate(self.plan.workers)}
+        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    def _outcome(self, worker: int) -> WorkerOutcome | None:
+        return self._folder.get(
+            f"outcome {worker}", lambda: WorkerOutcome.read(self.handle.files.outcome(worker))
+        )
+
+    def _trains(self) -> Plan | None:
+        """The plan that its workers train under, as of the last look at the folder; None: they do not yet."""
+        return self._folder.get("reached", lambda: read_reached(self.handle.files))
+
+    def _own(self) -> tuple[UnitStatus, ...]:
+        """The units of the plan's workers; one that was not started yet runs as good as another."""
+        if self.target.job.elastic == "none":
+            return self.statuses
+        return tuple(
+            self.statuses[worker] if worker < len(self.statuses) else UnitStatus("running")
+            for worker in self._workers
+        )
+
+    def _publish(self, job: JobDir, plan: Plan) -> None:
+        self.plan, self._workers = plan, plan.workers
+        self._roll.add(plan)
+        write_plan(job, plan)
+
+    def _go_on_without_lost(self, job: JobDir, now_s: float) -> bool:
+        """Publish a plan without workers that died, if those that train can go on, and it makes sense.
+
+        Whether that, or what has to be done instead, was done.
+        """
+        trains = self._trains()
+        if self.target.job.elastic == "none" or trains is None:
+            return False
+        trained = self._folder.get("trained", lambda: frozenset(trains.workers))
+        self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
+        lost = self._lost(trained)
+        if not lost:
+            return False
+        left = [one for one in self.plan.members if one.worker not in lost]
+        going_on = [one for one in left if one.worker in trained]
+        on_gpus = any(member.device == "cuda" for member in self.plan.members)
+        ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
+        if not going_on or ended or (on_gpus and lost & trained):
+            return False
+        slots = {worker: self._roll.slot(worker) for worker in sorted(lost)}
+        bad = self._losses.lose(slots, trained, self._message, now_s)
+        _log.warning(
+            "job %s: lost the workers on %s, goes on without", self.handle.job, listed(slots.values())
+        )
+        self._backend.stop(self.handle, "kill", lost)
+        if not lost & trained and bad is not None:
+            self.do_without(job, left, bad)
+            return True
+        held = tuple(Slot.parse(member.slot) for member in going_on)
+        self.follow(job, Target(self.target.share, held), going_on)
+        if bad is not None:
+            self._report(bad)
+        return True
+
+    def _report(self, setback: Setback) -> None:
+        self._setback = setback if self._setback is None else self._setback.and_also(setback)
+
+    def _message(self, worker: int) -> str:
+        found = self._outcome(worker)
+        return "" if found is None else found.message
+
+    def _lost(self, trained: Set[int]) -> set[int]:
+        """Workers that are gone without a word, or with one before they trained.
+
+        A crash of the script in training is the job's, and would happen to the others, too.
+        """
+        said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
+        early = {worker for worker, end in said.items() if end == "crashed" and worker not in trained}
+        return early | {worker for worker in self._workers if worker not in said and self._is_gone(worker)}
+
+    def _is_gone(self, worker: int) -> bool:
+        running = worker < len(self.statuses) and self.statuses[worker].state == "running"
+        return not running or self._roll.life(worker) == "gone"
+
+    def _end_silent(self, now_s: float) -> None:
+        """Kill workers that stand still."""
+        silent = self._roll.silent(self._workers, now_s, self._timeouts.silent_s)
+        if silent:
+            slots = [self._roll.slot(worker) for worker in silent]
+            _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
+            self._backend.stop(self.handle, "kill", silent)
+
+    def _end_lingering(self, now_s: float) -> None:
+        """Kill launchers that outlive their workers, and workers that should have left."""
+        overdue = self._lingering.overdue(self._idle, now_s)
+        if overdue:
+            where = self._places(overdue)
+            _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, where)
+            self._backend.stop(self.handle, "kill", overdue)
+
+    def _places(self, units: Iterable[int]) -> str:
+        """Where units are, for people: a unit of a job that is not elastic has a node for itself."""
+        if self.target.job.elastic == "none":
+            nodes = list(by_node(self.target.slots))
+            return ", ".join(nodes[unit] for unit in units)
+        return listed(self._roll.slot(worker) for worker in units)
+
+    def _idle(self) -> dict[int, float]:
+        """Units that have nothing to do, and how long each may take to end (seconds)."""
+        if self.target.job.elastic == "none":  # its workers say nothing of themselves
+            return {unit: self._timeouts.exit_s for unit, status in enumerate(self.statuses) if status.idle}
+        trains = self._trains()
+        needed = {*self._workers, *(() if trains is None else trains.workers)}
+        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
+        limits = {
+            worker: self._timeouts.of_idle(
+                self._roll.life(worker), ended=self._outcome(worker) is not None, needed=worker in needed
+            )
+            for worker in running
+        }
+        return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
+
+    def _reads_plans(self) -> bool:
+        return self.target.job.elastic != "none" or self.handle.files.progress.exists()
+
+    def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
+        self._stage = stage
+        self._deadline_s = now_s + (self._timeouts.of(stage) if seconds is None else seconds)
+        if stage != "abort":
+            self._backend.stop(self.handle, "term" if stage == "term" else "kill")

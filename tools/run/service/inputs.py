@@ -1,0 +1,267 @@
+"""Before a run: its inputs, read and checked; its state directory, locked; its loop, ready to turn."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, LockedError, UsageError
+from pliant.schemas.formats.files import PIPE, source_name
+from pliant.schemas.io import (
+    profile_from_columns,
+    profile_to_columns,
+    read_cluster,
+    read_profile,
+    read_schedule,
+    write_cluster,
+    write_profile,
+    write_schedule,
+)
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.schemas.trace_hash import trace_hash
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.service.executor import Executor
+from pliant.tools.run.service.loop import LiveRun, Parts
+from pliant.tools.run.service.once import Once
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.runnable import runnable
+from pliant.tools.run.statedir.clock import Clock, origin
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import run_event
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.snapshot import Rebuilding
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.private import PRIVATE, check_own
+from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.schedule.decide import Question, policy_for, throughput_for
+from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.schedulable import check_demand
+from pliant.tools.schedule.session.saved import Basis
+from pliant.tools.schedule.session.session import Session
+
+OpenBackend = Callable[[str, Cluster, StateDir], Backend]
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A run whose inputs are read, before anything is touched."""
+
+    options: Options
+    schedule: Schedule
+    dirs: StateDir
+    executor: Executor
+    clock: Clock
+    trace_hash: str
+    resumed: bool
+    """Whether the state directory holds a run already."""
+    view: LogView
+    """Its log, before the lock was taken."""
+
+    @classmethod
+    def read(
+        cls, options: Options, open_backend: OpenBackend, *, resume: bool, dry: bool = False
+    ) -> Prepared:
+        """Read the inputs.
+
+        :param resume: go on with the state directory's own schedule where it holds a run.
+        :param dry: leave the state directory as it is, its mode included.
+        :raises UsageError: the state directory is not this user's alone, or brings inputs of its own.
+        """
+        dirs, clock = StateDir(options.state.resolve()), Clock()
+        if dirs.path.exists():
+            check_own(dirs, close=not dry)
+        view = LogView(dirs, keeps_events=True)
+        log = view.refresh()
+        there, accepted = log.info is not None, _acknowledged(log, dirs)
+        if there and resume:
+            _refuse_inputs(options)
+            found, name = _own_schedule(options, dirs), str(dirs.schedule)
+            accepted = {job.id for job in found.jobs}
+        elif options.question is not None and options.schedule is None:
+            found, name = _empty_schedule(options, options.question, clock()), "jobs"
+        else:
+            name = _input(options.schedule)
+            found = read_schedule(name)
+        schedule = runnable(found, source_name(name), Path.cwd(), accepted)
+        backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
+        executor = Executor(backend, dirs, time.monotonic, options.timeouts, log_bytes=options.log_bytes)
+        return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
+
+    def open(self, *, past: bool = True) -> State:
+        """Lock the state directory.
+
+        :param past: pass what its log holds already to the sinks, too.
+        """
+        state = State(self.options.state, wait_s=self.options.wait_s, view=self.view)
+        if self.resumed != (state.log.info is not None):
+            state.close()
+            raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
+        self.clock.not_before(state.log.last_s, state.written_s)
+        for sink in self.options.sinks:
+            state.add_sink(sink, past=past)
+        return state
+
+    def live(self, state: State, *, follow: bool) -> LiveRun:
+        """The loop, with its first decision made or taken over; the run's clock starts here."""
+        if self.resumed:  # another run may have written it while this one waited for the lock
+            found = _own_schedule(self.options, self.dirs)
+            known = {job.id for job in found.jobs}
+            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd(), known)
+        found, log = self.schedule, state.log
+        policy = make_policy(found.policy.name, found.policy.parameters)
+        throughput = throughput_for(_profile(found), found.cluster)
+        if self.resumed:
+            session = self._session(state, policy, throughput)
+            self.executor.adopt(log)
+        else:
+            session = session_from_schedule(found, policy, throughput)
+            self._begin(state, policy.default_interval_s)
+        origin_s = origin(found.time, self.clock(), log.origin_s)
+        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
+        known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
+        parts = Parts(
+            state,
+            found,
+            session,
+            self.executor,
+            self.clock,
+            origin_s,
+            retries=self.options.retries,
+            follow=follow,
+        )
+        live = LiveRun(parts, [job for job in found.jobs if job.id not in known])
+        if self.resumed:
+            live.carry_on()
+        else:
+            live.begin()
+        return live
+
+    def once(self, state: State) -> Once:
+        """One reconciliation."""
+        found = self.schedule
+        throughput = throughput_for(_profile(found), found.cluster)
+        if not self.resumed:
+            self._begin(state, None)
+        origin_s = origin(found.time, self.clock(), state.log.origin_s)
+        policy = make_policy(found.policy.name, found.policy.parameters)
+        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
+        return Once(
+            state,
+            self.executor,
+            found,
+            state.rebuilding.session(),
+            self.clock,
+            origin_s=origin_s,
+            retries=self.options.retries,
+        )
+
+    def _rebuilding(self, policy: Policy, throughput: Throughput, origin_s: float) -> Rebuilding:
+        """How a later process rebuilds the session of this run."""
+        found = self.schedule
+        basis = Basis.of(found.cluster, _profile(found), origin_s)
+        return Rebuilding(basis, lambda: Session(policy, found.cluster, throughput))
+
+    def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:
+        found, source = self.schedule, str(self.dirs.events)
+        kept, events = state.history(Basis.of(found.cluster, _profile(found), state.log.origin_s or 0.0))
+        session = session_from_events(
+            events,
+            policy,
+            found.cluster,
+            throughput,
+            found.policy_state,
+            seed=found.policy.seed,
+            source=source,
+            kept=kept,
+        )
+        check_demand([job.spec for job in session.jobs.values()], policy, source)
+        return session
+
+    def _begin(self, state: State, interval_s: float | None) -> None:
+        """Write what the run needs into the state directory, and the first event.
+
+        From then on ``pliant submit`` checks jobs against it; those submitted before are checked when they
+        are taken up.
+
+        :raises BadInputError: one of them has the id of another job of the schedule.
+        """
+        spool = Spool(self.dirs)
+        with spool.locked():
+            self._check_submitted(spool)
+            if (profile := _profile(self.schedule)) is not None:
+                write_profile(profile, self.dirs.profile, mode=PRIVATE)
+            write_schedule(self.schedule, self.dirs.schedule, mode=PRIVATE)
+            write_cluster(self.schedule.cluster, self.dirs.cluster, mode=PRIVATE)
+            state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
+
+    def _check_submitted(self, spool: Spool) -> None:
+        """A job may be submitted and in the schedule if it is the same, as in one that was made from here."""
+        planned = {job.id: _but_for_its_time(job) for job in self.schedule.jobs}
+        for job in (job for request in spool.requests() for job in request.jobs):
+            if planned.get(job.id, _but_for_its_time(job)) != _but_for_its_time(job):
+                text = f'job "{job.id}" is in the schedule, too, and another one there'
+                raise BadInputError.one(str(self.dirs.spool), text)
+
+
+def _but_for_its_time(job: Job) -> Job:
+    return job.model_copy(update={"submit_time": 0.0})
+
+
+def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
+    """Jobs that the directory has accepted: what is wrong with one ends that one, once it is its turn."""
+    asked = {job.id for request in Spool(dirs).requests() for job in request.jobs}
+    return asked | log.jobs.keys()
+
+
+def _refuse_inputs(options: Options) -> None:
+    if options.schedule is not None:
+        raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
+    if options.cluster is not None or options.profile is not None:
+        raise UsageError(f"{options.state} holds a run: it brings its own cluster and profile")
+
+
+def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
+    """The schedule that a run goes on with, under the policy that is asked for."""
+    found, question = read_schedule(dirs.schedule), options.question
+    if question is None:
+        return found
+    policy = policy_for(question, _profile(found))
+    return found.model_copy(update={"policy": _use(question, policy)})
+
+
+def _empty_schedule(options: Options, question: Question, now_s: float) -> Schedule:
+    """Nothing decided yet, no job: what a live run begins with. Its clock shows UTC."""
+    if options.cluster is None:
+        raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")
+    profile = None if options.profile is None else read_profile(options.profile)
+    return Schedule(
+        time=now_s,
+        policy=_use(question, policy_for(question, profile)),
+        cluster=read_cluster(options.cluster),
+        profile=None if profile is None else profile_to_columns(profile.rows),
+    )
+
+
+def _profile(schedule: Schedule) -> Profile | None:
+    columns = schedule.profile
+    return None if columns is None else Profile(profile_from_columns(columns, "schedule"))
+
+
+def _use(question: Question, policy: Policy) -> PolicyUse:
+    return PolicyUse(name=question.policy, parameters=dict(policy.parameters), seed=question.seed)
+
+
+def _input(schedule: str | None) -> str:
+    if schedule is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("no schedule: name a file, or pipe one in from pliant schedule")
+    return PIPE if schedule is None else schedule

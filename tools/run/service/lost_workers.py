@@ -1,0 +1,55 @@
+"""Workers that an attempt has lost: where one after the other dies, another one would fare no better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Final
+
+from pliant.tools.run.service.setback import Setback, ended_early
+from pliant.tools.run.statedir.slots import Slot
+
+YOUNG_S: Final = 5.0
+"""A worker that is lost before it has trained for so long has died young."""
+TOO_MANY: Final = 5
+"""After this many in a row the slot gets no further one for a while."""
+
+
+class Losses:
+    """How old workers get, by slot; what one launcher has seen of one attempt."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        self._young: dict[Slot, int] = {}
+
+    def train(self, workers: Mapping[int, Slot], now_s: float) -> None:
+        """Workers are seen to train, each on its slot; one that grows old clears it."""
+        for worker, slot in workers.items():
+            if now_s - self._since_s.setdefault(worker, now_s) >= YOUNG_S:
+                self._young[slot] = 0
+
+    def lose(
+        self, slots: Mapping[int, Slot], trained: Set[int], message: Callable[[int], str], now_s: float
+    ) -> Setback | None:
+        """Count workers that are lost; the slots of theirs that should get no other one for a while.
+
+        :param slots: by worker.
+        :param trained: the workers that trained, how old they got is known where they were seen to; a slot on
+            which one did not get so far has failed at once.
+        :param message: what a worker said as its last word.
+        """
+        early = [worker for worker in slots if worker not in trained]
+        blamed = {
+            slot: blame for worker, slot in slots.items() if (blame := self._count(worker, slot, now_s))
+        }
+        bad = tuple(dict.fromkeys([*(slots[worker] for worker in early), *blamed]))
+        if not bad:
+            return None
+        died = [ended_early([slots[worker] for worker in early], [message(worker) for worker in early])]
+        return Setback(bad, "; ".join([*(died if early else []), *blamed.values()]))
+
+    def _count(self, worker: int, slot: Slot, now_s: float) -> str:
+        young = now_s - self._since_s.get(worker, now_s) < YOUNG_S
+        self._young[slot] = self._young.get(slot, 0) + 1 if young else 0
+        if self._young[slot] < TOO_MANY:
+            return ""
+        return f"lost {self._young.pop(slot)} workers in a row on {slot}"

@@ -1,0 +1,48 @@
+"""What the command line says about a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.statedir.directory import Sink
+from pliant.tools.schedule.decide import Question
+
+STATE_NAME: Final = "pliant-state"
+RETRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A run: where, of what, by which rules."""
+
+    state: Path
+    """The state directory; it need not be there."""
+    schedule: str | None = None
+    """File of the schedule; None: what the state directory goes on with, or stdin."""
+    question: Question | None = None
+    """Which policy decides from now on; None: the one of the schedule."""
+    cluster: str | None = None
+    """File of the cluster, where a run begins with a policy and without a schedule."""
+    profile: str | None = None
+    """File of the profile, likewise; None: speed in proportion to the GPUs."""
+    backend: str | None = None
+    """None: what the cluster says."""
+    wait_s: float = 0.0
+    """How long to wait for a state directory that another process writes to."""
+    retries: int = RETRIES
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    log_bytes: int | None = None
+    """Most bytes of each output file of a worker that stay on disk; None: the keeper's default."""
+    sinks: tuple[Sink, ...] = ()
+    """They get every event as it is written; first, but for ``--follow``, those of the past."""
+
+
+def free_state_name(folder: Path) -> Path:
+    """The first of pliant-state, pliant-state-2, … in ``folder`` that is not there yet."""
+    number = 1
+    while (path := folder / (STATE_NAME if number == 1 else f"{STATE_NAME}-{number}")).exists():
+        number += 1
+    return path

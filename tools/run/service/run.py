@@ -1,0 +1,206 @@
+"""``pliant run``: open the state directory, take over what runs, and make it what it shall be."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from signal import Signals
+from typing import Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError
+from pliant.schemas.text.wording import counted
+from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.service.dry_run import describe
+from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.interrupts import Interrupts
+from pliant.tools.run.service.loop import LiveRun
+from pliant.tools.run.service.once import steps_between
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.plan_file import read_plan, target_of
+from pliant.tools.run.service.steps import Target
+from pliant.tools.run.statedir.directory import read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+
+POLL_S: Final = 0.1
+GRACE_S: Final = 60.0
+"""After the last stage of a stop, for processes that SIGKILL does not end: they hang in the system."""
+View = Callable[[RunLog, float], None]
+Loop = Callable[[LiveRun, Interrupts, View], None]
+_log = logging.getLogger("pliant")
+
+
+def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+    """Run the schedule, and whatever its policy decides after it, until all jobs have ended.
+
+    A first SIGINT or SIGTERM stops all jobs with checkpoints, a second one kills them; running again on the
+    same state directory goes on. Returns the log, and the signal if one came.
+
+    :raises ServiceMissingError: the log cannot be written; the jobs train on and can be taken up again.
+    """
+    return _run(options, view, _loop, follow=False)
+
+
+def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None]:
+    """Let a policy decide as things happen, until SIGINT or SIGTERM; returns the log and the signal.
+
+    However it ends, the jobs train on, and the next run takes them up.
+
+    :raises ServiceMissingError: the log cannot be written.
+    """
+    return _run(options, view, _follow, follow=True)
+
+
+def _run(options: Options, view: View, loop: Loop, *, follow: bool) -> tuple[RunLog, Signals | None]:
+    prepared = Prepared.read(options, open_backend, resume=True)
+    with prepared.open(past=not follow) as state, Interrupts() as interrupts:
+        live = prepared.live(state, follow=follow)
+        try:
+            loop(live, interrupts, view)
+        except ServiceMissingError as error:
+            if live.drained:
+                _end(live, interrupts)
+                raise
+            left = len(live.executor.gangs)
+            raise ServiceMissingError(
+                f"{error}; {left} jobs train on: run again with --state {options.state} to take them up"
+            ) from error
+        except BaseException:
+            if follow:
+                raise
+            with contextlib.suppress(PliantError):
+                live.drain("the run ended with an error")
+            _end(live, interrupts)
+            raise
+        view(state.log, prepared.clock())
+        return state.log, interrupts.received[0] if interrupts.received else None
+
+
+def run_once(options: Options) -> tuple[RunLog, list[str]]:
+    """Make what runs equal to the schedule, and leave it running.
+
+    Returns the log, and the jobs that this call has given up.
+
+    :raises LockedError: jobs neither start nor end in the time that stops have; the next call goes on.
+    """
+    prepared = Prepared.read(options, open_backend, resume=False)
+    with prepared.open() as state:
+        ended = state.log.jobs.keys() - state.log.active.keys()
+        once = prepared.once(state)
+        once.begin()
+        limit_s = options.timeouts.to_end() + GRACE_S
+        until_s = time.monotonic() + limit_s
+        while unsettled := once.unsettled:
+            if time.monotonic() >= until_s:
+                what = f"{', '.join(unsettled)}: not as the schedule says after {limit_s:.0f} s"
+                raise LockedError(f"{what}; the next run with --state {options.state} goes on")
+            once.step()
+            time.sleep(POLL_S)
+        log = state.log
+        left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
+        failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
+        return log, [job_id for _, job_id in failed]
+
+
+def dry_run_text(options: Options, *, resume: bool) -> str:
+    """The steps that a run would begin with, as text; nothing is touched.
+
+    :param resume: as for :meth:`Prepared.read`.
+    """
+    prepared = Prepared.read(options, open_backend, resume=resume, dry=True)
+    name = prepared.schedule.policy.name
+    if prepared.resumed and resume:
+        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
+    log = read_log(options.state) if prepared.dirs.events.is_file() else RunLog()
+    executor = prepared.executor
+    executor.targets = _held(log, prepared.dirs)
+    return describe(
+        steps_between(log, prepared.schedule, executor, prepared.clock()), prepared.dirs, executor.nodes
+    )
+
+
+def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:
+    """Name the jobs that failed, if any did.
+
+    :param among: the jobs to look at; None: all.
+    :raises JobsFailedError: some did.
+    """
+    looked_at = log.jobs if among is None else among
+    failed = [log.jobs[job_id] for job_id in looked_at if log.jobs[job_id].phase == "failed"]
+    if failed:
+        told = "\n".join(f"job {job.job.id} failed: {job.reason}" for job in failed)
+        hint = f"its output: pliant log {failed[0].job.id} --state {state}"
+        raise JobsFailedError(f"{told}\n{len(failed)} of {counted(len(log.jobs), 'job')} failed; {hint}")
+
+
+def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
+    """What the log and the plans of a state directory say that jobs hold."""
+    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
+    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
+    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}
+
+
+def _loop(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+    last_wait = _LastWait()
+    while not live.finished:
+        live.step()
+        view(live.state.log, live.clock())
+        if interrupts.received:
+            live.drain(f"interrupted by {interrupts.received[0].name}")
+        if last_wait.is_over(live, interrupts):
+            return
+        time.sleep(POLL_S)
+
+
+def _follow(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+    while not interrupts.received:
+        live.step()
+        view(live.state.log, live.clock())
+        time.sleep(POLL_S)
+
+
+def _end(live: LiveRun, interrupts: Interrupts) -> None:
+    """Wait for the jobs of a drained run to leave, whatever of it can still be written down."""
+    last_wait = _LastWait()
+    while not live.finished:
+        with contextlib.suppress(PliantError):
+            live.step()
+        if last_wait.is_over(live, interrupts):
+            return
+        time.sleep(POLL_S)
+
+
+class _LastWait:
+    """For jobs that a second signal has killed."""
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+
+    def is_over(self, live: LiveRun, interrupts: Interrupts) -> bool:
+        """Kill all jobs once there is a second signal; whether those that are left are waited for no more."""
+        if len(interrupts.received) < 2:
+            return False
+        live.executor.kill_all()
+        if self._until_s is None:
+            self._until_s = time.monotonic() + GRACE_S
+        if live.finished or time.monotonic() < self._until_s:
+            return False
+        left = ", ".join(sorted(live.executor.gangs))
+        _log.warning("killed, and not gone after %.0f s: %s; the next run looks after it", GRACE_S, left)
+        return True
+
+
+def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
+    """The backend of that name.
+
+    :raises ServiceMissingError: this version has none of that name.
+    """
+    if name != "local":
+        raise ServiceMissingError(f'this version has no backend "{name}": use --backend local')
+    from pliant.tools.run.backends.local import LocalBackend
+
+    return LocalBackend(cluster, dirs.jobs)

@@ -1,0 +1,118 @@
+"""``pliant submit`` and ``pliant cancel``: requests to a state directory, checked, then written durably."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pliant.schemas.errors import BadInputError, Problem, UsageError
+from pliant.schemas.io import read_cluster, read_profile, read_schedule
+from pliant.schemas.job import Job
+from pliant.schemas.text.times import EPOCH_LIKE_S
+from pliant.tools.run.service.runnable import at_home, job_problems
+from pliant.tools.run.service.script_check import script_obstacle
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.requests import Spool
+
+
+def submit(
+    state: Path, jobs: Sequence[Job], source: str, *, folder: Path, now_s: float, check_scripts: bool = True
+) -> list[str]:
+    """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
+
+    A ``submit_time`` counts from now unless it is UTC already, as it counts from the start of a run.
+
+    :param source: what messages call the jobs.
+    :param folder: where a job starts that names no folder.
+    :param check_scripts: refuse jobs whose script is not there or is not a Python script.
+    :raises BadInputError: an id is in use, the cluster, the profile or the policy of the state directory
+        cannot do with a job, or its log is damaged.
+    """
+    listed = [at_home(job, folder) for job in jobs]
+    problems = [found for job in listed for found in _problems(job, source, check_script=check_scripts)]
+    if problems:
+        raise BadInputError(problems)
+    dirs = StateDir(state.resolve())
+    spool = Spool(dirs)
+    with spool.locked():
+        known = known_ids(dirs, spool) | _with_folder(dirs)
+        text = f"was submitted to {state} before, expected new ids"
+        used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
+        if used:
+            raise BadInputError(used)
+        if dirs.cluster.exists():
+            _check(listed, dirs, source)
+        spool.take_back({job.id for job in listed})
+        spool.ask_to_run(_in_utc(job, now_s) for job in listed)
+    return [job.id for job in listed]
+
+
+def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
+    found = job_problems(job, source)
+    if found or not check_script:
+        return found
+    obstacle = script_obstacle(job.command or (), Path(job.workdir or ""))
+    text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
+    return [] if obstacle is None else [Problem(source, None, "/command", text)]
+
+
+def cancel(state: Path, job_ids: Sequence[str]) -> None:
+    """Ask for jobs to be ended; durable when this returns. Harmless for one that has ended.
+
+    :raises UsageError: the state directory has no such job; then nothing is asked for.
+    """
+    dirs = StateDir(state.resolve())
+    if not dirs.path.is_dir():
+        raise UsageError(f"{state}: no state directory")
+    spool = Spool(dirs)
+    with spool.locked():
+        asked = {job_id for request in spool.requests() for job_id in request.cancelled}
+        known = known_ids(dirs, spool) | asked
+        unknown = [job_id for job_id in job_ids if job_id not in known]
+        if unknown:
+            raise UsageError(f"{state} has no job {', '.join(unknown)}: nothing was cancelled")
+        if not dirs.cluster.exists():
+            spool.withdraw(job_ids)
+        if not asked.issuperset(job_ids):
+            spool.ask_to_cancel(job_ids)
+
+
+def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
+    """Ids of all jobs that were ever submitted, or are to come.
+
+    The spool is read first and the log last: a job moves only that way, so none is missed on its way.
+
+    :raises BadInputError: the log is damaged.
+    """
+    asked = {job.id for request in spool.requests() for job in request.jobs}
+    ahead = {job.id for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else set()
+    return asked | ahead | LogView(dirs).refresh().jobs.keys()
+
+
+def _with_folder(dirs: StateDir) -> set[str]:
+    """Ids of jobs that were started: a log that was repaired may have lost their lines."""
+    return {path.name for path in dirs.jobs.iterdir()} if dirs.jobs.is_dir() else set()
+
+
+def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
+    """Refuse what the run of the directory could not take up."""
+    from pliant.tools.schedule.decide import throughput_for
+    from pliant.tools.schedule.registry import make_policy
+    from pliant.tools.schedule.schedulable import Intake
+    from pliant.tools.schedule.snapshot import node_states
+    from pliant.tools.schedule.speeds import Speeds
+
+    cluster = read_cluster(dirs.cluster)
+    profile = read_profile(dirs.profile) if dirs.profile.exists() else None
+    use = read_schedule(dirs.schedule).policy if dirs.schedule.exists() else None
+    policy = None if use is None else make_policy(use.name, use.parameters)
+    Intake(cluster, Speeds(throughput_for(profile, cluster), node_states(cluster)), policy).check(
+        jobs, source
+    )
+
+
+def _in_utc(job: Job, now_s: float) -> Job:
+    if job.submit_time >= EPOCH_LIKE_S:
+        return job
+    return job.model_copy(update={"submit_time": now_s + job.submit_time})

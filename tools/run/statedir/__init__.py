@@ -1,0 +1,1 @@
+"""The state directory: what lies in it, who may read and write it, and what it means."""

@@ -1,0 +1,58 @@
+"""UTC seconds that never run backwards, whatever happens to the system's clock meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pliant.schemas.text.times import EPOCH_LIKE_S
+
+SLEW: Final = 0.5
+"""Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""
+
+
+class Clock:
+    """Seconds since the epoch, as the log has them.
+
+    It shows what the system's clock shows, also after a suspend or a step forward. Where the system's clock
+    was set back, this one goes on at half its speed until the other has caught up.
+
+    :param wall: the system's clock.
+    :param steady: a clock that cannot be set.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._shown_s = wall()
+        self._looked_s = steady()
+
+    def __call__(self) -> float:
+        """Now."""
+        passed_s = self._steady() - self._looked_s
+        self._looked_s += passed_s
+        self._shown_s = max(self._wall(), self._shown_s + passed_s * SLEW)
+        return self._shown_s
+
+    def not_before(self, time_s: float, written_s: float) -> None:
+        """Go on from a log.
+
+        :param time_s: its last time.
+        :param written_s: when that was written by the system's clock of then, as the file's own time says.
+        """
+        passed_s = max(0.0, self._wall() - written_s)
+        self._shown_s = max(self(), time_s + passed_s * SLEW)
+
+
+def origin(schedule_time_s: float, now_s: float, known_s: float | None = None) -> float:
+    """UTC seconds at which the clock of a schedule shows 0.
+
+    :param known_s: what it was for the schedules before in the same log; without any, the decision takes
+        effect now.
+    """
+    if schedule_time_s >= EPOCH_LIKE_S:
+        return 0.0
+    return now_s - schedule_time_s if known_s is None else known_s

@@ -1,0 +1,1 @@
+"""The files that launcher, backend and workers share: plans, outcomes, presence, progress."""

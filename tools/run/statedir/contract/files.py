@@ -1,0 +1,95 @@
+"""The small files that launcher, backend and workers leave for each other: plans, launch records, outcomes.
+
+A file that is not there, one that cannot be read at the moment, and one that makes no sense are three things:
+nothing was written; nobody knows, so look again; something is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.formats.jsontext import validate_value, warn_dropped
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.formats.record import Record
+from pliant.schemas.formats.version import check_schema_id, schema_id
+
+R = TypeVar("R", bound=Record)
+PRIVATE: Final = 0o600
+_AGAIN_S: Final = 0.02
+
+
+class UnreadableError(ServiceMissingError):
+    """A file is there and cannot be read: too many open files, a stale handle, a broken disk."""
+
+
+class DamagedError(BadInputError):
+    """A file makes no sense."""
+
+
+def write_record(path: Path, kind: str, record: Record) -> None:
+    """Write a file as a whole, with its schema, for its owner alone.
+
+    :raises PliantError: it cannot be written.
+    """
+    fields = {"schema": schema_id(kind), **record.model_dump(mode="json")}
+    atomic_write(path, json.dumps(fields, indent=1).encode() + b"\n", mode=PRIVATE)
+
+
+def read_record(path: Path, kind: str, record: type[R], *, tries: int = 2) -> R | None:
+    """What is in a file; None: there is none.
+
+    :param tries: how often it is tried in all, 20 ms apart.
+    :raises UnreadableError: it cannot be read.
+    :raises DamagedError: it makes no sense.
+    :raises BadInputError: it is of an unknown version.
+    """
+    data = read_file(path, tries=tries)
+    return None if data is None else parse_record(data, str(path), kind, record)
+
+
+def read_file(path: Path, *, tries: int = 2) -> bytes | None:
+    """The bytes of a file; None: there is none.
+
+    :raises UnreadableError: it cannot be read.
+    """
+    for left in reversed(range(tries)):
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if not left:
+                text = error.strerror or str(error)
+                raise UnreadableError(f"{path}: cannot be read: {text.lower()}") from error
+            time.sleep(_AGAIN_S)
+    return None
+
+
+def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
+    """The record in the bytes of a file. One without a schema is of the first version.
+
+    :raises DamagedError: it makes no sense.
+    :raises BadInputError: it is of an unknown version.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise DamagedError.one(source, "is damaged: it holds no JSON") from None
+    if not isinstance(value, dict):
+        raise DamagedError.one(source, "is damaged: it holds no JSON object")
+    problem, newer = check_schema_id(value.pop("schema", schema_id(kind)), kind)
+    if problem is not None:
+        raise BadInputError.one(source, problem)
+    try:
+        found, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
+    except ValidationError as error:
+        raise DamagedError(problems_of(error, source)) from None
+    warn_dropped(source, dropped)
+    return found

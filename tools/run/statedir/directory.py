@@ -1,0 +1,242 @@
+"""The state directory in use: one writer at a time, and a log that holds whatever was acknowledged."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from pliant.schemas.errors import LockedError, PliantError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.formats.event_log import LogReader
+from pliant.schemas.formats.files import remove_temporaries
+from pliant.schemas.io import EventWriter
+from pliant.tools.run.statedir.fault import may_pass
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.refine import with_progress
+from pliant.tools.run.statedir.log.snapshot import Rebuilding, renew_snapshot
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.private import PRIVATE, check_job, make_own
+from pliant.tools.schedule.session.saved import Basis, KeptSession
+
+Sink = Callable[[Sequence[Event]], None]
+_GLANCE_S: Final = 0.25
+"""For so long a lock that is held is tried again: somebody may only be looking whether it is."""
+_RETRY_S: Final = 0.05
+TAIL_BYTES: Final = 1 << 16
+"""Bytes of the log that are cheap to read; after more than that a snapshot is due."""
+_log = logging.getLogger("pliant")
+
+
+class Lock:
+    """The one writer's lock on a state directory; the system drops it with its holder, however it dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def acquire(self, *, wait_s: float = 0.0) -> None:
+        """Take the lock.
+
+        :raises LockedError: another process still holds it after ``wait_s``.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(self._path, flags, PRIVATE)
+        try:
+            self._take(max(wait_s, _GLANCE_S))
+        except BaseException:
+            self.release()
+            raise
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    @contextmanager
+    def shared(self, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Nobody writes meanwhile; others may look, too. Where there was no writer yet, there is no lock.
+
+        :raises LockedError: a writer still holds the lock after ``wait_s``.
+        """
+        try:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield
+            return
+        try:
+            self._take(max(wait_s, _GLANCE_S), fcntl.LOCK_SH)
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the lock. Twice is harmless."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _take(self, within_s: float, kind: int = fcntl.LOCK_EX) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not _try(self._descriptor, kind):
+            if time.monotonic() >= deadline_s:
+                who = f" by process {holder}" if (holder := _written(self._descriptor)) else ""
+                where = self._path.parent
+                raise LockedError(
+                    f"{where} is in use{who}: try again later, or wait for it with --wait SECONDS"
+                )
+            time.sleep(_RETRY_S)
+
+
+def holder_of(path: Path) -> int | None:
+    """The process that holds a lock (0: one that has not said its name yet); None: nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return None if _try(descriptor, fcntl.LOCK_SH) else _written(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _written(descriptor: int) -> int:
+    return whole_number(os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()) or 0
+
+
+class State:
+    """A state directory that this process writes to. Events go to the file first, then to everybody else."""
+
+    def __init__(self, path: str | Path, *, wait_s: float = 0.0, view: LogView | None = None) -> None:
+        """Lock and read a state directory, making it for its owner alone if it is not there.
+
+        :param view: of its log, from before the lock was taken.
+        :raises LockedError: another process still writes to it after ``wait_s``.
+        :raises UsageError: the folder cannot be made or used, or is not this user's alone.
+        :raises BadInputError: its log is damaged.
+        """
+        self.dirs = StateDir(Path(path).resolve())
+        self._lock = Lock(self.dirs.lock)
+        try:
+            make_own(self.dirs)
+            self._lock.acquire(wait_s=wait_s)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
+        try:
+            _, self.written_s = size_and_time(self.dirs)
+            """When the log was written last by an earlier process, by the system's clock of then."""
+            self._view = view or LogView(self.dirs, keeps_events=True)
+            self.log = self._view.refresh(to_the_end=True)
+            self._sweep()
+            self._writer = EventWriter(self.dirs.events)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._sinks: list[Sink] = []
+        self.rebuilding: Rebuilding | None = None
+        """What a snapshot of the log needs besides the log; without it none is written."""
+        self._in_snapshot, snapshot_bytes = self._view.in_snapshot
+        self._pause_bytes = snapshot_bytes // 8
+
+    def _sweep(self) -> None:
+        """Remove what a writer of these folders left half-written when it was killed: it held the lock."""
+        remove_temporaries(self.dirs.path)
+        for job_id in self.log.may_be_there():
+            check_job(self.dirs, job_id)
+            remove_temporaries(self.dirs.job(job_id).path)
+
+    def record(self, events: Iterable[Event]) -> None:
+        """Append events: on disk when this returns.
+
+        :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
+        """
+        batch = tuple(with_progress(events, self.log))
+        if not batch:
+            return
+        self._writer.append(batch)
+        self._view.forget()
+        for event in batch:
+            self.log.add(event)
+        self._keep_snapshot()
+        for sink in tuple(self._sinks):
+            self._tell(sink, batch)
+
+    def add_sink(self, sink: Sink, *, past: bool = True) -> None:
+        """Pass all further events to a sink, until it fails.
+
+        :param past: pass on the events that are there already first.
+        """
+        self._sinks.append(sink)
+        for events in LogReader(self.dirs.events).read_all() if past else ():
+            if sink in self._sinks:
+                self._tell(sink, events)
+
+    def history(self, basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+        """What the session of this log is rebuilt from."""
+        return self._view.history(basis)
+
+    def _keep_snapshot(self) -> None:
+        """Write a snapshot if reading what came after the last one takes a while; none stops nothing."""
+        size = self._writer.size
+        if self.rebuilding is None or size - self._in_snapshot < max(TAIL_BYTES, self._pause_bytes):
+            return
+        self._in_snapshot = size
+        try:
+            self._pause_bytes = renew_snapshot(self.dirs, self.log, self.rebuilding)
+        except (OSError, PliantError) as error:
+            level = logging.DEBUG if may_pass(error) else logging.WARNING
+            _log.log(level, "%s is not written: %s", self.dirs.snapshot, error)
+
+    def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
+        try:
+            sink(events)
+        except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whoever cannot hear of it
+            self._sinks.remove(sink)
+            _log.warning("events are in %s only from here on: %s", self.dirs.events, error)
+
+    def close(self) -> None:
+        """Close the log and let go of the lock."""
+        self._writer.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def size_and_time(dirs: StateDir) -> tuple[int, float]:
+    """Bytes of the log, and when it was written last by the system's clock of then; 0 where there is none."""
+    try:
+        found = dirs.events.stat()
+    except FileNotFoundError:
+        return 0, 0.0
+    return found.st_size, found.st_mtime
+
+
+def read_log(path: str | Path) -> RunLog:
+    """The log of a state directory, read without the lock: what a bystander may know.
+
+    :raises UsageError: there is no log.
+    :raises BadInputError: it is damaged.
+    """
+    dirs = StateDir(Path(path))
+    if not dirs.events.is_file():
+        raise UsageError(f"{path}: no state directory (it has no {dirs.events.name})")
+    return LogView(dirs).refresh(to_the_end=True)

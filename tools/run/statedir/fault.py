@@ -1,0 +1,84 @@
+"""Whose an error is: what goes wrong in the work for one job ends that job, never the loop that serves all.
+
+Not a job's are: memory that runs out, a disk that is full for everybody, and whatever happens outside of
+:meth:`Faults.of`, such as a log that cannot be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import PliantError
+from pliant.schemas.formats.files import is_out_of_order, probe_room
+from pliant.tools.run.statedir.contract.files import UnreadableError
+
+_PASSING: Final = {
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS),
+    *(errno.EAGAIN, errno.EINTR, errno.ESTALE),
+}
+"""What the machine is short of, or a network that hiccups: a job that trains is not ended for it."""
+_log = logging.getLogger("pliant")
+
+
+class Faults:
+    """Errors in the work for single jobs.
+
+    :param folder: where it is tried whether the disk is full for all jobs, or only for one.
+    :param end: ends a job, for a reason.
+    """
+
+    def __init__(self, folder: Path, end: Callable[[str, str], None]) -> None:
+        self._folder = folder
+        self._end = end
+        self._passing: dict[str, str] = {}
+
+    @contextmanager
+    def of(self, job_id: str, *, doing: str = "", tries_again: bool = False) -> Iterator[None]:
+        """Work for one job: an error in it ends that job.
+
+        :param doing: what could not be done, put before the reason.
+        :param tries_again: the work is done again soon, so that an error that may pass is only warned of. A
+            file that cannot be read is, in any case: its content is unknown, so nothing is done.
+        :raises ServiceMissingError: the disk is full for all.
+        """
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error: that is the point
+            if is_out_of_order(error):
+                probe_room(self._folder)
+            reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)
+            if isinstance(error, UnreadableError) or (tries_again and may_pass(error)):
+                self._warn_once(job_id, reason)
+                return
+            _log.debug("job %s: %s", job_id, reason, exc_info=error)
+            self._end(job_id, reason)
+        else:
+            self._passing.pop(job_id, None)
+
+    def _warn_once(self, job_id: str, reason: str) -> None:
+        if self._passing.get(job_id) != reason:
+            _log.warning("job %s: %s; it is tried again", job_id, reason)
+        self._passing[job_id] = reason
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line, as the reason that a job ended for."""
+    if isinstance(error, PliantError):
+        return str(error).partition("\n")[0]
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = str(error).partition("\n")[0]
+    return f"internal error: {type(error).__name__}: {text}" if text else f"internal error: {error!r}"
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether an error, or the one that it was made of, is a shortage that passes by itself."""
+    found = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(found, OSError) and found.errno in _PASSING

@@ -1,0 +1,262 @@
+"""What the log says: state is a fold over events, and nothing else is the truth.
+
+How ``run`` uses the log:
+
+- The first event is a ``decision`` whose detail is a RunInfo. Every later ``decision`` says in its detail
+  ``origin_s`` (UTC seconds at which the clock of the schedule, the clock of ``submit_time``, shows 0) and
+  ``decision_seconds``.
+- ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
+- ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
+  anything is done, with ``gpus``, ``placement`` and ``global_batch`` as they shall be; detail: ``accum``,
+  ``lr_scale``, ``reason``. A changed batch on the same GPUs is a ``move`` to the same place.
+- What such a change cost is known when its first training step is done: then a ``progress`` event carries
+  ``overhead_seconds`` (from the decision to that step's end) and in its detail ``after`` (the change's name)
+  and ``attempt``. If another change comes before that step, only the later one is measured.
+- ``progress``, ``epoch`` and ``checkpoint`` come from the workers; ``attempt`` in their detail says from
+  which, so that a launcher that takes over knows how many it has seen. They are few: how far a job is now
+  stands in a file of its own (``refine.py``). One ``checkpoint`` tells of ``count`` checkpoints.
+- What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
+- ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
+  ``attempt`` where an attempt of it failed (not where the run was interrupted).
+- ``shrink`` also says (``setback`` in its detail) that new workers died and the others train on without
+  them. Then ``slot_down`` follows
+  for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
+  the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
+  slot after the other, it gets no further GPU for ``wait_seconds``.
+- A ``requeue`` after a failure also says the ``failures`` in a row, how many ``retries`` there are, and for
+  how many ``wait_seconds`` the job is not started.
+- ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
+- ``release``: nothing of a job runs any more that was ended while something of it might. A job that
+  finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from pydantic import ConfigDict
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.tools.run.service.steps import Share
+from pliant.tools.run.statedir.contract.progress import Progress
+from pliant.tools.run.statedir.log.retries import CHECKPOINT_S, WINDOW_S, Record, is_worth_its_while
+from pliant.tools.run.statedir.log.suspects import Suspects
+from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
+from pliant.tools.schedule.snapshot import NodeGpus
+
+CHANGES: Final = frozenset({"start", "resume", "grow", "shrink", "move"})
+AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
+"""How a snapshot of the log keeps these records: all of their fields, infinities included."""
+JobPhase = Literal["waiting", "running", "preempted", "finished", "failed", "cancelled", "rejected"]
+_ENDS: Final[dict[str, JobPhase]] = {
+    "finish": "finished",
+    "fail": "failed",
+    "cancel": "cancelled",
+    "reject": "rejected",
+}
+
+
+@dataclass(slots=True)
+class JobLog:
+    """One job, as far as the log tells."""
+
+    __pydantic_config__ = AS_JSON
+
+    job: Job
+    submitted_s: float
+    phase: JobPhase = "waiting"
+    gpus: int = 0
+    placement: NodeGpus = ()
+    global_batch: int | None = None
+    accum: int = 1
+    lr_scale: float = 1.0
+    started_s: float | None = None
+    ended_s: float | None = None
+    samples_done: float = 0.0
+    """Where training is; a job that failed goes back to its last checkpoint."""
+    furthest: float = 0.0
+    """The most samples it had ever done."""
+    total_samples: float | None = None
+    loss: float | None = None
+    seen: dict[int, int] = field(default_factory=dict)
+    """How many worker events of each attempt the log holds."""
+    change: tuple[str, float] | None = None
+    """The last change of its GPUs and when it was decided, until its first step is done."""
+    failures: int = 0
+    """Failures in a row, without progress in between."""
+    failed_at: float = -1.0
+    """The most samples it had done at the first failure of the row."""
+    failed_s: tuple[float, ...] = ()
+    """When attempts failed, as far back as it matters."""
+    retry_s: float | None = None
+    """Not to be started before this time, after a failure."""
+    retries: int = 0
+    """Failures in a row that are retried, as of the last one."""
+    launched_s: float = 0.0
+    """When the last attempt was decided on."""
+    failed_attempt: int = 0
+    """The last attempt that failed."""
+    reason: str = ""
+    trouble: str = ""
+    """Why it lost GPUs, or all of them, last without the policy's doing; until the policy changes them."""
+    stall_s: float | None = None
+    """What the last measured change of its GPUs cost."""
+    points: tuple[tuple[float, float], ...] = ()
+    """(time, samples done) of the newest two progress events since the last change."""
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """The measured speed; None: not known yet."""
+        if len(self.points) < 2:
+            return None
+        (before_s, before), (after_s, after) = self.points
+        return (after - before) / (after_s - before_s) if after_s > before_s else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is out for good."""
+        return self.ended_s is not None
+
+    @property
+    def share(self) -> Share:
+        """What it shall hold."""
+        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale)
+
+    def next_failure(self, time_s: float) -> Record:
+        """Failures in a row and lately, were it to fail now."""
+        gained = self.furthest - self.failed_at if self.failed_at >= 0 else 0.0
+        checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
+        restarts = is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
+        recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
+        return Record(1 if restarts else self.failures + 1, recent)
+
+    def add(self, event: Event) -> None:
+        """Take up one event of this job."""
+        if event.gpus is not None:
+            self.gpus, self.placement = event.gpus, event.placement or ()
+        if event.global_batch is not None:
+            self.global_batch = event.global_batch
+        if event.samples_done is not None:
+            self.samples_done = event.samples_done
+            self.furthest = max(self.furthest, event.samples_done)
+        if event.event == "progress" and event.samples_done is not None:
+            self.points = (*self.points[-1:], (event.time, event.samples_done))
+        elif event.gpus is not None:
+            self.points = ()
+        if event.loss is not None:
+            self.loss = event.loss
+        self._enter(event)
+
+    def _enter(self, event: Event) -> None:
+        detail = event.detail or {}
+        if event.event not in WORKER_EVENTS:
+            self.reason = str(detail.get("reason", ""))
+        if event.gpus is not None:
+            told = event.event == "requeue" or "setback" in detail
+            self.trouble = self.reason if told else ""
+        if event.event in CHANGES:
+            self.phase, self.change = "running", (event.event, event.time)
+            self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
+            self.started_s = event.time if self.started_s is None else self.started_s
+            if event.event in ("start", "resume"):
+                self.launched_s, self.retry_s = event.time, None
+        elif event.event in WORKER_EVENTS:
+            self._count(int(detail.get("attempt", 0)), measured="after" in detail)
+            self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s
+        elif event.event in ("preempt", "requeue"):
+            self.phase, self.change = "preempted", None
+            self._fail(event.time, detail)
+        elif event.event in _ENDS:
+            self.phase, self.ended_s = _ENDS[event.event], event.time
+
+    def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
+        attempt = detail.get("attempt")
+        if attempt is None:
+            return
+        self.failures = int(detail.get("failures", self.next_failure(time_s).failures))
+        self.failed_at = self.furthest if self.failures == 1 else self.failed_at
+        self.failed_s = (*(at for at in self.failed_s if at > time_s - WINDOW_S), time_s)
+        self.failed_attempt = max(self.failed_attempt, attempt)
+        self.retries = int(detail.get("retries", 0))
+        wait_s = detail.get("wait_seconds")
+        self.retry_s = None if wait_s is None else time_s + float(wait_s)
+
+    def _count(self, attempt: int, *, measured: bool) -> None:
+        self.seen[attempt] = self.seen.get(attempt, 0) + 1
+        if measured:
+            self.change = None
+
+
+@dataclass(slots=True)
+class RunLog:
+    """The whole log, folded."""
+
+    __pydantic_config__ = AS_JSON
+
+    info: RunInfo | None = None
+    origin_s: float | None = None
+    """UTC seconds at which the clock of the schedules shows 0; None until a decision took effect."""
+    last_s: float = 0.0
+    jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
+    active: dict[str, JobLog] = field(default_factory=dict)
+    """Jobs that were submitted and have not ended."""
+    broken_off: dict[str, JobPhase] = field(default_factory=dict)
+    """Jobs that have ended, and of which something may still run."""
+    suspects: Suspects = field(default_factory=Suspects)
+    """Slots on which new workers died."""
+    newest: dict[str, Progress] = field(default_factory=dict, compare=False)
+    """What workers reported last, which is not in the log: see ``refine.py``."""
+
+    def add(self, event: Event) -> None:
+        """Take up one event."""
+        self.last_s = max(self.last_s, event.time)
+        if event.event == "decision":
+            self._decided(event)
+        elif event.event == "submit" and event.job is not None:
+            detail = SubmitDetail.model_validate_json(_json(event))
+            job = JobLog(detail.job, event.time, total_samples=detail.samples)
+            self.jobs[event.job] = self.active[event.job] = job
+        elif event.event in ("slot_down", "slot_up"):
+            self.suspects.add(event.job, event.event, event.detail or {})
+        elif event.event == "release":
+            self.broken_off.pop(event.job or "", None)
+        elif event.job is not None and event.job in self.jobs:
+            job = self.jobs[event.job]
+            job.add(event)
+            if job.ended:
+                self.active.pop(event.job, None)
+                if event.event in _ENDS and _breaks_off(event, job):
+                    self.broken_off[event.job] = job.phase
+                self.suspects.forget(event.job)
+
+    def may_be_there(self) -> Iterable[str]:
+        """Ids of the jobs of which something may be left."""
+        return (*self.active, *self.broken_off)
+
+    def _decided(self, event: Event) -> None:
+        if self.info is None:
+            self.info = RunInfo.model_validate_json(_json(event))
+        else:
+            self.origin_s = (event.detail or {}).get("origin_s", self.origin_s)
+
+
+def _breaks_off(event: Event, job: JobLog) -> bool:
+    """Whether something of a job may still run when this event ends it."""
+    return event.event != "finish" and "attempt" not in (event.detail or {}) and job.started_s is not None
+
+
+def fold(events: Iterable[Event]) -> RunLog:
+    """The state that events lead to."""
+    log = RunLog()
+    for event in events:
+        log.add(event)
+    return log
+
+
+def _json(event: Event) -> str:
+    return json.dumps(event.detail)

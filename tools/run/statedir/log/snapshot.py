@@ -1,0 +1,177 @@
+"""What the log of a state directory folds to, kept beside it, so that only the lines after it are read.
+
+``snapshot.jsonl`` can always be made again from the log. It names the checksum of the bytes of the log that
+it was made of; where the log begins with other bytes, or this version folds to other things, it is ignored
+and made again. Its first line has the checksum of the rest; the second one names the place in the log, the
+jobs, and the session that ``pliant schedule`` would rebuild; the third one is the run. Then each job has a
+line as ``run`` sees it, and one as a session does; they are parsed when somebody asks for the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from typing import Any, Final
+from zlib import crc32
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.formats.event_log import LogReader, Place
+from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.job import Job
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import on_clock
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.private import PRIVATE
+from pliant.tools.schedule.from_log import SessionFold
+from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
+from pliant.tools.schedule.session.saved import Basis, KeptSession, SessionFacts
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.withheld import Withheld
+from pliant.tools.schedule.snapshot import Change, JobState, NodeState
+
+SCHEMA: Final = "pliant.snapshot/1"
+MEANING: Final = 2
+"""To be raised where events come to mean something else, so that older snapshots are made again."""
+_JOB: Final = TypeAdapter(JobLog)
+_RUN: Final = TypeAdapter(RunLog)
+_ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) if not field.compare)}
+"""Fields of the run's record that have lines of their own, or are no part of what the log says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A log up to one place in it."""
+
+    place: Place
+    log: RunLog
+    session: KeptSession | None
+    """None: there was no cluster to rebuild one under."""
+    size: int
+    """Bytes of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """How to rebuild the session that belongs to a log."""
+
+    basis: Basis
+    session: Callable[[], Session]
+    """A new one, without jobs."""
+
+
+def folds_to() -> str:
+    """Stands for all that a log is folded to: another value, and a snapshot is of another time."""
+    names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts)]
+    slots = [JobState.__slots__, NodeState.__slots__, Change._fields, list(vars(Withheld()))]
+    text = json.dumps([version("pliant"), MEANING, names, slots])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@garbage_collection_paused()
+def read_snapshot(dirs: StateDir) -> Snapshot | None:
+    """The snapshot of a state directory; None where there is none, or none that this version can use.
+
+    Whether it belongs to the log is for the caller to see.
+    """
+    try:
+        data = dirs.snapshot.read_bytes()
+        first, _, rest = data.partition(b"\n")
+        head = json.loads(first)
+        if (head["schema"], head["folds_to"], head["crc"]) != (SCHEMA, folds_to(), crc32(rest)):
+            return None
+        second, run, *lines = rest.split(b"\n")
+        return _decoded(from_json(second), _RUN.validate_json(run), lines, len(data))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int) -> Snapshot:
+    ids = values["jobs"]
+    jobs = LazyDict(dict(zip(ids, lines, strict=False)), lambda _, raw: _JOB.validate_json(raw))
+    log.jobs, log.active = jobs, {job_id: jobs[job_id] for job_id in values["active"]}
+    kept = None
+    if values["session"] is not None:
+        facts = SessionFacts.from_json(values["session"])
+        states = dict(zip([*facts.active, *facts.ended], lines[len(ids) :], strict=False))
+        kept = KeptSession(facts, states, lambda job_id: spec_on_clock(log, job_id, facts.origin_s))
+    return Snapshot(Place(**values["place"]), log, kept, size)
+
+
+def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
+    """A job on a session's clock (see :func:`~pliant.tools.run.statedir.log.events.on_clock`)."""
+    found = log.jobs[job_id]
+    if not origin_s:
+        return found.job
+    return found.job.model_copy(update={"submit_time": max(0.0, found.submitted_s - origin_s)})
+
+
+def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -> int:
+    """Write the snapshot of a log as it is now. The caller holds the lock.
+
+    Returns by how many bytes the log grows until the next one is worth its cost. That is an eighth of the
+    snapshot, or as much as the log has where it leads to no session: then the next one reads all of it.
+
+    :param log: the whole log, folded.
+    :raises PliantError: the log cannot be read, or the snapshot not be written.
+    """
+    before = read_snapshot(dirs)
+    if before is None or not before.place.is_in(dirs.events):
+        before = None
+    kept = before.session if before is not None and rebuilding is not None else None
+    if kept is not None and rebuilding is not None and kept.facts.basis != rebuilding.basis:
+        kept = None
+    reader = LogReader(dirs.events, before.place if before is not None and kept is not None else None)
+    events = [event for _, event in reader.read()]
+    session = None if rebuilding is None else _session(rebuilding, kept, events, dirs)
+    data = b"\n".join(_lines(reader.place, log, session))
+    head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data)}
+    atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
+    return reader.place.bytes if rebuilding is not None and session is None else len(data) // 8
+
+
+def _session(
+    rebuilding: Rebuilding, kept: KeptSession | None, events: Iterable[Event], dirs: StateDir
+) -> tuple[SessionFacts, Mapping[str, bytes]] | None:
+    fold = SessionFold(rebuilding.session(), str(dirs.events), kept)
+    try:
+        for event in clocked(events, rebuilding.basis.origin_s):
+            fold.add(event)
+    except BadInputError:  # it is for whoever asks for a session to say so
+        return None
+    return fold.keep(rebuilding.basis)
+
+
+def clocked(events: Iterable[Event], origin_s: float) -> Iterable[Event]:
+    """Events of a log on the clock of its session."""
+    return on_clock(events, origin_s) if origin_s else events
+
+
+def _lines(
+    place: Place, log: RunLog, session: tuple[SessionFacts, Mapping[str, bytes]] | None
+) -> Iterator[bytes]:
+    facts, states = session or (None, {})
+    values = {
+        "place": asdict(place),
+        "jobs": list(log.jobs),
+        "active": list(log.active),
+        "session": None if facts is None else facts.to_json(),
+    }
+    yield json.dumps(values, separators=(",", ":")).encode()
+    yield _RUN.dump_json(log, by_alias=True, exclude=_ELSEWHERE)
+    for job_id in log.jobs:
+        yield raw_of(log.jobs, job_id, _encoded)
+    if facts is not None:
+        for job_id in (*facts.active, *facts.ended):
+            yield states[job_id]
+
+
+def _encoded(job: JobLog) -> bytes:
+    return _JOB.dump_json(job, by_alias=True, exclude_defaults=True)

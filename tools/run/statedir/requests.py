@@ -1,0 +1,227 @@
+"""What people ask of a state directory, at any moment: jobs to take up, jobs to cancel; one file a request.
+
+``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is when it was
+written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids. A
+request counts once its file bears that name, on disk. Whoever runs the directory writes it into the log and
+only then removes the file; meeting it twice does no harm, for the log knows the ids.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.files import remove_temporaries, sync_folder
+from pliant.schemas.formats.jobs import parse_jobs
+from pliant.schemas.io import atomic_write, write_jobs
+from pliant.schemas.job import Job
+from pliant.tools.run.statedir.fault import may_pass
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import cancel_event, submit_event
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.private import PRIVATE, make_own, read_own
+
+_JOBS: Final = ".jobs.jsonl"
+_CANCEL: Final = ".cancel.json"
+AT_ONCE_S: Final = 0.1
+"""Times of files lag behind the clock a little."""
+_IDS: Final = TypeAdapter(tuple[str, ...])
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One submission, or one cancellation."""
+
+    path: Path
+    jobs: tuple[Job, ...] = ()
+    """Submitted jobs; their ``submit_time`` is UTC."""
+    cancelled: tuple[str, ...] = ()
+    """Ids of jobs to end."""
+    asked_s: float = 0.0
+    """When it was written, by the clock of then."""
+    seen_s: float = field(default_factory=time.monotonic)
+    """When this process saw it first, by a clock that cannot be set."""
+
+    def is_due(self, job: Job, now_s: float) -> bool:
+        """Whether a job of it arrives by now, by either clock.
+
+        That is at its time of day, or once it has been seen here for as long as it was to wait when it was
+        submitted. So no job waits longer for a clock that was set back.
+        """
+        wait_s = job.submit_time - self.asked_s
+        return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
+
+    def is_settled(self, log: RunLog) -> bool:
+        """Whether the log holds all of it."""
+        return all(job.id in log.jobs for job in self.jobs) and not any(
+            job_id in log.active for job_id in self.cancelled
+        )
+
+
+class Spool:
+    """The requests of one state directory."""
+
+    def __init__(self, dirs: StateDir) -> None:
+        self._dirs = dirs
+        self._folder = dirs.spool
+        self._read: dict[str, Request] = {}
+        self._has_listed = False
+
+    def requests(self) -> list[Request]:
+        """All requests that are not settled, in the order in which they were made.
+
+        A file that is no request is warned of once and left where it is. Where the folder cannot be listed
+        for a moment, what was seen at the last look stands: to meet a request twice does no harm.
+
+        :raises OSError: it cannot be listed, and was not before.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith((_JOBS, _CANCEL)))
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            if not (self._has_listed and may_pass(error)):
+                raise
+            names = list(self._read)
+        self._has_listed = True
+        found = {name: self._read.get(name) or self._request(name) for name in names}
+        self._read = {name: request for name, request in found.items() if request is not None}
+        return [request for request in self._read.values() if request.jobs or request.cancelled]
+
+    def settle(self, log: RunLog) -> None:
+        """Remove the requests that the log holds."""
+        for request in self.requests():
+            if request.is_settled(log):
+                request.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else makes a request meanwhile; makes the state directory where it is missing.
+
+        :raises UsageError: it cannot be made or used, or is not this user's alone.
+        """
+        make_own(self._dirs)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self._folder / "lock", flags, PRIVATE)
+        except OSError as error:
+            text = f"{self._folder.parent}: cannot be used as state directory: {error.strerror}"
+            raise UsageError(text) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            remove_temporaries(self._folder)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def ask_to_run(self, jobs: Iterable[Job]) -> None:
+        """Write a submission; on disk when this returns. Call it while :meth:`locked`."""
+        write_jobs(jobs, self._next(f".{time.time_ns()}{_JOBS}"), mode=PRIVATE)
+        sync_folder(self._folder.parent)
+
+    def ask_to_cancel(self, job_ids: Iterable[str]) -> None:
+        """Write a cancellation; on disk when this returns. Call it while :meth:`locked`."""
+        atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE)
+        sync_folder(self._folder.parent)
+
+    def withdraw(self, job_ids: Collection[str]) -> None:
+        """Take jobs out of the submissions. Call it while :meth:`locked`, where no run has been yet."""
+        for request in self.requests():
+            kept = [job for job in request.jobs if job.id not in job_ids]
+            if kept and len(kept) < len(request.jobs):
+                write_jobs(kept, request.path)
+                os.utime(request.path, (request.asked_s, request.asked_s))
+            elif request.jobs and not kept:
+                request.path.unlink()
+        self._read.clear()
+
+    def take_back(self, job_ids: Collection[str]) -> None:
+        """Forget that jobs were cancelled: they were withdrawn, and their ids are about to be used again.
+
+        Call it while :meth:`locked`.
+        """
+        for request in self.requests():
+            kept = [job_id for job_id in request.cancelled if job_id not in job_ids]
+            if kept and len(kept) < len(request.cancelled):
+                atomic_write(request.path, json.dumps(kept).encode() + b"\n", mode=PRIVATE)
+            elif request.cancelled and not kept:
+                request.path.unlink()
+        self._read.clear()
+
+    def _next(self, ending: str) -> Path:
+        """A name after all others, also when the clock was set back."""
+        last = max((int(request.path.name.partition(".")[0]) for request in self.requests()), default=0)
+        return self._folder / f"{max(time.time_ns(), last + 1):020d}{ending}"
+
+    def _request(self, name: str) -> Request | None:
+        """What a file asks for; None: that cannot be read at the moment, and is looked for again."""
+        path = self._folder / name
+        try:
+            int(name.partition(".")[0])
+            if name.endswith(_JOBS):
+                jobs = parse_jobs(read_own(path), str(path))
+                return Request(path, jobs=jobs, asked_s=_asked_s(path))
+            return Request(path, cancelled=_IDS.validate_json(read_own(path)))
+        except (BadInputError, OSError, ValueError) as error:
+            if may_pass(error):
+                return None
+            if os.path.lexists(path):  # else it was settled by somebody else between two looks
+                _log.warning("%s: left aside, it is no request: %s", path, error)
+            return Request(path)
+
+
+def _asked_s(path: Path) -> float:
+    """When a submission was made. Former versions left that to the file's own time."""
+    asked = path.name.removesuffix(_JOBS).partition(".")[2]
+    return int(asked) / 1e9 if asked.isdecimal() else path.stat().st_mtime
+
+
+def unheard(
+    requests: Iterable[Request], log: RunLog, until_s: float, to_come: Mapping[str, Job] | None = None
+) -> Iterator[Job | str]:
+    """What the log lacks: jobs that arrive, and ids of jobs that are cancelled, in the order of the requests.
+
+    A job that is cancelled before its time arrives first, so that the log knows of it.
+
+    :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet (see :meth:`Request.is_due`).
+    :param to_come: jobs that were not submitted here and have not arrived.
+    """
+    arrived, cancelled = set[str](), set[str]()
+    ahead = dict(to_come or {})
+    for request in requests:
+        for job in sorted(request.jobs, key=lambda job: (job.submit_time, job.id)):
+            if job.id in log.jobs or job.id in arrived or job.id in ahead:
+                continue
+            if not request.is_due(job, until_s):
+                ahead[job.id] = job
+                continue
+            arrived.add(job.id)
+            yield job
+        for job_id in request.cancelled:
+            if job_id in ahead:
+                arrived.add(job_id)
+                yield ahead.pop(job_id)
+            if (job_id in log.active or job_id in arrived) and job_id not in cancelled:
+                cancelled.add(job_id)
+                yield job_id
+
+
+def requested(requests: Iterable[Request], log: RunLog, now_s: float) -> list[Event]:
+    """What the next run will write into the log of what was asked for until ``now_s``."""
+    return [
+        cancel_event(it, now_s) if isinstance(it, str) else submit_event(it, min(now_s, it.submit_time))
+        for it in unheard(requests, log, now_s)
+    ]

@@ -1,0 +1,1 @@
+"""A state directory as others see it: status, screen, output of jobs."""

@@ -1,0 +1,192 @@
+"""One job described: why it waits or runs, until when, what happened to it, its last error lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.event import Event
+from pliant.schemas.formats.event_log import LogReader
+from pliant.schemas.text.fitting import fitted, one_line, wrapped
+from pliant.schemas.text.times import clock_text, when_text
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.profile.torchrun.last_words import last_lines
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.sight import Sight, run_line
+from pliant.tools.run.watch.status import progress
+
+ERROR_LINES: Final = 10
+_CHANGES: Final = {
+    "start": "started on",
+    "resume": "resumed on",
+    "grow": "grown to",
+    "shrink": "shrunk to",
+    "move": "moved to",
+}
+_STOPS: Final = {
+    "preempt": "preempted",
+    "requeue": "stopped",
+    "finish": "finished",
+    "fail": "failed",
+    "cancel": "cancelled",
+    "reject": "rejected",
+}
+_LABEL: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One thing that happened to a job."""
+
+    time_s: float
+    event: str
+    words: str
+    reason: str
+    """In the owner's words; the policy's are apart."""
+    policy_says: str
+    gpus: int | None
+
+
+def history(dirs: StateDir, job_id: str) -> list[Happened]:
+    """What happened to a job, in order: it came, was started, resized and stopped. Reads the whole log.
+
+    :raises BadInputError: the log is damaged.
+    """
+    if not dirs.events.exists():
+        return []
+    events = (event for block in LogReader(dirs.events).read_all() for event in block)
+    return [found for event in events if event.job == job_id and (found := _happened(event)) is not None]
+
+
+def _happened(event: Event) -> Happened | None:
+    detail = event.detail or {}
+    reason, policys = str(detail.get("reason", "")), ""
+    if event.event in _CHANGES:
+        words = f"{_CHANGES[event.event]} {_held(event)}"
+        if "setback" not in detail:
+            reason, policys = "", reason
+    elif event.event in _STOPS:
+        words = _STOPS[event.event]
+        if event.event == "preempt":
+            reason, policys = "", reason
+    elif event.event == "submit":
+        words = "submitted"
+    elif event.event == "slot_down":
+        words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
+    else:
+        return None
+    return Happened(event.time, event.event, words, reason, policys, event.gpus)
+
+
+def _held(event: Event) -> str:
+    where = " ".join(f"{node}:{count}" for node, count in event.placement or ())
+    batch = "" if event.global_batch is None else f", batch {event.global_batch}"
+    return f"{in_gpus(event.gpus or 0)} ({where}){batch}"
+
+
+def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
+    """The last lines that the last attempt that failed wrote on stderr, fit for a terminal."""
+    if not job.failed_attempt and job.state != "failed":
+        return []
+    folders = dirs.job(job.id).path / "attempts"
+    numbers = [int(path.name) for path in folders.glob("*") if path.name.isdecimal()]
+    attempt = dirs.job(job.id).attempt(job.failed_attempt or max(numbers, default=1))
+    launchers = sorted(attempt.logs.glob("launcher-*.log"))
+    workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
+    return last_lines(workers, *launchers, most=ERROR_LINES)
+
+
+def job_page(
+    job: JobStatus,
+    sight: Sight,
+    happened: Sequence[Happened],
+    errors: Iterable[str],
+    now_s: float,
+    *,
+    state: Path,
+    width: int | None = None,
+    explain: bool = False,
+) -> str:
+    """A job for its owner; ``now_s`` is UTC.
+
+    :param state: the state directory, as the user names it.
+    :param width: of the terminal, in columns; None: there is none, so no line is broken.
+    :param explain: add what the policy says.
+    """
+    lines: list[str] = []
+    for label, text in _facts(job, sight, now_s, state, explain=explain):
+        lines += _labelled(label, text, width)
+    if happened:
+        lines += ["", "history"]
+        for each in happened:
+            lines += _entry(each, now_s, width, explain=explain)
+    told = list(errors)
+    if told:
+        lines += ["", "last error lines", *fitted((f"  {line}" for line in told), width)]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _facts(
+    job: JobStatus, sight: Sight, now_s: float, state: Path, *, explain: bool
+) -> Iterable[tuple[str, str]]:
+    yield "job", job.id
+    yield "state", job.state
+    yield "why", job.why
+    yield _until_label(job), _until(job, now_s)
+    if job.gpus:
+        where = " ".join(f"{node}:{count}" for node, count in job.placement)
+        batch = "" if job.global_batch is None else f", batch {job.global_batch}"
+        yield "holds", f"{in_gpus(job.gpus)} ({where}){batch}"
+    yield "progress", _progress(job)
+    yield "loss", "" if job.loss is None else f"{job.loss:.4g}"
+    yield "stall", "" if job.stall_s is None else f"the last change of its GPUs took {job.stall_s:.2g} s"
+    yield "policy", job.policy_says if explain else ""
+    if job.ended_s is None and sight.holder is None:
+        yield "run", run_line(sight, state)
+
+
+def _until_label(job: JobStatus) -> str:
+    if job.ended_s is not None:
+        return "ended"
+    return "ends" if job.gpus else "retried" if job.retry_s is not None else "starts"
+
+
+def _until(job: JobStatus, now_s: float) -> str:
+    if job.ended_s is not None:
+        return when_text(job.ended_s, now_s)
+    if job.until_s is not None:
+        return when_text(max(job.until_s, now_s), now_s)
+    return "unknown"
+
+
+def _progress(job: JobStatus) -> str:
+    if job.total_samples and math.isfinite(job.total_samples):
+        done = f"{job.samples_done:,.0f} of {job.total_samples:,.0f} samples"
+        parts = [f"{progress(job)} ({done})" if job.samples_done else done]
+    else:
+        parts = [progress(job)]
+    parts += [] if job.samples_per_second is None else [f"{job.samples_per_second:.4g} samples/s"]
+    return ", ".join(parts)
+
+
+def _labelled(label: str, text: str, width: int | None) -> list[str]:
+    return [] if not text else _hanging(f"{label:{_LABEL}}", one_line(text), width)
+
+
+def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) -> list[str]:
+    said = f"policy: {each.policy_says}" if explain and each.policy_says else ""
+    text = ": ".join(filter(None, [each.words, "; ".join(filter(None, [each.reason, said]))]))
+    return _hanging(f"  {clock_text(each.time_s, now_s)}  ", one_line(text), width)
+
+
+def _hanging(begins: str, text: str, width: int | None) -> list[str]:
+    """Text after what a line begins with; further lines are indented as far."""
+    if width is None:
+        return [begins + text]
+    indent = " " * len(begins)
+    first, *rest = wrapped(text, width - len(begins))
+    return [begins + first, *(indent + line for line in rest)]

@@ -1,0 +1,223 @@
+"""Where each job stands, in its owner's words: state, how far, until when, why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.job import Job
+from pliant.schemas.text.times import EPOCH_LIKE_S, span_text
+from pliant.schemas.text.wording import counted, in_gpus
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.watch.outlook import measured_ends
+from pliant.tools.run.watch.sight import Sight
+from pliant.tools.schedule.prediction import Prediction
+from pliant.tools.schedule.snapshot import NodeGpus
+
+CHANGING: Final = {
+    "start": "starting",
+    "resume": "resuming",
+    "grow": "growing",
+    "shrink": "shrinking",
+    "move": "moving",
+}
+STATES: Final = (
+    *("submitted", "waiting", "preempted", "retrying", *CHANGING.values(), "running", "cancelling"),
+    *("finished", "failed", "cancelled", "rejected"),
+)
+_NOTHING: Final = Prediction()
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job; times are UTC seconds."""
+
+    id: str
+    state: str
+    """One of :data:`STATES`."""
+    min_gpus: int
+    """The fewest GPUs that it runs on."""
+    submitted_s: float | None = None
+    gpus: int = 0
+    placement: NodeGpus = ()
+    global_batch: int | None = None
+    samples_done: float = 0.0
+    total_samples: float | None = None
+    samples_per_second: float | None = None
+    """As measured; None: not yet, or it does not run."""
+    loss: float | None = None
+    stall_s: float | None = None
+    """What the last change of its GPUs cost."""
+    started_s: float | None = None
+    ended_s: float | None = None
+    retry_s: float | None = None
+    """When it is started once more after a failure, at the earliest."""
+    failures: int = 0
+    """In a row."""
+    retries: int = 0
+    """How many of these are retried."""
+    failed_attempt: int = 0
+    """The last attempt that failed; 0: none did."""
+    why: str = ""
+    brief: str = ""
+    """Why in a few words, beside the state; empty: as ``why``."""
+    policy_says: str = ""
+    expected: Prediction = field(default=_NOTHING)
+
+    @property
+    def until_s(self) -> float | None:
+        """When this state is expected to end; None: it has, or nobody knows."""
+        if self.ended_s is not None:
+            return None
+        if self.retry_s is not None:
+            return self.retry_s
+        return self.expected.end_s if self.gpus else self.expected.start_s
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the work that is done; None: unknown."""
+        if self.state == "finished":
+            return 1.0
+        return min(1.0, self.samples_done / self.total_samples) if self.total_samples else None
+
+
+@garbage_collection_paused()
+def statuses(sight: Sight, now_s: float) -> list[JobStatus]:
+    """All jobs in order of (submission, id), those that no run has taken up last."""
+    expected = measured_ends(sight.log, now_s) if sight.outlook is None else sight.outlook
+    waiting = sum(not job.gpus for job in sight.log.active.values())
+    taken_up = [_status(job, now_s, sight, expected, waiting) for job in in_order(sight.log)]
+    submitted = [_submitted(job, now_s, sight, expected) for job in sight.submitted]
+    return [*taken_up, *submitted]
+
+
+def status_of(sight: Sight, job_id: str, now_s: float) -> JobStatus | None:
+    """One job; None: there is none of that id."""
+    return next((job for job in statuses(sight, now_s) if job.id == job_id), None)
+
+
+def in_order(log: RunLog) -> list[JobLog]:
+    """The jobs in order of (submission, id), each with the newest that its workers report."""
+    jobs = (refined(job, log.newest.get(job_id)) for job_id, job in log.jobs.items())
+    return sorted(jobs, key=lambda job: (job.submitted_s, job.job.id))
+
+
+def _status(
+    job: JobLog, now_s: float, sight: Sight, expected: Mapping[str, Prediction], waiting: int
+) -> JobStatus:
+    job_id = job.job.id
+    retries = job.retry_s is not None and not job.gpus and not job.ended
+    prediction = expected.get(job_id, _NOTHING)
+    return JobStatus(
+        id=job_id,
+        state="cancelling" if job_id in sight.cancelled and not job.ended else _state(job),
+        min_gpus=job.job.min_gpus,
+        submitted_s=job.submitted_s,
+        gpus=job.gpus,
+        placement=job.placement,
+        global_batch=job.global_batch,
+        samples_done=job.samples_done,
+        total_samples=job.total_samples,
+        samples_per_second=job.samples_per_second if job.gpus else None,
+        loss=job.loss,
+        stall_s=job.stall_s,
+        started_s=job.started_s,
+        ended_s=job.ended_s,
+        retry_s=job.retry_s if retries else None,
+        failures=job.failures,
+        retries=job.retries,
+        failed_attempt=job.failed_attempt,
+        why=_why(job, now_s, prediction, waiting - 1, cancelling=job_id in sight.cancelled),
+        brief=_brief(job, prediction, cancelling=job_id in sight.cancelled),
+        policy_says="" if job.ended else sight.reasons.get(job_id, ""),
+        expected=_NOTHING if job.ended else prediction,
+    )
+
+
+def _state(job: JobLog) -> str:
+    if job.ended:
+        return job.phase
+    if job.phase == "preempted" and job.retry_s is not None:
+        return "retrying"
+    return job.phase if job.change is None else CHANGING.get(job.change[0], job.phase)
+
+
+def _why(job: JobLog, now_s: float, expected: Prediction, others: int, *, cancelling: bool) -> str:
+    if job.ended:
+        return job.reason
+    if cancelling:
+        return ""
+    if job.gpus:
+        parts = [] if job.change is None else [f"for {span_text(now_s - job.change[1])}"]
+        return "; ".join([*parts, *filter(None, [job.trouble])])
+    if job.retry_s is not None:
+        return _retry(job, now_s)
+    return "; ".join(filter(None, [waits_for(job.job.min_gpus, expected, others), job.trouble]))
+
+
+def waits_for(gpus: int, expected: Prediction, others: int) -> str:
+    """Why a job waits: for how many GPUs, and behind how many jobs.
+
+    :param others: other jobs that wait, whether before it or behind it.
+    """
+    words = f"waits for {in_gpus(gpus)}"
+    ahead = expected.jobs_ahead
+    if ahead is None:
+        return f"{words}; {_are(others, 'other job', 'waits', 'wait')}" if others else words
+    return f"{words}; {_are(ahead, 'job', 'is ahead', 'are ahead')}" if ahead else f"{words}; it is next"
+
+
+def _brief(job: JobLog, expected: Prediction, *, cancelling: bool) -> str:
+    """As :func:`waits_for`, shorter, where the job waits and nothing else is to be said of it."""
+    waits = not (job.ended or job.gpus or cancelling or job.trouble or job.retry_s is not None)
+    if not waits:
+        return ""
+    ahead = expected.jobs_ahead
+    place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")
+    return f"for {in_gpus(job.job.min_gpus)}{place}"
+
+
+def _are(count: int, noun: str, one: str, many: str) -> str:
+    return f"{counted(count, noun)} {one if count == 1 else many}"
+
+
+def _retry(job: JobLog, now_s: float) -> str:
+    """Which retry comes next and when, and why."""
+    left_s = max(0.0, (job.retry_s or 0.0) - now_s)
+    when = f" in {left_s:.0f} s" if left_s else ""
+    return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
+
+
+def _submitted(job: Job, now_s: float, sight: Sight, expected: Mapping[str, Prediction]) -> JobStatus:
+    """A job that no run has taken up."""
+    asked_s = sight.asked_s.get(job.id)
+    found = expected.get(job.id, _NOTHING)
+    return JobStatus(
+        id=job.id,
+        state="submitted",
+        min_gpus=job.min_gpus,
+        submitted_s=asked_s,
+        why="" if asked_s is None else _not_yet(job, now_s, asked_s),
+        expected=found,
+    )
+
+
+def _not_yet(job: Job, now_s: float, asked_s: float) -> str:
+    left_s = min(job.submit_time - now_s, job.submit_time - asked_s)
+    if left_s < 1 or now_s < EPOCH_LIKE_S:
+        return "no run has taken it up yet"
+    set_back = f" (the clock was set back by {asked_s - now_s:.0f} s)" if asked_s - now_s > 1 else ""
+    return f"submit_time is in {left_s:.0f} s{set_back}"
+
+
+def standing(job: JobLog) -> str:
+    """Its phase in words: the policy has not preempted a job that failed and waits for its retry."""
+    return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
+
+
+def known_ids(sight: Sight) -> Iterable[str]:
+    """The ids of all jobs that are there."""
+    return sorted({*sight.log.jobs, *(job.id for job in sight.submitted)})

@@ -1,0 +1,117 @@
+"""The output of a job's workers, from the files that torchrun redirects it to."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.event_log import LogReader
+from pliant.schemas.formats.events import event_lines
+from pliant.schemas.formats.jsonlines import header
+from pliant.schemas.text.wording import counted
+from pliant.tools.run.service.executor import next_handle
+from pliant.tools.run.statedir.layout import AttemptDir, StateDir
+from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.log.view import repairable
+from pliant.tools.run.statedir.private import check_job, check_seen
+from pliant.tools.run.watch.output_file import Gone, OutputFile
+from pliant.tools.run.watch.sight import Bystander
+
+ENDS: Final = frozenset({"finish", "fail", "reject", "cancel"})
+_POLL_S: Final = 0.5
+
+
+def last_events(state: Path, count: int) -> Iterator[bytes]:
+    """The last events of the log of a state directory, as an event file of their own.
+
+    :raises UsageError: it has no log.
+    :raises BadInputError: it is damaged.
+    """
+    dirs = StateDir(state)
+    if not dirs.events.is_file():
+        raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
+    check_seen(dirs)
+    found: deque[Event] = deque(maxlen=count)
+    try:
+        for events in LogReader(dirs.events).read_all():
+            found.extend(events)
+    except BadInputError as error:
+        raise repairable(error, state) from error
+    yield header("event")
+    yield from (event_lines([event]) for event in found)
+
+
+def job_output(
+    state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
+) -> Iterator[bytes]:
+    """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
+
+    While it follows it gives nothing at all now and then, so that whoever takes it can look up.
+
+    :param lines: begin with this many of the last lines of each file that is there; None: with all.
+    :raises UsageError: no such state directory, or no such job in it.
+    """
+    dirs = StateDir(state)
+    _check_known(dirs, job_id)
+    check_job(dirs, job_id)
+    output, ends = _Output(dirs, job_id, lines), Tail(dirs.events, only=ENDS)
+    while follow and all(event.job != job_id for event in ends.read()):
+        yield from output.fresh()
+        yield b""
+        time.sleep(_POLL_S)
+    yield from output.fresh()
+
+
+def _check_known(dirs: StateDir, job_id: str) -> None:
+    """A job that was submitted is known; the spool is read first, for a job moves from there to the log."""
+    sight = Bystander(dirs.path).look()
+    known = {*sight.log.jobs, *(job.id for job in sight.submitted)}
+    if job_id not in known:
+        raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(sorted(known)) or 'none'}")
+
+
+class _Output:
+    """What a job prints, from its newest attempt on: no byte twice, and none left out between attempts."""
+
+    def __init__(self, dirs: StateDir, job_id: str, lines: int | None) -> None:
+        self._dirs = dirs
+        self._job_id = job_id
+        self._attempt = self._newest()
+        self._files: dict[Path, OutputFile] = {}
+        self._shown: Path | None = None
+        if lines is not None:
+            for path in output_files(dirs.job(job_id).attempt(self._attempt)):
+                self._files[path] = OutputFile(path)
+                self._files[path].skip_all_but(lines)
+
+    def fresh(self) -> Iterator[bytes]:
+        """What was printed since the last call; the attempt that was shown last comes to its end first."""
+        newest = self._newest()
+        for number in range(self._attempt, newest + 1):
+            for path in output_files(self._dirs.job(self._job_id).attempt(number)):
+                yield from self._rest(path)
+        self._attempt = newest
+
+    def _rest(self, path: Path) -> Iterator[bytes]:
+        for piece in self._files.setdefault(path, OutputFile(path)).rest():
+            if self._shown != path:
+                self._shown = path
+                yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
+            yield _note(piece) if isinstance(piece, Gone) else piece
+
+    def _newest(self) -> int:
+        return max(1, next_handle(self._dirs, self._job_id).attempt - 1)
+
+
+def output_files(attempt: AttemptDir) -> list[Path]:
+    """What torchrun said, then the output of each worker."""
+    return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
+
+
+def _note(gone: Gone) -> bytes:
+    return f"==> {counted(gone.count, 'byte')} printed before this are not kept (--log-bytes)\n".encode()

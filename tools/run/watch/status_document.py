@@ -1,0 +1,76 @@
+"""``pliant status -o json``: where jobs stand, for programs. docs/running.md lists the fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pliant.schemas.text.times import iso_time
+from pliant.tools.run.watch.job_page import Happened
+from pliant.tools.run.watch.job_status import JobStatus
+from pliant.tools.run.watch.sight import Sight
+
+SCHEMA: Final = "pliant.status/1"
+
+
+def status_document(sight: Sight, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
+    """The document; ``now_s`` is UTC."""
+    found = {
+        "schema": SCHEMA,
+        "time": iso_time(now_s),
+        "run_in_progress": sight.holder is not None,
+        "run_process": sight.holder or None,
+        "jobs": list(jobs),
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def job_fields(job: JobStatus) -> dict[str, Any]:
+    """One job. Every field is always there; null is unknown, or does not apply. Times are ISO 8601, UTC."""
+    return {
+        "id": job.id,
+        "state": job.state,
+        "why": job.why,
+        "gpus": job.gpus,
+        "min_gpus": job.min_gpus,
+        "placement": dict(job.placement),
+        "global_batch": job.global_batch,
+        "samples_done": _number(job.samples_done),
+        "total_samples": _number(job.total_samples),
+        "progress": _number(job.progress),
+        "samples_per_second": _number(job.samples_per_second),
+        "loss": _number(job.loss),
+        "stall_seconds": _number(job.stall_s),
+        "submitted_at": iso_time(job.submitted_s),
+        "started_at": iso_time(job.started_s),
+        "ended_at": iso_time(job.ended_s),
+        "retry_at": iso_time(job.retry_s),
+        "predicted_start_at": iso_time(job.expected.start_s),
+        "predicted_end_at": iso_time(job.expected.end_s),
+        "jobs_ahead": job.expected.jobs_ahead,
+        "failures": job.failures,
+        "retries": job.retries,
+        "policy_says": job.policy_says,
+    }
+
+
+def described_fields(job: JobStatus, happened: Iterable[Happened], errors: Sequence[str]) -> dict[str, Any]:
+    """One job with what happened to it."""
+    history = [
+        {
+            "at": iso_time(each.time_s),
+            "event": each.event,
+            "gpus": each.gpus,
+            "reason": each.reason,
+            "policy_says": each.policy_says,
+        }
+        for each in happened
+    ]
+    return {**job_fields(job), "history": history, "error_lines": list(errors)}
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinities."""
+    return None if value is None or not math.isfinite(value) else value

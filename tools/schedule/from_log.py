@@ -1,0 +1,259 @@
+"""Sessions rebuilt from what was written down: an event log, or a schedule. Nothing else is the truth.
+
+How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
+``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
+GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
+``node_down`` and ``node_up`` name the node in their detail. ``slot_down`` names a slot and for how many
+``seconds`` its job, or without a job nobody, gets it; ``slot_up`` ends that. Where the detail of a job's
+event has ``wait_seconds``, the job gets no further GPU for so long. Changes of GPUs at one time are one
+decision. Any event of a job may correct its progress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Final
+
+from pydantic import ValidationError
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import SubmitDetail
+from pliant.schemas.schedule import PolicyState, Schedule
+from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.saved import (
+    Basis,
+    KeptSession,
+    SessionFacts,
+    facts_of,
+    states_of,
+    take_up,
+)
+from pliant.tools.schedule.session.session import Holding, Outcome, Session
+from pliant.tools.schedule.snapshot import JobState, Observation
+
+_HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
+_ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
+
+
+def session_from_events(
+    events: Iterable[Event],
+    policy: Policy,
+    cluster: Cluster,
+    throughput: Throughput,
+    policy_state: PolicyState | None = None,
+    *,
+    now_s: float | None = None,
+    seed: int = 0,
+    source: str = "events",
+    kept: KeptSession | None = None,
+) -> Session:
+    """The session that the events tell of, up to ``now_s``, ready for its next decision.
+
+    With ``policy_state`` the policy carries on from there and is told only what came after; without, or where
+    that state does not fit, it is told the whole history.
+
+    :param kept: what came before the events, on the same cluster and with the same throughput.
+    :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
+    """
+    fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, kept)
+    for event in events:
+        if now_s is None or event.time <= now_s:
+            fold.add(event)
+    session = fold.finish()
+    session.carry(policy_state)
+    return session
+
+
+class SessionFold:
+    """Tells a session the events of a log, one after the other.
+
+    :param session: one without jobs.
+    :param kept: where it begins, instead of the log's beginning.
+    """
+
+    def __init__(self, session: Session, source: str, kept: KeptSession | None = None) -> None:
+        self._session = session
+        self._source = source
+        self._together: list[Event] = []
+        self._events = 0
+        if kept is not None:
+            self._together = take_up(session, kept)
+            self._events = kept.facts.events
+
+    def add(self, event: Event) -> None:
+        """The next event. Changes of GPUs at one time are one decision: they are told together.
+
+        :raises BadInputError: it contradicts those before it or the cluster.
+        """
+        first = next(iter(self._together), None)
+        if first is None or (event.time, event.event in _HOLDS) != (first.time, True):
+            self._tell()
+        self._together.append(event)
+        self._events += 1
+        if event.event not in _HOLDS:
+            self._tell()
+
+    def finish(self) -> Session:
+        """The session, told all events.
+
+        :raises BadInputError: as for :meth:`add`.
+        """
+        self._tell()
+        return self._session
+
+    def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
+        """What is to be kept of it, and the states of its jobs; more events may follow."""
+        return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
+
+    def _tell(self) -> None:
+        events, self._together = self._together, []
+        if not events:
+            return
+        try:
+            _tell(self._session, events)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            number = self._events - len(events) + 1
+            text = f"event {number} ({events[0].event}): {_text(error)}"
+            raise BadInputError.one(self._source, text) from error
+
+
+def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throughput) -> Session:
+    """The session right after the decision that a schedule records: its jobs sit where it says, or are out.
+
+    Jobs that arrive later are left to the caller, and so is everything that happens from then on.
+
+    :raises BadInputError: the allocations do not fit the cluster.
+    """
+    session = Session(policy, schedule.cluster, throughput, seed=schedule.policy.seed)
+    out = {verdict.job: verdict.reason for verdict in schedule.rejected}
+    for job in arrivals_until(schedule.jobs, schedule.time, out):
+        (session.take_up if job.id in out else session.submit)(job, schedule.time)
+    holdings = [
+        Holding(given.job, given.placement, given.batch.global_ if given.batch is not None else None)
+        for given in schedule.allocations
+    ]
+    try:
+        for job_id in out:
+            if job_id not in session.turned_away:
+                session.reject(job_id, schedule.time)
+        session.adopt(holdings, schedule.time)
+    except (KeyError, ValueError) as error:
+        raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
+    if schedule.policy_state is not None:  # it has absorbed all that this session begins with
+        seen = {"changes_seen": len(session.changes)}
+        session.carry(schedule.policy_state.model_copy(update=seen))
+    return session
+
+
+def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ()) -> list[Job]:
+    """Jobs submitted by ``time_s``, in order of (submit_time, id).
+
+    :param out: ids of jobs that are rejected whenever they arrive; they count as submitted.
+    """
+    arrived = (job for job in jobs if job.submit_time <= time_s or job.id in out)
+    return sorted(arrived, key=lambda job: (job.submit_time, job.id))
+
+
+def _tell(session: Session, events: Sequence[Event]) -> None:
+    event = events[0]
+    if event.event in _HOLDS:
+        _tell_holdings(session, [each for each in events if each.job not in session.ended])
+    elif event.event == "submit":
+        session.take_up(_job(event), event.time)
+    elif event.event in ("node_down", "node_up"):
+        node = str((event.detail or {})["node"])
+        tell_node = session.node_down if event.event == "node_down" else session.node_up
+        tell_node(node, event.time)
+    elif event.event == "decision":
+        session.advance(event.time)
+    elif event.event in ("slot_down", "slot_up"):
+        tell_slot(session, event)
+    elif event.job is not None:
+        _tell_job(session, event, event.job)
+
+
+def tell_slot(session: Session, event: Event) -> None:
+    """Take up that a slot is withheld, or no longer.
+
+    :raises KeyError: there is no such node.
+    :raises ValueError: the slot is in use.
+    """
+    detail = event.detail or {}
+    slot = str(detail["slot"])
+    if event.event == "slot_up":
+        session.restore(slot, event.time)
+        if event.job is not None:
+            session.withheld.release(event.job)
+        return
+    until_s = event.time + float(detail["seconds"])
+    if event.job is None:
+        session.withdraw(slot, event.time, until_s)
+    else:
+        session.withheld.bar(event.job, slot, until_s)
+
+
+def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
+    session.adopt(
+        [Holding(event.job or "", event.placement or (), event.global_batch) for event in events],
+        events[0].time if events else 0.0,
+    )
+    for event in events:
+        correct(session.jobs[event.job or ""], event)
+        tell_wait(session, event)
+
+
+def _tell_job(session: Session, event: Event, job_id: str) -> None:
+    if event.event in ("reject", *_ENDS):
+        session.turned_away.pop(job_id, None)
+    if job_id in session.ended:
+        return  # a straggler: its workers wrote a last line after it ended
+    job = session.jobs[job_id]
+    if event.event == "requeue":
+        session.lose(job_id, event.time)
+        tell_wait(session, event)
+    correct(job, event)
+    if event.event in _ENDS:
+        session.end(job_id, event.time, _ENDS[event.event])
+    elif event.event == "reject":
+        session.reject(job_id, event.time)
+
+
+def tell_wait(session: Session, event: Event) -> None:
+    """Take up that a job gets no further GPU for a time, if an event of it says so."""
+    seconds = (event.detail or {}).get("wait_seconds")
+    if seconds is not None and event.job is not None:
+        session.withheld.hold(event.job, event.time + float(seconds))
+
+
+def correct(job: JobState, event: Event) -> None:
+    """Take over what was measured: progress, loss, speed, noise, and time held without training."""
+    if event.samples_done is not None:
+        job.report_progress(event.time, event.samples_done)
+    if event.event == "epoch" and event.loss is not None:
+        job.losses = (*job.losses, event.loss)
+    measured = event.detail or {}
+    if (seen := measured.get("observed")) is not None:
+        placement = tuple(seen["placement"])
+        job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
+    if (noise_scale := measured.get("noise_scale")) is not None:
+        job.noise_scale = float(noise_scale)
+    if event.event in _HOLDS and job.gpus and event.overhead_seconds:
+        job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
+
+
+def _job(event: Event) -> Job:
+    try:
+        return SubmitDetail.model_validate(event.detail, strict=False).job
+    except ValidationError as error:
+        raise ValueError(str(problems_of(error, "detail")[0])) from error
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]!r} is not known at this point"
+    return str(error)

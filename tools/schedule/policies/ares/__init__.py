@@ -1,0 +1,1 @@
+"""Ares: elastic fair queuing."""

@@ -1,0 +1,124 @@
+"""Which sizes a job may have under Ares: scaling control and the ladder of sizes.
+
+Ares, section 3.3. Efficiency of ``k`` GPUs relative to the requested number ``d``, at the job's own global
+batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the size doubles while ``eff(2k) >= alpha``; where
+that ends is the job's ceiling, which nothing exceeds. Below ``d`` the ladder goes down over the powers of two
+to the job's minimum. Departures from the paper: where not alpha but the job's maximum, its batch or the
+cluster ends the doubling, that limit is the last step (if still efficient); the minimum is a step as well;
+sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible size
+below it takes its place as the base.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.demand import sizes_below
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The sizes of one job on one GPU type, ascending, with the speed of each."""
+
+    steps: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Samples per second at each step."""
+    base: int
+    """The size that efficiency is relative to; 0: no size is feasible."""
+    reason: str
+    """What ends the ladder at its ceiling."""
+
+    @property
+    def ceiling(self) -> int:
+        """The largest size; 0: no size is feasible."""
+        return self.steps[-1] if self.steps else 0
+
+    def step(self, gpus: int) -> int:
+        """The largest size within ``gpus``; 0: none is."""
+        index = bisect_right(self.steps, gpus)
+        return self.steps[index - 1] if index else 0
+
+
+def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Speeds) -> float:
+    """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
+    return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
+
+
+def build_ladder(job: JobState, gpu_type: str, speeds: Speeds, alpha: float) -> Ladder:
+    """The ladder of ``job`` on one GPU type of the cluster."""
+    most = speeds.gpu_types[gpu_type]
+    requested = job.spec.gpus.requested
+    low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
+    if requested <= most and speeds.rate(job, requested, gpu_type):
+        low.insert(0, requested)
+    if not low:
+        return Ladder((), (), 0, _why_empty(job, gpu_type, most))
+    high, reason = _above(job, low[0], gpu_type, speeds, alpha)
+    steps = (*reversed(low), *high)
+    return Ladder(steps, tuple(speeds.rate(job, k, gpu_type) for k in steps), low[0], reason)
+
+
+def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
+    if job.spec.min_gpus > most:
+        return f"needs {in_gpus(job.spec.min_gpus)}, {gpu_type} has {most}"
+    return f"no size of it is feasible on {gpu_type}"
+
+
+def _above(job: JobState, base: int, gpu_type: str, speeds: Speeds, alpha: float) -> tuple[list[int], str]:
+    """Steps above ``base`` and what ends them."""
+    limit, reason = _limit(job, speeds.gpu_types[gpu_type])
+    steps: list[int] = []
+    reached = base
+    while reached < limit:
+        step = min(2 * reached, limit)
+        found = efficiency(job, step, base, gpu_type, speeds)
+        if found < alpha:
+            return steps, f"alpha {alpha:g} (eff({step}) = {found:.2f})"
+        steps.append(step)
+        reached = step
+    return steps, reason
+
+
+def _limit(job: JobState, most: int) -> tuple[int, str]:
+    """The largest size that scaling control need not even look beyond."""
+    if job.spec.elastic == "none":
+        return job.spec.gpus.requested, "its fixed size"
+    limits = [
+        (
+            job.spec.max_gpus(most),
+            "its maximum" if (job.spec.gpus.max or most + 1) <= most else "the cluster",
+        ),
+    ]
+    if job.spec.batch.size is not None:  # a batch that nobody stated limits nothing
+        limits.append((job.spec.batch.size, "its batch"))
+    return min(limits, key=lambda item: item[0])
+
+
+class Ladders:
+    """Ladders of all jobs by GPU type, each kind of job computed once."""
+
+    def __init__(self, speeds: Speeds, alpha: float) -> None:
+        self.speeds = speeds
+        self.alpha = alpha
+        self.gpu_types = tuple(speeds.gpu_types)
+        self._known: dict[tuple[object, ...], tuple[Ladder, ...]] = {}
+
+    def of(self, job: JobState) -> tuple[Ladder, ...]:
+        """One ladder for each GPU type, in the order of ``gpu_types``."""
+        spec = job.spec
+        key = (
+            spec.model,
+            spec.gpus.requested,
+            spec.gpus.min,
+            spec.gpus.max,
+            spec.elastic == "none",
+            job.reference_batch,
+            spec.batch.per_gpu_max,
+        )
+        if key not in self._known:
+            self._known[key] = tuple(build_ladder(job, t, self.speeds, self.alpha) for t in self.gpu_types)
+        return self._known[key]

@@ -1,0 +1,198 @@
+"""Ares: elastic fair queuing. Serve jobs in the order in which equal sharing would have finished them.
+
+Ares (ACM TACO 2025), sections 3 and 4; symbols as there. :mod:`gps` keeps the reference system and its
+virtual time, :mod:`ladder` the sizes that scaling control allows, :mod:`walk` the allocation, :mod:`pool` the
+jobs of unknown demand. Departures from the paper: sizes that are no powers of two where that keeps the
+cluster busy (see :mod:`ladder` and :mod:`walk`); decisions at every event instead of every 60 s. GPS shares
+all GPUs that are up, those of the pool included. A job that no GPU type can run at any of its sizes is
+rejected and takes no share of GPS.
+
+On mixed types a job that waits takes the type on which it is fastest then; a job that runs stays on its type
+as long as that offers at least the size it holds, however fast another one is: each move costs a rescale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.demand import demand_gpu_s, sizes_below
+from pliant.tools.schedule.policies.ares.allocation_pass import Free, Queue
+from pliant.tools.schedule.policies.ares.allowed_sizes import Ladders
+from pliant.tools.schedule.policies.ares.consolidate import consolidations
+from pliant.tools.schedule.policies.ares.gps import VirtualTime
+from pliant.tools.schedule.policies.ares.unknown_demand import Pool, Seat
+from pliant.tools.schedule.policies.common import reject_impossible
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import Change, JobState, Snapshot
+from pliant.tools.schedule.speeds import Speeds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_WITHDRAWN = ("cancelled", "failed", "rejected")
+"""Ends that equal sharing would have seen as well; a job that finished stays in GPS until its F."""
+
+
+class Ares(Policy):
+    """Least mean JCT under a bounded delay against equal sharing (elastic fair queuing).
+
+    alpha: the least efficiency per GPU, relative to the requested size, that a job may grow to (section 3.3).
+    pool: GPUs for jobs of unknown demand while there are any: a number, or a fraction below one of all.
+    compact_s: seconds that moving a running job costs; with it, an otherwise quiet decision gathers jobs on
+    fewer nodes where they end the sooner for it. Off unless given.
+
+    A change that is told late, with a time before another one already told, counts as happening at the time
+    of that one: what GPS has served stays served, so the state depends on the log alone.
+    """
+
+    name: ClassVar[str] = "ares"
+    elasticity: ClassVar[Elasticity] = "size"
+
+    def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
+        if not 0 < alpha <= 1:
+            raise UsageError(f'policy "ares": alpha {alpha:g} is not above 0 and at most 1')
+        if not (0 < pool < 1 or (pool >= 1 and pool == int(pool))):
+            raise UsageError(
+                f'policy "ares": pool {pool:g} is neither a number of GPUs nor a fraction below 1'
+            )
+        if compact_s is not None and compact_s < 0:
+            raise UsageError(f'policy "ares": compact_s {compact_s:g} is not a number of seconds')
+        self.alpha = alpha
+        self.pool = pool
+        self.compact_s = compact_s
+        self._gps = VirtualTime()
+        self._finish: dict[str, float] = {}
+        """F of the active jobs of known demand."""
+        self._queue: Queue | None = None
+        """Made from the active jobs at the first decision, then kept up to date by the changes."""
+        self._unknown: dict[str, JobState] = {}
+        self._up: Free = ()
+        self._look_again: list[str] = []
+        """Jobs whose state may differ from what the queue last said."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Follow GPS through the changes, walk the queue where they touch it, name what differs."""
+        self._follow(snapshot)
+        queue = self._up_to_date(snapshot)
+        most = max(snapshot.speeds.gpu_types.values(), default=0)
+        rejected = reject_impossible(snapshot, lambda job: _sizes(job, most))
+        for job_id in rejected:
+            queue.remove(job_id)
+            self._unknown.pop(job_id, None)
+        for job_id in self._look_again:
+            queue.check(job_id)
+        seats, capacity = self._capacity(snapshot, queue)
+        changed = {entry.job.id for entry in queue.walk(capacity)}
+        changed.update(job_id for job_id in self._look_again if job_id in queue.by_id)
+        entries = sorted((queue.by_id[job_id] for job_id in changed), key=lambda entry: entry.key)
+        wanted = {entry.job.id: (entry.kind, entry.gpus) for entry in entries} | seats
+        targets = _targets(snapshot, wanted, queue.ladders.gpu_types)
+        if self.compact_s is not None and not targets:
+            targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
+        self._look_again = list(targets)
+        return Decision(targets, rejected)
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """F and rank, the ceiling and what sets it; for a waiting job what it lacks."""
+        from pliant.tools.schedule.policies.ares.explain import explain_pool, explain_queue
+
+        if self._queue is None:
+            return {}
+        return explain_queue(self._queue) | explain_pool(self._unknown.values())
+
+    def dump_state(self) -> dict[str, Any]:
+        """Virtual time, and F of the jobs active in GPS and of those active in the cluster."""
+        return {
+            "time_s": self._gps.time_s,
+            "virtual": self._gps.virtual,
+            "gps": dict(sorted(self._gps.active.items())),
+            "jobs": dict(sorted(self._finish.items())),
+        }
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up virtual time; the queue is made anew at the next decision."""
+        self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"])
+        self._finish = dict(state["jobs"])
+        self._queue = None
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Advance GPS through the changes, in the order in which they were told."""
+        gains = [change.gpus for change in snapshot.changes]
+        gpus = snapshot.total_gpus - sum(gains)
+        for change, gained in zip(snapshot.changes, gains, strict=True):
+            if gained:
+                self._gps.advance(change.time_s, gpus)
+                gpus += gained
+                self._up = ()
+            elif change.job:
+                self._follow_job(change, change.job, gpus, snapshot.speeds)
+
+    def _follow_job(self, change: Change, job: JobState, gpus: int, speeds: Speeds) -> None:
+        if change.kind == "arrived" and job.total_samples is not None:
+            self._gps.advance(change.time_s, gpus)
+            self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds))
+        elif change.kind in _WITHDRAWN:
+            self._gps.advance(change.time_s, gpus)
+            self._gps.leave(job.id)
+        if change.ended_job:
+            self._finish.pop(job.id, None)
+
+    def _up_to_date(self, snapshot: Snapshot) -> Queue:
+        """The queue with everybody who joined and without everybody who left."""
+        if self._queue is None or self._queue.ladders.speeds is not snapshot.speeds:
+            self._queue = self._new_queue(snapshot)
+            return self._queue
+        for change in snapshot.changes:
+            job = change.job
+            if change.kind == "lost" and job:
+                self._look_again.append(job.id)
+            elif change.kind == "arrived" and job and job.id in snapshot.jobs:
+                if job.id in self._finish:
+                    self._queue.add(self._finish[job.id], job)
+                else:
+                    self._unknown[job.id] = job
+            elif change.ended_job:
+                self._unknown.pop(change.ended_job.id, None)
+                self._queue.remove(change.ended_job.id)
+        return self._queue
+
+    def _new_queue(self, snapshot: Snapshot) -> Queue:
+        self._up = ()
+        known = [(self._finish[i], job) for i, job in snapshot.jobs.items() if i in self._finish]
+        self._unknown = {i: job for i, job in snapshot.jobs.items() if i not in self._finish}
+        return Queue(Ladders(snapshot.speeds, self.alpha), known)
+
+    def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[dict[str, Seat], Free]:
+        """Seats of the pool's jobs, and the GPUs that remain for the queue, by type."""
+        if not self._up:
+            up = snapshot.gpus_by_type()
+            self._up = tuple(up.get(gpu_type, 0) for gpu_type in queue.ladders.gpu_types)
+        unknown = sorted(self._unknown.values(), key=lambda job: job.arrival)
+        seats = Pool(self.pool, queue.ladders.speeds).share(unknown, self._up, alone=not queue.entries)
+        left = list(self._up)
+        for kind, gpus in seats.values():
+            if gpus:
+                left[kind] -= gpus
+        return seats, tuple(left)
+
+
+def _sizes(job: JobState, most: int) -> Iterable[int]:
+    """All sizes that a job may get: those of its ladder, or any within its limits where demand is unknown."""
+    if job.total_samples is not None:
+        return (job.spec.gpus.requested, *sizes_below(job))
+    return range(max(job.spec.min_gpus, job.spec.max_gpus(most)), job.spec.min_gpus - 1, -1)
+
+
+def _targets(snapshot: Snapshot, wanted: Mapping[str, Seat], gpu_types: Sequence[str]) -> dict[str, Target]:
+    """What differs from what the jobs hold; the global batch is always the author's."""
+    targets = {}
+    for job_id, (kind, gpus) in wanted.items():
+        job = snapshot.jobs[job_id]
+        gpu_type = gpu_types[kind] if gpus else None
+        rebatched = gpus > 0 and job.global_batch != job.reference_batch
+        if rebatched or (gpus, gpu_type) != (job.gpus, job.gpu_type):
+            targets[job_id] = Target(gpus, gpu_type, job.reference_batch if gpus else None)
+    return targets

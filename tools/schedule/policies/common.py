@@ -1,0 +1,170 @@
+"""What policies share: GPUs left to give away by type, sizes a job can run at, decisions from sizes."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.speeds import Speeds
+
+Sizes = Callable[[JobState], Iterable[int]]
+"""The sizes that a policy may give a job, in GPUs."""
+
+
+class Grant(NamedTuple):
+    """So many GPUs of one type."""
+
+    gpus: int
+    gpu_type: str
+
+
+class GpuBudget:
+    """GPUs not yet given away while a decision is being made, by type.
+
+    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal out all
+    anew.
+    """
+
+    def __init__(self, gpus_by_type: Mapping[str, int]) -> None:
+        self.left = dict(gpus_by_type)
+
+    @property
+    def total(self) -> int:
+        """GPUs left, over all types."""
+        return sum(self.left.values())
+
+    def take(self, grant: Grant) -> None:
+        """Give GPUs away."""
+        self.left[grant.gpu_type] -= grant.gpus
+
+    def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
+        """``gpus`` GPUs of the one type that suits ``job`` best among those with so many left, not yet taken.
+
+        The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
+        which that size is infeasible is no choice. None: no type is.
+        """
+        if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
+            return Grant(gpus, job.gpu_type)
+        roomy = [kind for kind, left in self.left.items() if left >= gpus]
+        rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
+        return Grant(gpus, min(rates)[1]) if rates else None
+
+
+def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Decision:
+    """The decision that leaves exactly ``grants`` in force, naming only jobs that differ from it.
+
+    A running job without a grant is preempted. Growths and starts are placed in the order of ``grants``.
+    """
+    targets = {job.id: Target(0) for job in snapshot.jobs.values() if job.gpus and job.id not in grants}
+    for job_id, grant in grants.items():
+        job = snapshot.jobs[job_id]
+        if (job.gpus, job.gpu_type) != (grant.gpus, grant.gpu_type):
+            targets[job_id] = Target(grant.gpus, grant.gpu_type)
+    return Decision(targets)
+
+
+def serve_in_order(snapshot: Snapshot, order: Iterable[JobState]) -> Decision:
+    """Deal all GPUs out anew: each job in turn gets what it requested, or nothing where that is not left.
+
+    A job that does not fit is passed over, later ones may still fit. A job that runs keeps its GPU type, and
+    so its place, unless those before it took too many of that type. Where nobody is left out, the same
+    follows in every round until something changes.
+    """
+    budget = GpuBudget(snapshot.gpus_by_type())
+    grants: dict[str, Grant] = {}
+    passed_over = False
+    for job in order:
+        grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+        if grant is None:
+            passed_over = True
+            if not budget.total:
+                break
+            continue
+        budget.take(grant)
+        grants[job.id] = grant
+    decision = decision_from_grants(snapshot, grants)
+    decision.quiet_until_s = None if passed_over else math.inf
+    return decision
+
+
+def requested_alone(job: JobState) -> Iterable[int]:
+    """The one size of policies that give every job what it requested."""
+    return (job.spec.gpus.requested,)
+
+
+def minimum_alone(job: JobState) -> Iterable[int]:
+    """The size that decides for policies that may give a job more, never less."""
+    return (job.spec.min_gpus,)
+
+
+def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dict[str, str]:
+    """Jobs among the arrivals since the last call that no GPU type can run at any of ``sizes``, and why.
+
+    Measured against all nodes, those that are down included: they may come back.
+    """
+    verdicts = {}
+    for change in snapshot.changes:
+        job = change.job
+        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
+            reason = _why_none(job, sizes(job), snapshot.speeds)
+            if reason is not None:
+                verdicts[job.id] = reason
+    return verdicts
+
+
+def _why_none(job: JobState, sizes: Iterable[int], speeds: Speeds) -> str | None:
+    """Why ``job`` runs at none of ``sizes``, by the last of them; None: it runs at one."""
+    reason = None
+    for gpus in sizes:
+        reason = why_impossible(job, gpus, speeds)
+        if reason is None:
+            return None
+        if gpus > job.spec.min_gpus:
+            reason += f"; this policy gives the requested {in_gpus(gpus)}"
+    return reason
+
+
+def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
+    """Why no GPU type of the cluster can ever run ``job`` on ``gpus`` GPUs; None: one can."""
+    roomy = [kind for kind, total in speeds.gpu_types.items() if total >= gpus]
+    if not roomy:
+        most = max(speeds.gpu_types.values(), default=0)
+        return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
+    for kind in roomy:
+        if speeds.rate(job, gpus, kind) > 0:
+            return None
+    return (
+        f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
+    )
+
+
+def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) -> float:
+    """GPU-seconds that ``samples`` take on the requested GPUs; infinite where the work is unknown."""
+    rate = speeds.rate(job, job.spec.gpus.requested)
+    if samples is None or rate <= 0:
+        return float("inf")
+    return samples / rate * job.spec.gpus.requested
+
+
+def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
+    """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
+
+    The lows must fit: their sum is at most ``gpus``. O(jobs · log gpus).
+    """
+
+    def sizes_at(level: int) -> list[int]:
+        return [min(max(level, low), high) for low, high in limits]
+
+    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(sizes_at(candidate)))
+    sizes = sizes_at(level)
+    remainder = gpus - sum(sizes)
+    for index, (low, high) in enumerate(limits):
+        if remainder and low <= level < high:
+            sizes[index] += 1
+            remainder -= 1
+    return sizes

@@ -1,0 +1,1 @@
+"""Elastic scaling with batch sizes: the optimizer, the autoscaler and their baselines."""

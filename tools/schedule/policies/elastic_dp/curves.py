@@ -1,0 +1,156 @@
+"""Scaling curves of jobs for elastic-dp: the best batch for every number of GPUs, and how fast it is.
+
+The job scalability analyzer of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020),
+sections III-B and III-C, on top of the throughput model: S(b, k) = T(b, k) / T(largest local batch, 1), and
+for each k the batch b of [b_min, b_max] with the largest S. A share ceil(b / k) that does not fit a GPU is
+infeasible, so b_min and the memory of a GPU say how many GPUs are the fewest.
+
+Step times are linear between the local batches that were measured, so T has its maxima there or at the ends
+of the range: only these are tried. A throughput model that does not name such batches gets a geometric grid.
+
+Departures: a job that no size of its own lets run without accumulation runs with it, at any size; the base
+of a job without a speed on one GPU is its speed per GPU at its smallest size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pliant.tools.profile.throughput import local_limit
+from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains, Ints
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.speeds import Speeds
+
+_ALL_TRIED: Final = 16
+"""Local batches of one size that are all tried; of more, a selection."""
+_ROUNDING: Final = 1e-9
+"""Relative difference of speeds that counts as none."""
+
+BatchRange = tuple[int, int]
+"""Smallest and largest global batch that a policy may choose."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalingCurve:
+    """One job on one GPU type, by number of GPUs."""
+
+    factors: Floats
+    """[GPUs] the throughput scaling factor at the best batch, -inf where infeasible."""
+    batches: Ints
+    """[GPUs] the best global batch, 0 where infeasible."""
+    gains: Gains
+    """What the optimizer sees of it."""
+
+    @property
+    def least(self) -> int:
+        """The smallest feasible size."""
+        return self.gains.least
+
+
+def allowed_batches(job: JobState) -> BatchRange:
+    """The global batches that the job itself allows."""
+    spec, batch = job.spec, job.reference_batch
+    if spec.elastic != "size+batch":
+        return batch, batch
+    return spec.batch.min or batch, spec.batch.max or batch
+
+
+class Curves:
+    """Scaling curves; jobs that are alike share them."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        self.speeds = speeds
+        self._known: dict[object, ScalingCurve | None] = {}
+
+    def of(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
+        """The curve of a job whose batch may be chosen from ``batches``; None: no size is feasible."""
+        spec = job.spec
+        limits = (spec.min_gpus, self._most(job, gpu_type), spec.elastic == "none" and spec.gpus.requested)
+        cap = self._most_local(job, gpu_type)
+        largest = min(allowed_batches(job)[1], cap or job.reference_batch)
+        key = (
+            spec.model,
+            gpu_type,
+            limits,
+            batches,
+            job.reference_batch,
+            largest,
+            cap,
+            spec.batch.size is None,
+        )
+        if key not in self._known:
+            self._known[key] = self._make(job, gpu_type, batches)
+        return self._known[key]
+
+    def _make(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
+        cap = self._most_local(job, gpu_type)
+        rates, best = self._fastest(job, gpu_type, batches, cap)
+        if not rates.any():
+            rates, best = self._fastest(job, gpu_type, batches, None)
+        sizes = np.flatnonzero(rates)
+        if not sizes.size:
+            return None
+        base = self._base_rate(job, gpu_type, cap) or rates[sizes[0]] / sizes[0]
+        factors = np.where(rates > 0, rates / base, -np.inf)
+        gains = Gains.of(factors)
+        assert gains is not None, "there is a feasible size"  # noqa: S101
+        return ScalingCurve(factors, best, gains)
+
+    def _fastest(
+        self, job: JobState, gpu_type: str, batches: BatchRange, cap: int | None
+    ) -> tuple[Floats, Ints]:
+        """[GPUs] samples per second at the best batch, 0 where infeasible, and that batch."""
+        most = self._most(job, gpu_type)
+        rates, best = np.zeros(most + 1), np.zeros(most + 1, dtype=np.int64)
+        for gpus in range(job.spec.min_gpus, most + 1):
+            for batch in self._candidates(job, gpu_type, gpus, batches, cap):
+                rate = self.speeds.rate(job, gpus, gpu_type, global_batch=batch)
+                if rate > rates[gpus] * (1 + _ROUNDING):
+                    rates[gpus], best[gpus] = rate, batch
+        return rates, best
+
+    def _candidates(
+        self, job: JobState, gpu_type: str, gpus: int, batches: BatchRange, cap: int | None
+    ) -> Iterator[int]:
+        """Global batches worth trying: the author's own first, then ascending."""
+        low, high = batches
+        least, most = -(-low // gpus), -(-high // gpus)
+        if cap is not None:
+            most = min(most, cap)
+        if least > most:
+            return
+        own = min(max(job.reference_batch, low), high)
+        if -(-own // gpus) <= most:
+            yield own
+        if low < high:
+            for local in sorted(
+                {least, *self._locals(job, gpu_type, least, most), max(least, most - 1), most}
+            ):
+                yield min(local * gpus, high)
+
+    def _locals(self, job: JobState, gpu_type: str, least: int, most: int) -> Iterable[int]:
+        """Local batches at which speed may be largest."""
+        if most - least < _ALL_TRIED:
+            return range(least, most + 1)
+        measured = self.speeds.throughput.local_batches(job.spec.model, gpu_type)
+        if not measured:
+            return [int(local) for local in np.geomspace(least, most, _ALL_TRIED)]
+        return [local for local in measured if least < local < most]
+
+    def _base_rate(self, job: JobState, gpu_type: str, cap: int | None) -> float:
+        """Samples per second on one GPU at the largest local batch, which the job's own range may limit."""
+        largest = allowed_batches(job)[1]
+        batch = largest if cap is None else min(largest, cap)
+        return self.speeds.rate(job, 1, gpu_type, global_batch=batch)
+
+    def _most(self, job: JobState, gpu_type: str) -> int:
+        """The most GPUs of the type that the job can use, those that are down included."""
+        return job.spec.max_gpus(self.speeds.gpu_types[gpu_type])
+
+    def _most_local(self, job: JobState, gpu_type: str) -> int | None:
+        """0: no batch fits; None: there is no limit."""
+        return local_limit(self.speeds.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)

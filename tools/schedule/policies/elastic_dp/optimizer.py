@@ -1,0 +1,138 @@
+"""The optimizer of elastic-dp: the sizes of jobs for which their scaling factors have the largest sum.
+
+"Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020), section III-C: maximise the sum
+of w_j · s_j(k_j) with kmin_j <= k_j <= kmax_j and no more than K GPUs in all; on top of it, no user's jobs
+hold more than a quota. Departures from the paper, none of which changes the optimum:
+
+- The smallest sizes are paid first. A set of jobs is feasible if and only if these fit, so that trying one
+  more job takes no row of the dynamic program.
+- Jobs with concave gains need no rows: their increments are merged (:mod:`elastic_dp_merge`). Only the
+  others go through the table (:mod:`elastic_dp_table`); one look at both says how they share the rest.
+- A user with a quota is solved alone, up to the quota, and takes part in the whole as one job.
+
+Equally good: nobody gets a GPU that gains nothing; jobs without concave gains (users with a quota among
+them, and within them) together get the fewest; among either kind, those added later get fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains
+from pliant.tools.schedule.policies.elastic_dp.merge import Merge
+from pliant.tools.schedule.policies.elastic_dp.table import Table, max_plus
+
+
+class Share:
+    """Jobs that share GPUs: what they gain together, and how they share."""
+
+    def __init__(self) -> None:
+        self._jobs: Sequence[Gains] = ()
+        self._budget = 0
+        self._table = Table()
+        self._merge = Merge(())
+
+    def update(self, jobs: Sequence[Gains], budget: int) -> None:
+        """These jobs share up to ``budget`` GPUs beyond their smallest sizes."""
+        self._jobs, self._budget = jobs, budget
+        self._merge = Merge([job for job in jobs if job.concave])
+        self._table.update([job for job in jobs if not job.concave], budget)
+
+    def curve(self) -> Floats:
+        """[GPUs] the most that so many gain, for 0 up to the budget or where gains end."""
+        merged, row = self._merge.curve(self._budget), self._table.curve()
+        if len(row) == 1 or len(merged) == 1:
+            return max(row, merged, key=len)
+        longer, shorter = sorted((row, merged), key=len, reverse=True)
+        return max_plus(longer, shorter, self._budget)[0]
+
+    def extras(self, budget: int) -> list[int]:
+        """GPUs of each job beyond its smallest size when ``budget`` are shared."""
+        for_table = self._for_table(budget)
+        merged = iter(self._merge.extras(budget - for_table).tolist())
+        tabled = iter(self._table.extras(for_table))
+        return [next(merged if job.concave else tabled) for job in self._jobs]
+
+    def _for_table(self, budget: int) -> int:
+        """The smallest part of ``budget`` that is best given to the jobs without concave gains."""
+        row = self._table.curve()[: budget + 1]
+        if len(row) == 1:
+            return 0
+        merged = self._merge.curve(budget)
+        left = np.minimum(budget - np.arange(len(row)), len(merged) - 1)
+        return int((row + merged[left]).argmax())
+
+
+@dataclass(slots=True)
+class _Group:
+    """Jobs whose GPUs are limited together, or by nothing but the whole."""
+
+    left: int = 0
+    """GPUs beyond their smallest sizes."""
+    jobs: list[Gains] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """Where they stand among all jobs."""
+    share: Share = field(default_factory=Share)
+
+    def as_one(self, budget: int) -> Gains:
+        """All of them as one job, for up to ``budget`` GPUs."""
+        self.share.update(self.jobs, min(budget, self.left))
+        found = Gains.of(np.concatenate(([0.0], self.share.curve())))
+        assert found is not None, "nothing more is feasible"  # noqa: S101
+        return found
+
+
+class Optimizer:
+    """The sizes of jobs, added one by one, on GPUs of one kind.
+
+    Solved when first asked after a job was added; what was solved before is used again.
+    """
+
+    def __init__(self, gpus: int, quota: int | None = None) -> None:
+        """``quota``: GPUs that the jobs of one user may hold."""
+        self.left = gpus
+        """GPUs beyond the smallest sizes of the jobs added."""
+        self._quota = quota
+        self._sizes: list[int] = []
+        """Smallest sizes of the jobs, in order."""
+        self._free = _Group()
+        self._limited: dict[str, _Group] = {}
+        """By user, where there is a quota."""
+        self._whole = Share()
+
+    def room(self, user: str = "") -> int:
+        """GPUs that one more job of this user could take as its smallest size."""
+        if self._quota is None or not user:
+            return self.left
+        known = self._limited.get(user)
+        return min(self.left, self._quota if known is None else known.left)
+
+    def add(self, gains: Gains, user: str = "") -> bool:
+        """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
+        if gains.least > self.room(user):
+            return False
+        self.left -= gains.least
+        group = self._free
+        if self._quota is not None and user:
+            group = self._limited.setdefault(user, _Group(self._quota))
+        group.left -= gains.least
+        group.jobs.append(gains)
+        group.places.append(len(self._sizes))
+        self._sizes.append(gains.least)
+        return True
+
+    def sizes(self) -> list[int]:
+        """GPUs of each job, in the order in which they were added."""
+        limited = self._limited.values()
+        self._whole.update([*self._free.jobs, *(group.as_one(self.left) for group in limited)], self.left)
+        extras = self._whole.extras(self.left)
+        sizes = list(self._sizes)
+        for place, extra in zip(self._free.places, extras, strict=False):
+            sizes[place] += extra
+        for group, budget in zip(limited, extras[len(self._free.jobs) :], strict=True):
+            for place, extra in zip(group.places, group.share.extras(budget), strict=True):
+                sizes[place] += extra
+        return sizes

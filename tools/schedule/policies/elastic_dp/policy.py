@@ -1,0 +1,220 @@
+"""Elastic scaling with batch sizes: the largest total throughput, by dynamic programming.
+
+"Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): :mod:`elastic_dp_curves` is the
+job scalability analyzer, :mod:`elastic_dp_optimizer` the optimizer; the autoscaler is in
+:mod:`elastic_dp_admission`, who takes part, and :mod:`elastic_dp_rounds`, when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Elasticity
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.policies.common import why_impossible
+from pliant.tools.schedule.policies.elastic_dp.admission import Admission, Desk, Objective
+from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
+from pliant.tools.schedule.policies.elastic_dp.rounds import Moments
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+_log = logging.getLogger("pliant")
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pliant.tools.schedule.speeds import Speeds
+
+
+class ElasticDp(Policy):
+    """Largest sum of throughput scaling factors: sizes and batches by dynamic programming, at intervals.
+
+    The scaling factor is the throughput at the best batch for a size, against one GPU at its largest local
+    batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit, and the sizes
+    of whoever takes part are chosen anew, exactly (Saxena et al., 2020, section III). The smallest size of a
+    job is the one at which its smallest batch fits the GPUs. Of equally good sizes, jobs that joined later
+    get fewer GPUs. While no job holds a GPU nobody waits for the interval. Each GPU type is a cluster of its
+    own.
+
+    interval_s: seconds between scalings, at multiples of it; 0: at every change.
+    ended_part: scale earlier when such a part of the active jobs has ended; none: never.
+    mode: "queue": a job that does not fit waits; "drop": it is rejected, unless it has run before.
+    strict: nobody passes a job that does not fit.
+    priority_base: a job of priority p counts this to the power of p; 1: all count the same.
+    quota: GPUs of each type that the jobs of one named user may hold.
+    rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
+    for as much less at every size but its own; "measured": what the profile has measured of each model,
+    the mean of the others where it has not measured one.
+    """
+
+    name: ClassVar[str] = "elastic-dp"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+    interval_parameter: ClassVar[str | None] = "interval_s"
+    rebuilds_state: ClassVar[bool] = False
+    """When sizes were last looked at is no change, so no history of changes tells it."""
+
+    def __init__(
+        self,
+        *,
+        interval_s: float = 600.0,
+        ended_part: float | None = 0.05,
+        mode: Literal["queue", "drop"] = "queue",
+        strict: bool = False,
+        priority_base: float = 2.0,
+        quota: int | None = None,
+        rescale_s: float | Literal["measured"] = 0.0,
+    ) -> None:
+        self._check(interval_s, ended_part, priority_base, quota, rescale_s)
+        self.interval_s = interval_s
+        self.ended_part = ended_part
+        self.mode = mode
+        self.strict = strict
+        self.priority_base = priority_base
+        self.quota = quota
+        self.rescale_s = rescale_s
+        self._noted = False
+        self._moments = Moments(interval_s, ended_part)
+        self._curves: Curves | None = None
+        self._waiting: dict[str, Explanation] = {}
+
+    def batches(self, job: JobState) -> BatchRange:
+        """The global batches that the job may be given."""
+        return allowed_batches(job)
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Reject what never fits; at a scaling moment admit, solve and name what differs."""
+        desk = self._desk(snapshot)
+        decision = Decision(rejected=self._impossible(snapshot, desk))
+        due = self._moments.due(snapshot.changes, snapshot.time_s, sum(snapshot.speeds.gpu_types.values()))
+        idle = sum(snapshot.free_gpus.values()) == snapshot.total_gpus
+        if not (due or idle):
+            decision.ask_again_s = self._moments.next_s(snapshot.time_s)
+            return decision
+        self._moments.hold(snapshot.time_s)
+        jobs = [job for job in snapshot.jobs.values() if job.id not in decision.rejected]
+        admission = desk.admit(jobs, snapshot.gpus_by_type(), self.quota, strict=self.strict)
+        self._waiting = admission.waiting
+        decision.targets = _targets(snapshot, admission)
+        if self.mode == "drop":
+            for job_id, why in admission.waiting.items():
+                if snapshot.jobs[job_id].first_start_s is None:
+                    decision.rejected[job_id] = why.reason
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """The scaling factor and what one GPU more would add; for a waiting job what it lacks."""
+        if self._curves is None:
+            return {}
+        desk = self._desk(snapshot)
+        return {
+            job.id: _explain(job, desk) if job.gpus else self._why_waiting(job, snapshot.time_s)
+            for job in snapshot.jobs.values()
+        }
+
+    def dump_state(self) -> dict[str, Any]:
+        """When sizes were looked at, and what has happened since."""
+        return self._moments.dump()
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up the moments; curves are made anew."""
+        self._moments.load(state)
+
+    def _check(
+        self,
+        interval_s: float,
+        ended_part: float | None,
+        priority_base: float,
+        quota: int | None,
+        rescale_s: float | str,
+    ) -> None:
+        wrong = {
+            f"interval_s {interval_s:g} is below 0": interval_s < 0,
+            f"ended_part {ended_part} is not above 0 and at most 1": ended_part is not None
+            and not 0 < ended_part <= 1,
+            f"priority_base {priority_base:g} is not from 1 to 10": not 1 <= priority_base <= 10,
+            f"quota {quota} is below 1": quota is not None and quota < 1,
+            f"rescale_s {rescale_s} is below 0": not isinstance(rescale_s, str) and rescale_s < 0,
+            "rescale_s is spread over interval_s, which is 0": bool(rescale_s) and interval_s == 0,
+        }
+        for complaint, holds in wrong.items():
+            if holds:
+                raise UsageError(f'policy "{self.name}": {complaint}')
+
+    def _desk(self, snapshot: Snapshot) -> Desk:
+        if self._curves is None or self._curves.speeds is not snapshot.speeds:
+            self._curves = Curves(snapshot.speeds)
+        charge = partial(self._rescale_part, self._curves.speeds) if self.rescale_s else None
+        return Desk(self._curves, self.batches, Objective(self.priority_base, charge))
+
+    def _rescale_part(self, speeds: Speeds, model: str) -> float:
+        seconds = speeds.rescale_seconds(model) if self.rescale_s == "measured" else self.rescale_s
+        if seconds is None:
+            self._note_unmeasured()
+            return 0.0
+        return min(1.0, seconds / self.interval_s)
+
+    def _note_unmeasured(self) -> None:
+        if not self._noted:
+            self._noted = True
+            _log.warning(
+                'policy "%s": rescale_s is "measured", but the profile has no costs: nothing is charged; '
+                "measure them with `pliant profile --costs`",
+                self.name,
+            )
+
+    def _impossible(self, snapshot: Snapshot, desk: Desk) -> dict[str, str]:
+        """Jobs among the arrivals since the last call that never fit, were they alone, and why."""
+        verdicts = {}
+        for change in snapshot.changes:
+            job = change.job
+            if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
+                reason = self._why_never(job, desk)
+                if reason is not None:
+                    verdicts[job.id] = reason
+        return verdicts
+
+    def _why_never(self, job: JobState, desk: Desk) -> str | None:
+        choices = desk.choices(job)
+        if not choices:
+            reason = why_impossible(job, job.spec.min_gpus, desk.curves.speeds)
+            return reason or f'model "{job.spec.model}" runs at none of its sizes with a batch that it allows'
+        least = min(member.curve.least for member in choices)
+        if self.quota is not None and job.spec.user and least > self.quota:
+            return f"needs {in_gpus(least)}, a user may hold {self.quota}"
+        return None
+
+    def _why_waiting(self, job: JobState, now_s: float) -> Explanation:
+        if job.id in self._waiting:
+            return self._waiting[job.id]
+        next_s = self._moments.next_s(now_s)
+        return Explanation(f"waits for the next scaling, in {next_s - now_s:.0f} s")
+
+
+def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:
+    """What differs from what the jobs hold."""
+    wanted = {
+        member.job.id: Target(size, member.gpu_type, int(member.curve.batches[size]))
+        for member, size in admission.sizes()
+    }
+    targets = {job.id: Target(0) for job in snapshot.jobs.values() if job.gpus and job.id not in wanted}
+    for job_id, target in wanted.items():
+        job = snapshot.jobs[job_id]
+        if (job.gpus, job.gpu_type, job.global_batch) != (target.gpus, target.gpu_type, target.global_batch):
+            targets[job_id] = target
+    return targets
+
+
+def _explain(job: JobState, desk: Desk) -> Explanation:
+    """Why a running job has the size that it has."""
+    curve = desk.curves.of(job, job.gpu_type or "", desk.batches(job))
+    if curve is None or not 0 < job.gpus < len(curve.factors) or curve.factors[job.gpus] < 0:
+        return Explanation("keeps a size that it would not be given")
+    factor = f"{curve.factors[job.gpus]:.2f} times one GPU at batch {job.global_batch}"
+    if job.gpus + 1 == len(curve.factors):
+        return Explanation(f"{factor}, its largest size")
+    gain = curve.factors[job.gpus + 1] - curve.factors[job.gpus]
+    return Explanation(f"{factor}, one GPU more would {f'add {gain:.2f}' if gain > 0 else 'add nothing'}")

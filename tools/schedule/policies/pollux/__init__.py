@@ -1,0 +1,1 @@
+"""Pollux: co-adaptive goodput scheduling."""

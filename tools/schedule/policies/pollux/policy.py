@@ -1,0 +1,232 @@
+"""Pollux: co-adaptive goodput scheduling. Sizes, places and batches that make the mean slowdown least.
+
+Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`pollux_fit` is the throughput model and its fit,
+:mod:`pollux_goodput` goodput and the choice of the batch, :mod:`pollux_jobs` keeps both by job,
+:mod:`pollux_pools` says who takes part, :mod:`pollux_search` searches.
+
+Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
+job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
+the type has GPUs; the search shrinks with the size of its matrices; step times may be the profile's; the
+batch is chosen from a geometric grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Elasticity
+from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.policies.common import why_impossible
+from pliant.tools.schedule.policies.pollux.goodput import Goodput
+from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
+from pliant.tools.schedule.policies.pollux.pools import Members, Population, pools
+from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+_CELLS: Final = 4_000_000
+"""Matrix elements that one search may make, over all generations."""
+_LEAST_GENERATIONS: Final = 8
+_LEAST_FACTOR: Final = 0.01
+
+
+class Pollux(Policy):
+    """Least mean slowdown against the fair share, by goodput: throughput times statistical efficiency.
+
+    Every round it searches, with a seeded population of allocations, for the largest harmonic mean (p = -1)
+    of the jobs' speedups: goodput over that on an equal share of the GPUs. A running job that is moved or
+    resized counts for less the younger it is and the more often it was. Where a job lets its batch move and
+    its gradient noise scale is known, every allocation comes with its best batch; other batches stay.
+
+    knowledge: "profile": step times are the profile's. "measured": nothing but what each job has measured
+    itself, fitted with seven parameters, at most twice the GPUs it has tried, the smallest batch at first.
+    restart_s: seconds that a restart is taken to cost.
+    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a restart; "free":
+    whenever another is better.
+    lone_accumulation: one GPU cuts batches above the smallest into two micro-steps at least.
+    population, generations: how far the search goes at most.
+    """
+
+    name: ClassVar[str] = "pollux"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+    default_interval_s: ClassVar[float | None] = 60.0
+    rebuilds_state: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        knowledge: Knowledge = "profile",
+        restart_s: float = 30.0,
+        retune: Literal["paid", "free"] = "paid",
+        lone_accumulation: bool = False,
+        population: int = 100,
+        generations: int = 60,
+    ) -> None:
+        if restart_s < 0:
+            raise UsageError(f'policy "pollux": restart_s {restart_s:g} is below 0')
+        if population < 1 or generations < 0:
+            raise UsageError('policy "pollux": population is at least 1, generations at least 0')
+        self.knowledge = knowledge
+        self.restart_s = restart_s
+        self.retune = retune
+        self.lone_accumulation = lone_accumulation
+        self.population = population
+        self.generations = generations
+        self._seed: int | None = None
+        """Drawn once; every round then has a stream of its own, whatever came before."""
+        self._round = 0
+        self._restarts: dict[str, int] = {}
+        self._populations: dict[str, Population] = {}
+        self._goodputs: Goodputs | None = None
+        self._told: dict[str, Explanation] = {}
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Search each pool, and name what differs from what the jobs hold."""
+        if self._seed is None:
+            self._seed = int(rng.integers(2**53))
+        self._round += 1
+        stream = np.random.default_rng([self._seed, self._round])
+        goodputs = self._up_to_date(snapshot)
+        decision = Decision(rejected=_impossible(snapshot))
+        self._told = {}
+        for pool, jobs in pools(snapshot, decision.rejected):
+            nodes = [node for node in snapshot.nodes if node.up and node.gpu_type == pool.gpu_type]
+            tables = [goodputs.goodput(job, pool) for job in jobs]
+            members = Members(pool, jobs, nodes, tables)
+            decision.targets |= self._share(members, goodputs, snapshot, stream)
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """The speedup of each job against its fair share."""
+        return {job_id: told for job_id, told in self._told.items() if job_id in snapshot.jobs}
+
+    def dump_state(self) -> dict[str, Any]:
+        """The seed, the round, restarts by job, and the population of each pool."""
+        return {
+            "seed": self._seed,
+            "round": self._round,
+            "restarts": dict(sorted(self._restarts.items())),
+            "populations": {kind: each.dump() for kind, each in sorted(self._populations.items())},
+        }
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up seed, round, restarts and populations; tables are made anew."""
+        self._seed, self._round = state["seed"], state["round"]
+        self._restarts = dict(state["restarts"])
+        self._populations = {kind: Population.load(each) for kind, each in state["populations"].items()}
+        self._goodputs = None
+
+    def _up_to_date(self, snapshot: Snapshot) -> Goodputs:
+        if self._goodputs is None or self._goodputs.speeds is not snapshot.speeds:
+            self._goodputs = Goodputs(
+                snapshot.speeds, self.knowledge, lone_accumulates=self.lone_accumulation
+            )
+        for change in snapshot.changes:
+            if change.ended_job is not None:
+                self._goodputs.forget(change.ended_job.id)
+                self._restarts.pop(change.ended_job.id, None)
+        return self._goodputs
+
+    def _share(
+        self, members: Members, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
+    ) -> dict[str, Target]:
+        """Search one pool and remember what was found."""
+        problem = self._problem(members, snapshot)
+        cells = self.population * problem.jobs * problem.nodes
+        generations = min(self.generations, max(_LEAST_GENERATIONS, _CELLS // max(1, cells)))
+        kind = members.pool.gpu_type
+        last = self._populations.get(kind)
+        earlier = problem.held[:0] if last is None else last.of(members)
+        found = search(problem, earlier, rng, self.population, generations)
+        self._populations[kind] = Population(
+            [job.id for job in members.jobs], [node.name for node in members.nodes], found
+        )
+        return self._targets(members, problem, found[:1], goodputs)
+
+    def _problem(self, members: Members, snapshot: Snapshot) -> Problem:
+        jobs = members.jobs
+        most = np.array([table.rates.shape[1] - 1 for table in members.goodputs])
+        speedups = np.zeros((len(jobs), 2, int(most.max()) + 1))
+        for row, table in enumerate(members.goodputs):
+            fair = members.fair_gpus(row)
+            speedups[row, :, : most[row] + 1] = table.speedups(fair, members.pool.node_gpus)
+        return Problem(
+            capacity=np.array([node.gpus for node in members.nodes]),
+            speedups=speedups,
+            least=np.array([job.spec.min_gpus for job in jobs]),
+            most=most,
+            held=members.held(),
+            restart_factor=np.array([self._restart_factor(job, snapshot.time_s) for job in jobs]),
+        )
+
+    def _restart_factor(self, job: JobState, time_s: float) -> float:
+        """(T - R · δ) / (T + δ): T the job's age, R its restarts so far, δ what one costs."""
+        age_s = max(0.0, time_s - job.spec.submit_time)
+        lost_s = self._restarts.get(job.id, 0) * self.restart_s
+        total_s = age_s + self.restart_s
+        return max(_LEAST_FACTOR, (age_s - lost_s) / total_s) if total_s else 1.0
+
+    def _targets(
+        self, members: Members, problem: Problem, best: Matrices, goodputs: Goodputs
+    ) -> dict[str, Target]:
+        """What differs from what the jobs hold; an allocation on which a job would not advance is none."""
+        speedups = problem.job_speedups(best)[0]
+        targets: dict[str, Target] = {}
+        for row, job in enumerate(members.jobs):
+            place = members.place(best[0, row]) if speedups[row] > 0 else ()
+            gpus, several = sum(count for _, count in place), int(len(place) > 1)
+            speedup = float(problem.speedups[row, several, gpus])
+            self._told[job.id] = _explanation(job, gpus, speedup, members.fair_gpus(row))
+            table = members.goodputs[row]
+            if place == job.placement:
+                batch = self._retuned(job, table, several, float(problem.restart_factor[row]), goodputs)
+                if batch not in (None, job.global_batch):
+                    targets[job.id] = Target(gpus, job.gpu_type, batch, place)
+            elif place:
+                batch = int(table.batches[several, gpus])
+                targets[job.id] = Target(gpus, members.pool.gpu_type, batch, place)
+                self._count_restart(job)
+            else:
+                targets[job.id] = Target(0)
+        return targets
+
+    def _count_restart(self, job: JobState) -> None:
+        if job.first_start_s is not None:
+            self._restarts[job.id] = self._restarts.get(job.id, 0) + 1
+
+    def _retuned(
+        self, job: JobState, table: Goodput, several: int, factor: float, goodputs: Goodputs
+    ) -> int | None:
+        """Another batch for a job that keeps its GPUs, if it is worth it."""
+        if not job.gpus:
+            return None
+        batch, rate = int(table.batches[several, job.gpus]), float(table.rates[several, job.gpus])
+        if self.retune == "free":
+            return batch
+        return batch if rate * factor > goodputs.present(job, several) else None
+
+
+def _impossible(snapshot: Snapshot) -> dict[str, str]:
+    """Jobs among the new arrivals that no GPU type of this cluster can ever run, with the reason."""
+    verdicts = {}
+    for change in snapshot.changes:
+        job = change.job
+        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
+            reason = why_impossible(job, job.spec.min_gpus, snapshot.speeds)
+            if reason is not None:
+                verdicts[job.id] = reason
+    return verdicts
+
+
+def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Explanation:
+    share = in_gpus(fair_gpus)
+    if gpus:
+        return Explanation(f"{speedup:.2f} times the goodput of its fair share of {share}")
+    return Explanation(
+        f"the mean slowdown of all jobs is less without it this round; its fair share is {share}",
+        needs_gpus=job.spec.min_gpus,
+    )

@@ -1,0 +1,199 @@
+"""Search for the allocation of least mean slowdown: populations of job × node matrices, all rows at once.
+
+Pollux (OSDI '21), sections 4.2 and 5: an element says how many GPUs a job gets on a node; generations of
+crossover, mutation, repair and tournament raise the fitness, the p-mean of the jobs' speedups at p = -1. All
+steps work on the whole population at once.
+
+Departures from the paper: a job without GPUs counts with a small speedup instead of none, so that the mean
+tells one such job from two; mutations also move whole jobs, nodes and idle GPUs; equal matrices are kept
+once; the population begins with matrices that start waiting jobs in turn; a search ends that stands still.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.tools.schedule.policies.pollux.fit import Floats, Ints
+
+Matrices = npt.NDArray[np.int16]
+"""GPUs by [matrix, job, node]."""
+
+WAITING: Final = 0.01
+"""The speedup that a job without GPUs counts with."""
+_PATIENCE: Final = 15
+"""The search ends after so many generations in a row that found nothing better."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be shared out, and among whom; jobs of higher priority first."""
+
+    capacity: Ints
+    """GPUs by node."""
+    speedups: Floats
+    """[job, several nodes, GPUs]: speedup against the fair share; 0 where infeasible."""
+    least: Ints
+    """Fewest GPUs a job runs on, by job."""
+    most: Ints
+    """Most GPUs a job may get, by job; at most the columns of ``speedups``, less one."""
+    held: Matrices
+    """What the jobs hold now, as one matrix: [1, job, node]."""
+    restart_factor: Floats
+    """What is left of the speedup of a running job that is moved or resized, by job."""
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs."""
+        return len(self.least)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes."""
+        return len(self.capacity)
+
+    def job_speedups(self, found: Matrices) -> Floats:
+        """Speedups by [matrix, job], those of jobs that change what they hold reduced; 0 without GPUs."""
+        gpus = found.sum(axis=2, dtype=np.int64)
+        several = np.count_nonzero(found, axis=2) > 1
+        columns = self.speedups.shape[2]
+        index = (np.arange(self.jobs) * 2 + several) * columns + gpus
+        speedups = self.speedups.ravel()[index]
+        runs = self.held[0].any(axis=1)
+        if runs.any():
+            moved = (found[:, runs] != self.held[:, runs]).any(axis=2)
+            speedups[:, runs] *= np.where(moved, self.restart_factor[runs], 1.0)
+        return np.asarray(speedups, dtype=np.float64)
+
+    def fitness(self, found: Matrices) -> Floats:
+        """The harmonic mean of the jobs' speedups, by matrix."""
+        return np.asarray(self.jobs / (1.0 / np.maximum(self.job_speedups(found), WAITING)).sum(axis=1))
+
+
+def repair(problem: Problem, found: Matrices) -> Matrices:
+    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, least sizes.
+
+    Where jobs are too many, the earlier one keeps what it has.
+    """
+    _cap_sizes(problem, found)
+    _part_neighbours(found)
+    before = found.cumsum(axis=1, dtype=np.int16) - found
+    np.minimum(found, np.maximum(problem.capacity.astype(np.int16) - before, 0), out=found)
+    gpus = found.sum(axis=2)
+    found[gpus < problem.least] = 0
+    return found
+
+
+def _cap_sizes(problem: Problem, found: Matrices) -> None:
+    """Nobody has more than its largest size: the last nodes give."""
+    over = found.sum(axis=2) > problem.most
+    if over.any():
+        rows = found[over]
+        most = np.broadcast_to(problem.most, over.shape)[over][:, None]
+        before = rows.cumsum(axis=1) - rows
+        found[over] = np.minimum(rows, np.maximum(most - before, 0))
+
+
+def _part_neighbours(found: Matrices) -> None:
+    """Of the jobs on several nodes that meet on one, the first stays there."""
+    several = np.count_nonzero(found, axis=2) > 1
+    some = several.sum(axis=1) > 1
+    if not some.any():
+        return
+    among = found[some]
+    spread = (among > 0) & several[some][:, :, None]
+    among[spread & (spread.cumsum(axis=1, dtype=np.int16) > 1)] = 0
+    found[some] = among
+
+
+def first_come(problem: Problem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """One matrix in which every job without GPUs got its least size in turn, if it was left.
+
+    A job goes where it fits on one node, the fullest such; else on the emptiest nodes without another job of
+    several nodes.
+    """
+    found = start.copy()
+    free = problem.capacity - found.sum(axis=0)
+    shared = (found[np.count_nonzero(found, axis=1) > 1] > 0).any(axis=0)
+    for row in range(problem.jobs):
+        need = int(problem.least[row])
+        if found[row].any() or not 0 < need <= problem.most[row]:
+            continue
+        fitting = np.flatnonzero(free >= need)
+        if len(fitting):
+            found[row, fitting[free[fitting].argmin()]] = need
+        else:
+            open_to = np.where(shared, 0, free)
+            if open_to.sum() < need:
+                continue
+            order = np.argsort(-open_to, kind="stable")
+            before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
+            found[row, order] = np.clip(need - before, 0, open_to[order])
+            shared |= found[row] > 0
+        free -= found[row]
+    return found
+
+
+def search(
+    problem: Problem,
+    earlier: Matrices,
+    rng: np.random.Generator,
+    population: int,
+    generations: int,
+) -> Matrices:
+    """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
+    empty = np.zeros_like(problem.held[0])
+    seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
+    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
+    marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
+    found, fitness = _fittest(found, problem.fitness(found), marks, population)
+    idle = 0
+    for _ in range(generations):
+        children = _children(problem, found, rng, population)
+        both = np.concatenate([found, children])
+        best = fitness[0]
+        scores = np.concatenate([fitness, problem.fitness(children)])
+        found, fitness = _fittest(both, scores, marks, population)
+        idle = 0 if fitness[0] > best else idle + 1
+        if idle == _PATIENCE:
+            break
+    return found
+
+
+def _fittest(found: Matrices, fitness: Floats, marks: Ints, count: int) -> tuple[Matrices, Floats]:
+    """The ``count`` fittest of the different ones, of equals those that were there before."""
+    with np.errstate(over="ignore"):
+        sums = found.reshape(len(found), -1) @ marks
+    _, different = np.unique(sums, return_index=True)
+    different.sort()
+    best = different[np.argsort(-fitness[different], kind="stable")[:count]]
+    return found[best], fitness[best]
+
+
+def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
+    """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
+    rivals = rng.integers(len(found), size=(2, 2, count))
+    winners = rivals.min(axis=0)  # they are sorted by fitness
+    take = rng.random((count, problem.jobs)) < 0.5
+    children = np.where(take[:, :, None], found[winners[0]], found[winners[1]])
+    _mutate(problem, children, rng)
+    return repair(problem, children)
+
+
+def _mutate(problem: Problem, found: Matrices, rng: np.random.Generator) -> None:
+    """One change to every matrix: an element is drawn anew, a job goes to one node (or nowhere), a node is
+    handed over to one job, or the idle GPUs of a node are.
+    """
+    kind = rng.integers(4, size=len(found))
+    job, node = (rng.integers(most, size=len(found)) for most in (problem.jobs, problem.nodes))
+    whole = problem.capacity[node].astype(np.int16)
+    drawn = rng.integers(whole + 1, dtype=np.int16)
+    every = np.arange(len(found))
+    found[every[kind == 1], job[kind == 1]] = 0
+    found[every[kind == 2], :, node[kind == 2]] = 0
+    idle = np.maximum(whole - found[every, :, node].sum(axis=1, dtype=np.int16), 0)
+    grown = found[every, job, node] + idle
+    found[every, job, node] = np.choose(kind, (drawn, drawn, whole, grown))

@@ -1,0 +1,1 @@
+"""Tiresias: least attained service in queues, with and without the Gittins index."""

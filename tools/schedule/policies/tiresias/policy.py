@@ -1,0 +1,244 @@
+"""Tiresias: least attained service in a few queues."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pliant.tools.schedule.policies.common import (
+    GpuBudget,
+    Grant,
+    decision_from_grants,
+    reject_impossible,
+)
+from pliant.tools.schedule.policies.free_gpus import Room
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import JobState, Snapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(slots=True)
+class _Member:
+    """One job in its queue."""
+
+    job: JobState
+    queue: int
+    entered_s: float
+    """When it came into this queue."""
+    forgiven_gpu_s: float = 0.0
+    """Service that does not count any more, since the job was promoted."""
+    waits_since_s: float | None = None
+    """Since when it has waited for GPUs; None: it holds some."""
+    index: float = 0.0
+    """Gittins index, for the policy that has one."""
+
+    @property
+    def turn(self) -> tuple[int, float, float, tuple[float, str]]:
+        return self.queue, -self.index, self.entered_s, self.job.arrival
+
+
+class Tiresias(Policy):
+    """Discretised two-dimensional LAS: jobs that received much GPU-time queue behind those that did not.
+
+    Tiresias (NSDI '19), sections 3.1 to 3.3. Attained service is GPUs × seconds held. Every queue but the
+    last has a threshold of service; a job that reaches it goes to the end of the next one. Within a queue,
+    first in, first out, so jobs do not take turns as under ``las``. Each round all GPUs are dealt out in that
+    order: every job gets what it requested, or nothing where that is not left. Preemptive, needs no
+    knowledge of the work. ``promote_after`` r (0: never) puts a job that has waited r times as long as it
+    has run back into the first queue. Models in ``skewed`` start only on as few nodes as their GPUs need.
+
+    Departure from the paper: which models are skewed is stated and not profiled. A policy made anew without
+    its state knows the queue of each job from its service, and has those within one queue in order of
+    arrival.
+    """
+
+    name: ClassVar[str] = "tiresias"
+    default_interval_s: ClassVar[float | None] = 60.0
+
+    def __init__(
+        self,
+        queue_gpu_hours: str = "16",
+        promote_after: float = 0.0,
+        skewed: str = "",
+        placement: Literal["compact", "emptiest"] = "compact",
+    ) -> None:
+        """``queue_gpu_hours``: thresholds in ascending order, with commas between them."""
+        self.queue_gpu_hours = queue_gpu_hours
+        self.promote_after = promote_after
+        self.skewed = skewed
+        self.placement = placement
+        self._thresholds = _thresholds(queue_gpu_hours)
+        if promote_after < 0:
+            raise ValueError("parameter promote_after: expected 0 or more")
+        self._skewed = frozenset(filter(None, skewed.split(",")))
+        self._members: dict[str, _Member] = {}
+        self._order: list[_Member] = []
+        """By turn."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Deal the GPUs out queue by queue."""
+        rejected = reject_impossible(snapshot)
+        self._keep_up(snapshot, rejected)
+        now_s = snapshot.time_s
+        moved = [member for member in self._order if self._requeue(member, now_s)]
+        if self._index(now_s) or moved:
+            self._order.sort(key=_turn)
+        decision = self._serve(snapshot)
+        decision.rejected = rejected
+        for job_id, target in decision.targets.items():
+            if not target.gpus:
+                self._members[job_id].waits_since_s = now_s
+        decision.quiet_until_s = self._next_change_s(decision.targets, now_s)
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Queue and place in it."""
+        self._keep_up(snapshot, {})
+        told, place = {}, {0: 0}
+        for member in self._order:
+            place[member.queue] = place.get(member.queue, 0) + 1
+            job = member.job
+            told[job.id] = Explanation(
+                f"queue {member.queue + 1} of {len(self._thresholds) + 1}, place {place[member.queue]}, with "
+                f"{self._service(member, snapshot.time_s):.0f} GPU-seconds received",
+                needs_gpus=None if job.gpus else job.spec.gpus.requested,
+            )
+        return told
+
+    def dump_state(self) -> dict[str, Any]:
+        """Queue, time of entry, forgiven service and begin of the wait of each job."""
+        return {
+            member.job.id: [member.queue, member.entered_s, member.forgiven_gpu_s, member.waits_since_s]
+            for member in self._order
+        }
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what ``dump_state`` gave."""
+        self._members = {job_id: _Member(jobs[job_id], *values) for job_id, values in state.items()}
+        self._order = sorted(self._members.values(), key=_turn)
+
+    # Queues.
+
+    def _keep_up(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> None:
+        """Take in who came, forget who left."""
+        members, jobs = self._members, snapshot.jobs
+        if not snapshot.changes and len(members) == len(jobs):
+            return
+        gone = [job_id for job_id in members if job_id not in jobs]
+        if gone:
+            for job_id in gone:
+                del members[job_id]
+            self._order = [member for member in self._order if member.job.id in members]
+        for job_id, job in jobs.items():
+            if job_id not in members and job_id not in rejected:
+                member = members[job_id] = _Member(job, 0, snapshot.time_s)
+                insort(self._order, member, key=_turn)
+
+    def _service(self, member: _Member, time_s: float) -> float:
+        return member.job.attained_service_s(time_s) - member.forgiven_gpu_s
+
+    def _requeue(self, member: _Member, now_s: float) -> bool:
+        """Move a job that has reached its threshold, or waited too long; says whether it moved."""
+        before = member.queue
+        if member.job.gpus:
+            member.waits_since_s = None
+        elif member.waits_since_s is None:
+            member.waits_since_s = now_s
+        service = self._service(member, now_s)
+        while member.queue < len(self._thresholds) and service >= self._thresholds[member.queue]:
+            member.queue += 1
+        if self._is_starving(member, service, now_s):
+            member.queue, member.forgiven_gpu_s = 0, member.forgiven_gpu_s + service
+            member.waits_since_s = now_s
+        if member.queue == before:
+            return False
+        member.entered_s = now_s
+        return True
+
+    def _is_starving(self, member: _Member, service: float, now_s: float) -> bool:
+        if not self.promote_after or not member.queue or member.waits_since_s is None:
+            return False
+        ran_s = service / member.job.spec.gpus.requested
+        return now_s - member.waits_since_s >= self.promote_after * ran_s
+
+    def _index(self, now_s: float) -> bool:
+        """Find the indices of the jobs within their queues, if they have any; says whether one changed."""
+        del now_s
+        return False
+
+    def _next_change_s(self, targets: Mapping[str, Target], now_s: float) -> float:
+        """When the first job may change its queue if everything stays as it is from now on."""
+        next_s = math.inf
+        for member in self._order:
+            target = targets.get(member.job.id)
+            gpus = member.job.gpus if target is None else target.gpus
+            if gpus and member.queue < len(self._thresholds):
+                missing = self._thresholds[member.queue] - self._service(member, now_s)
+                next_s = min(next_s, now_s + missing / gpus)
+            elif self.promote_after and not gpus and member.queue:
+                return -math.inf
+        return next_s
+
+    # GPUs.
+
+    def _serve(self, snapshot: Snapshot) -> Decision:
+        budget = GpuBudget(snapshot.gpus_by_type())
+        grants: dict[str, Grant] = {}
+        for member in self._order:
+            job = member.job
+            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            if grant is not None:
+                budget.take(grant)
+                grants[job.id] = grant
+            if not budget.total:
+                break
+        decision = decision_from_grants(snapshot, grants)
+        if decision.targets and (self.placement == "emptiest" or self._skewed):
+            self._place(snapshot, decision.targets)
+        return decision
+
+    def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
+        """Name nodes; a skewed job for which there is no place on few nodes waits.
+
+        One that should have moved to another GPU type waits, too: what it holds is given to others already.
+        """
+        room = Room(snapshot, [snapshot.jobs[job_id] for job_id in targets])
+        for job_id, target in list(targets.items()):
+            if not target.gpus or target.gpu_type is None:
+                continue
+            if snapshot.jobs[job_id].spec.model in self._skewed:
+                place = room.take_together(target.gpus, target.gpu_type)
+                if place is None:
+                    if snapshot.jobs[job_id].gpus:
+                        targets[job_id] = Target(0)
+                    else:
+                        del targets[job_id]
+                    continue
+            elif self.placement == "emptiest":
+                place = room.take_emptiest(target.gpus, target.gpu_type)
+            else:
+                place = room.take_compact(target.gpus, target.gpu_type)
+            targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
+
+
+def _turn(member: _Member) -> tuple[int, float, float, tuple[float, str]]:
+    return member.turn
+
+
+def _thresholds(queue_gpu_hours: str) -> Sequence[float]:
+    """GPU-seconds from the text of GPU-hours.
+
+    :raises ValueError: no ascending numbers above 0.
+    """
+    try:
+        found = [3600 * float(hours) for hours in queue_gpu_hours.split(",")]
+    except ValueError:
+        found = []
+    if not found or found[0] <= 0 or sorted(set(found)) != found or not math.isfinite(found[-1]):
+        raise ValueError("parameter queue_gpu_hours: expected ascending numbers above 0, as in 16 or 1,16")
+    return found

@@ -1,0 +1,145 @@
+"""The rules that every decision of every policy is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.snapshot import JobState, NodeState
+
+
+class RuleBook:
+    """Checks the decisions of one policy on one cluster."""
+
+    def __init__(self, policy: Policy, nodes: Sequence[NodeState]) -> None:
+        self._policy = policy
+        self._nodes = {node.name: node for node in nodes}
+
+    def check(
+        self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int], up_gpus: int
+    ) -> None:
+        """Refuse a decision that breaks a rule, before any of it takes effect.
+
+        ``free`` are the free GPUs by type, ``up_gpus`` all GPUs of the nodes that are up.
+
+        :raises PolicyError: for the first rule broken.
+        """
+        for job_id in (*decision.rejected, *decision.targets):
+            if job_id not in jobs:
+                raise self._error(f'names "{job_id}", which is not an active job')
+        for job_id, target in decision.targets.items():
+            if job_id in decision.rejected:
+                raise self._error(f'both rejects "{job_id}" and gives it GPUs')
+            self._check_target(jobs[job_id], target, free, up_gpus)
+        self._check_totals(decision, jobs, free)
+
+    def check_form(self, decision: Any) -> None:
+        """Refuse what is not a decision at all, or holds something else than targets, reasons and times.
+
+        :raises PolicyError: for the first thing found.
+        """
+        if not isinstance(decision, Decision):
+            raise self._error(f"returned {_brief(decision)} from decide, expected a Decision")
+        for job_id, target in decision.targets.items():
+            if not isinstance(target, Target) or not _is(Integral, target.gpus):
+                raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
+        for time_s in (decision.ask_again_s, decision.quiet_until_s):
+            if time_s is not None and not _is(Real, time_s):
+                raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
+        for job_id, reason in decision.rejected.items():
+            if not isinstance(reason, str):
+                raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
+
+    def check_explained(self, told: object) -> None:
+        """Refuse explanations that are none.
+
+        :raises PolicyError: for the first thing found.
+        """
+        if not isinstance(told, Mapping):
+            raise self._error(f"returned {_brief(told)} from explain, expected explanations by job")
+        for job_id, why in told.items():
+            if not isinstance(why, Explanation):
+                raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
+
+    def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
+        if target.gpus == 0:
+            return
+        low, high = job.spec.min_gpus, job.spec.max_gpus(up_gpus)
+        if not low <= target.gpus <= high:
+            raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
+        if target.gpus != job.spec.gpus.requested and "none" in (self._policy.elasticity, job.spec.elastic):
+            whose = (
+                "the job is not elastic"
+                if job.spec.elastic == "none"
+                else "the policy declares no elasticity"
+            )
+            raise self._error(f'resizes "{job.id}" to {target.gpus} GPUs, but {whose}')
+        if target.gpu_type is not None and target.gpu_type not in free:
+            raise self._error(
+                f'sends "{job.id}" to GPUs of type "{target.gpu_type}", which the cluster lacks'
+            )
+        self._check_batch(job, target)
+        self._check_placement(job, target)
+
+    def _check_batch(self, job: JobState, target: Target) -> None:
+        batch = target.global_batch
+        if batch in (None, job.reference_batch):
+            return
+        if self._policy.elasticity != "size+batch" or job.spec.elastic != "size+batch":
+            raise self._error(
+                f'changes the batch of "{job.id}" to {batch}, which its elasticity does not allow'
+            )
+        low = job.spec.batch.min or job.reference_batch
+        high = job.spec.batch.max or job.reference_batch
+        if batch is not None and not low <= batch <= high:
+            raise self._error(f'sets the batch of "{job.id}" to {batch}, its limits are {low} to {high}')
+
+    def _check_placement(self, job: JobState, target: Target) -> None:
+        if target.placement is None:
+            return
+        names = [name for name, _ in target.placement]
+        unknown = [name for name in names if name not in self._nodes]
+        if unknown or len(set(names)) < len(names):
+            raise self._error(f'places "{job.id}" on nodes {names}: expected different nodes of the cluster')
+        if sum(count for _, count in target.placement) != target.gpus or any(
+            count < 1 for _, count in target.placement
+        ):
+            raise self._error(f'gives "{job.id}" {target.gpus} GPUs but places it on {target.placement}')
+        types = {self._nodes[name].gpu_type for name in names} | ({target.gpu_type} - {None})
+        if len(types) > 1:
+            raise self._error(f'places "{job.id}" on several GPU types: {", ".join(sorted(map(str, types)))}')
+
+    def _check_totals(
+        self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
+    ) -> None:
+        freed: dict[str | None, int] = {}
+        wanted: dict[str | None, int] = {}
+        for job_id in (*decision.rejected, *decision.targets):
+            job = jobs[job_id]
+            freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
+        for target in decision.targets.values():
+            wanted[target.gpu_type] = wanted.get(target.gpu_type, 0) + target.gpus
+        for gpu_type, available in free.items():
+            free_then = available + freed.get(gpu_type, 0)
+            if wanted.get(gpu_type, 0) > free_then:
+                raise self._error(
+                    f'gives away {wanted[gpu_type]} GPUs of type "{gpu_type}", {free_then} are free'
+                )
+        available, given = sum(free.values()) + sum(freed.values()), sum(wanted.values())
+        if given > available:
+            raise self._error(f"gives away {given} GPUs, {available} are free")
+
+    def _error(self, what: str) -> PolicyError:
+        return PolicyError.broke_rule(self._policy.name, what)
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

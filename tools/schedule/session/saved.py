@@ -1,0 +1,248 @@
+"""What a session was rebuilt to from a log, as it is kept beside that log, and taken up again.
+
+Nothing here names what a job's state holds: all of its attributes are kept, those to come included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, overload
+
+from pydantic_core import from_json
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.event import Event
+from pliant.schemas.io import profile_to_columns
+from pliant.schemas.job import Gpus, Job
+from pliant.schemas.profile import Profile
+from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
+from pliant.tools.schedule.session.placement import FreeGpus
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import Change, JobState, NodeState, Observation, Phase, node_states
+
+_ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
+"""Attributes of a job's state that are its own from the beginning."""
+_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id"))
+_NODE: Final = NodeState.__slots__
+_NOBODY: Final = JobState(Job(id="a", submit_time=0.0, model="a", gpus=Gpus(requested=1)), 1, None)
+_ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
+"""What a job has that has just arrived."""
+_PARTS: Final = frozenset(
+    (
+        *("policy", "cluster", "nodes", "speeds", "free", "jobs", "ended", "changes", "past", "withheld"),
+        *("oracle", "seed", "_rng", "_rules", "_index"),
+    )
+)
+"""Attributes of a session that are given to it, or kept in a way of their own."""
+_SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
+    "phase": Phase,
+    "observations": lambda values: tuple(Observation(*each) for each in values),
+}
+"""How values are made that have types of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a session was rebuilt under; under another one it would be another session."""
+
+    inputs: str
+    """Stands for the cluster and the profile."""
+    origin_s: float
+    """What the session's clock is behind that of the log."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, profile: Profile | None, origin_s: float = 0.0) -> Basis:
+        """The basis of sessions with this cluster and these speeds."""
+        columns = None if profile is None else profile_to_columns(profile.rows)
+        text = json.dumps([cluster.model_dump(mode="json"), columns])
+        return cls(hashlib.sha256(text.encode()).hexdigest(), origin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A session after all events of a log, without a decision of its own."""
+
+    inputs: str
+    origin_s: float
+    events: int
+    """How many it has seen."""
+    session: Mapping[str, Any]
+    """Its attributes that are plain values."""
+    nodes: Mapping[str, Mapping[str, Any]]
+    """What differs from the cluster."""
+    withheld: Mapping[str, Any]
+    active: Sequence[str]
+    """Ids of jobs, in their order."""
+    ended: Sequence[str]
+    changes: Sequence[Sequence[Any]]
+    """The fields of every change, jobs and nodes by name."""
+    together: Sequence[Mapping[str, Any]]
+    """The last events, where more may be told that were decided with them."""
+
+    @property
+    def basis(self) -> Basis:
+        """What the session was rebuilt under."""
+        return Basis(self.inputs, self.origin_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> SessionFacts:
+        """Of JSON values."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSession:
+    """Facts, and the states of the jobs that they name."""
+
+    facts: SessionFacts
+    jobs: Mapping[str, bytes]
+    spec_of: Callable[[str], Job]
+    """The job of an id, its submit_time on the session's clock."""
+
+    @property
+    def until_s(self) -> float:
+        """The time of its last event, on the session's clock."""
+        told_s: float = self.facts.session["now_s"]
+        return max([told_s, *(float(event["time"]) for event in self.facts.together)])
+
+    def state_of(self, job_id: str, raw: bytes) -> JobState:
+        """The state of a job."""
+        return _KeptState(job_id, from_json(raw), self.spec_of)
+
+
+class _KeptState(JobState):
+    """The state of a job whose specification is looked up when somebody asks for it."""
+
+    __slots__ = ("_spec", "_spec_of")
+
+    def __init__(self, job_id: str, values: Mapping[str, Any], spec_of: Callable[[str], Job]) -> None:
+        self.id = job_id
+        self._spec: Job | None = None
+        self._spec_of = spec_of
+        for name, value in _ARRIVED.items():
+            setattr(self, name, value)
+        for name, value in values.items():
+            setattr(self, name, _SHAPES[name](_shaped(value)) if name in _SHAPES else _shaped(value))
+
+    @property
+    def spec(self) -> Job:  # type: ignore[override]
+        """What the job states."""
+        if self._spec is None:
+            self._spec = self._spec_of(self.id)
+        return self._spec
+
+
+def encode_state(state: JobState) -> bytes:
+    """The state of a job without its specification: what differs from that of one that has just arrived."""
+    told = {
+        name: _plain(value)
+        for name in _JOB
+        if (value := getattr(state, name)) != _ARRIVED[name] or name in _ALWAYS
+    }
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
+    """What is to be kept of a session that has seen events and decided nothing."""
+    before = session.past.raw if isinstance(session.past, Past) else ()
+    pairs = zip(session.nodes, node_states(session.cluster), strict=True)
+    nodes = {node.name: _differing(node, fresh, _NODE) for node, fresh in pairs}
+    return SessionFacts(
+        inputs=basis.inputs,
+        origin_s=basis.origin_s,
+        events=events,
+        session={name: _plain(value) for name, value in vars(session).items() if name not in _PARTS},
+        nodes={name: found for name, found in nodes.items() if found},
+        withheld={name: _plain(value) for name, value in vars(session.withheld).items()},
+        active=list(session.jobs),
+        ended=list(session.ended),
+        changes=[*before, *map(_raw_change, session.changes)],
+        together=[{f.name: getattr(event, f.name) for f in fields(event)} for event in together],
+    )
+
+
+def states_of(session: Session) -> dict[str, bytes]:
+    """The states of all its jobs."""
+    active = {job_id: encode_state(state) for job_id, state in session.jobs.items()}
+    return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
+
+
+def take_up(session: Session, kept: KeptSession) -> list[Event]:
+    """Bring a session without jobs to where another one was; returns the events that it is yet to be told."""
+    facts = kept.facts
+    for name, values in facts.nodes.items():
+        for slot, value in values.items():
+            setattr(session.free.node(name), slot, _shaped(value))
+    session.free = FreeGpus(session.nodes)
+    vars(session).update({name: _shaped(value) for name, value in facts.session.items()})
+    vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
+    session.jobs = {job_id: kept.state_of(job_id, kept.jobs[job_id]) for job_id in facts.active}
+    session.ended = LazyDict({job_id: kept.jobs[job_id] for job_id in facts.ended}, kept.state_of)
+    for state in session.jobs.values():
+        session.free.take(state.placement)
+    session.past = Past(facts.changes, session)
+    return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
+
+
+class Past(Sequence[Change]):
+    """Changes of a session that was taken up, each made when somebody asks for it."""
+
+    def __init__(self, raw: Sequence[Sequence[Any]], session: Session) -> None:
+        self.raw = raw
+        self._session = session
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @overload
+    def __getitem__(self, at: int) -> Change: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Change]: ...
+    def __getitem__(self, at: int | slice) -> Change | Sequence[Change]:
+        if isinstance(at, slice):
+            return [self._change(each) for each in self.raw[at]]
+        return self._change(self.raw[at])
+
+    def _change(self, raw: Sequence[Any]) -> Change:
+        change, session = Change(*raw), self._session
+        job_id, node = raw[_JOB_AT], raw[_NODE_AT]
+        job = None if job_id is None else session.jobs.get(job_id) or session.ended[job_id]
+        return change._replace(job=job, node=None if node is None else session.free.node(node))
+
+
+_JOB_AT: Final = Change._fields.index("job")
+_NODE_AT: Final = Change._fields.index("node")
+
+
+def _raw_change(change: Change) -> list[Any]:
+    raw = list[Any](change)
+    raw[_JOB_AT] = None if change.job is None else change.job.id
+    raw[_NODE_AT] = None if change.node is None else change.node.name
+    return raw
+
+
+def _differing(thing: object, fresh: object, names: Sequence[str]) -> dict[str, Any]:
+    """The attributes by which two objects differ, as JSON values."""
+    pairs = {name: getattr(thing, name) for name in names}
+    return {name: _plain(value) for name, value in pairs.items() if value != getattr(fresh, name)}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it; a mapping, whose keys may be of any type, as {"": [[key, value], …]}."""
+    if isinstance(value, Mapping):
+        return {"": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _shaped(value: Any) -> Any:
+    """What :func:`_plain` was given; sequences are tuples."""
+    if isinstance(value, dict):
+        return {_shaped(key): _shaped(item) for key, item in value[""]}
+    return tuple(map(_shaped, value)) if isinstance(value, list) else value

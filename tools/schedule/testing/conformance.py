@@ -1,0 +1,387 @@
+"""What every policy must do, as plain functions: run them on yours before anybody else does.
+
+Each check takes a factory of fresh policy objects and raises ``AssertionError`` saying what went wrong. ::
+
+    from pliant.tools.schedule.testing.conformance import check_all
+
+    def test_mine():
+        check_all(Mine)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
+from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.session import Holding, Session
+from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
+from pliant.tools.schedule.testing.harness import Audited, cluster, elastic, job, node, require, some_jobs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Factory = Callable[[], Policy]
+OpKind = Literal["submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "wait"]
+
+_STEPS_TO_DRAIN: Final = 20_000
+_DRAWS: Final = 16
+_STORY: Final = 60
+"""Events of each random story under drawn parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One thing that happens in a random story: ``index`` chooses the job or node it happens to."""
+
+    kind: OpKind
+    index: int = 0
+    seconds: float = 1.0
+    """Time that passes before it."""
+
+
+def _jobs(make: Factory, count: int) -> list[Job]:
+    """A mix of jobs; all of known work where the policy needs that."""
+    jobs = some_jobs(count)
+    return [each for each in jobs if each.work is not None] if "demand" in make().needs else jobs
+
+
+def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[Audited, bytes]:
+    """Submit each job at its time, let everything run out; returns every allocation of every moment."""
+    held, told = Audited(make(), nodes, seed), []
+    waiting = sorted(jobs, key=lambda each: (each.submit_time, each.id), reverse=True)
+    for _ in range(_STEPS_TO_DRAIN):
+        while waiting and waiting[-1].submit_time <= held.time_s:
+            held.submit([waiting.pop()])
+        held.decide()
+        told.append([held.time_s, sorted((s.id, s.placement, s.global_batch) for s in held.jobs.values())])
+        at_s = held.time_s
+        if waiting and _next_end(held) > waiting[-1].submit_time:
+            held.time_s = max(at_s, waiting[-1].submit_time)
+        elif not held.advance():
+            break
+    return held, json.dumps(told).encode()
+
+
+def _next_end(held: Audited) -> float:
+    ends = (state.finish_time_s() for state in held.jobs.values())
+    return min((end for end in ends if end is not None), default=float("inf"))
+
+
+def check_empty_queue(make: Factory) -> None:
+    """No jobs: nothing to decide, at once and again."""
+    held = Audited(make(), cluster(node(4, 2)))
+    held.decide()
+    held.time_s = 60.0
+    held.decide()
+
+
+def check_empty_cluster(make: Factory) -> None:
+    """No GPU anywhere: everybody waits or is turned away, nothing breaks."""
+    for nodes in (cluster(), cluster(node(0, 2))):
+        held = Audited(make(), nodes)
+        held.submit([elastic("a"), job("b", work={"samples": 100.0})])
+        held.decide()
+        require(
+            not any(state.gpus for state in held.jobs.values()), ("GPUs were given away where there are none")
+        )
+
+
+def check_one_giant_job(make: Factory) -> None:
+    """A job that needs every GPU gets them when it is alone; one that needs more never holds any."""
+    held = Audited(make(), cluster(node(4, 2)))
+    held.submit([job("whole", gpus=8)])
+    held.decide()
+    require(held.jobs["whole"].gpus == 8, "a job that fits the empty cluster exactly did not start")
+    held = Audited(make(), cluster(node(4, 2)))
+    held.submit([job("giant", gpus=9), job("small", gpus=1)])
+    held.decide()
+    giant = held.jobs.get("giant")
+    require(giant is None or not giant.gpus, "a job larger than the cluster got GPUs")
+
+
+def check_gangs_are_whole(make: Factory) -> None:
+    """Two gangs of eight on eight GPUs: one runs, one waits."""
+    held = Audited(make(), cluster(node(4, 2)))
+    held.submit([job("a", gpus=8), job("b", gpus=8)])
+    held.decide()
+    running = [state.gpus for state in held.jobs.values() if state.gpus]
+    require(running == [8], f"two gangs of eight on eight GPUs hold {running}")
+
+
+def check_limits_are_kept(make: Factory) -> None:
+    """Minimum or nothing, and never more than the maximum: held against every job of a crowded cluster."""
+    held = Audited(make(), cluster(node(4, 3)))
+    held.submit([elastic(f"j{i}", gpus=3, low=1 + i % 3, high=3 + i % 4) for i in range(9)])
+    held.decide()
+    require(any(state.gpus for state in held.jobs.values()), "twelve free GPUs and nobody got any")
+
+
+def check_everything_ends(make: Factory) -> None:
+    """Left alone, all jobs of known work end; nobody waits for ever beside free GPUs."""
+    known = [each for each in _jobs(make, 40) if each.work is not None]
+    held, _ = _story(make, known, cluster(node(4, 2)))
+    require(not held.jobs, f"these jobs never end: {', '.join(sorted(held.jobs))}")
+
+
+def check_input_order_is_irrelevant(make: Factory) -> None:
+    """Jobs that arrive together get the same, whatever the order of their lines in the file."""
+    jobs = [each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 30)]
+    answers = []
+    for order in (jobs, jobs[::-1]):
+        held = Audited(make(), cluster(node(4, 4)))
+        held.submit(order)
+        held.decide()
+        answers.append({state.id: state.placement for state in held.jobs.values()})
+    require(answers[0] == answers[1], "the order of the input lines changed the decision")
+
+
+def check_same_seed_same_story(make: Factory) -> None:
+    """Same inputs and seed, same allocations at every moment."""
+    nodes = cluster(node(4, 3))
+    first, second = (_story(make, _jobs(make, 40), nodes, seed=7)[1] for _ in range(2))
+    require(first == second, "two runs with the same seed differ")
+
+
+def check_state_survives(make: Factory) -> None:
+    """State dumped as JSON and loaded, or rebuilt from history, decides as if kept in memory.
+
+    Where a policy says that history does not tell all (``rebuilds_state``), what is rebuilt from it still
+    keeps every rule, and decides alike each time.
+    """
+    jobs = _jobs(make, 24)
+    for stop in range(0, len(jobs), 5):
+        kept, carried, rebuilt = (_continued(make, jobs, stop, how) for how in ("kept", "carried", "rebuilt"))
+        require(carried == kept, f"carried state decides otherwise after {stop} jobs")
+        if make().rebuilds_state:
+            require(rebuilt == kept, f"state rebuilt from history decides otherwise after {stop} jobs")
+        else:
+            again = _continued(make, jobs, stop, "rebuilt")
+            require(rebuilt == again, f"state rebuilt twice decides in two ways after {stop} jobs")
+
+
+def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[str, object]:
+    """Decide at every arrival; from ``stop`` on with the policy kept, its state carried, or rebuilt."""
+    held = Audited(make(), cluster(node(4, 2)))
+    history: list[Callable[[Session], object]] = []
+    for position, each in enumerate(jobs):
+        if position == stop and how != "kept":
+            held = _reopened(make, held, history, how)
+        held.time_s = each.submit_time
+        happened = [
+            _ending(state, held.time_s) for state in held.jobs.values() if _is_done(state, held.time_s)
+        ]
+        happened.append(_arrival(each, held.time_s))
+        for tell in happened:
+            tell(held.session)
+        history += happened
+        held.decide()
+        history.append(_holdings(held))
+        history += [_turned_away(state.id, held.time_s) for state in held.session.ended.values()]
+    return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
+
+
+def _is_done(state: JobState, time_s: float) -> bool:
+    end_s = state.finish_time_s()
+    return end_s is not None and end_s <= time_s
+
+
+def _ending(state: JobState, time_s: float) -> Callable[[Session], object]:
+    return lambda session: session.end(state.id, time_s)
+
+
+def _arrival(each: Job, time_s: float) -> Callable[[Session], object]:
+    return lambda session: session.submit(each, time_s)
+
+
+def _holdings(held: Audited) -> Callable[[Session], object]:
+    time_s = held.time_s
+    holdings = [Holding(state.id, state.placement, state.global_batch) for state in held.jobs.values()]
+    return lambda session: session.adopt(holdings, time_s)
+
+
+def _turned_away(job_id: str, time_s: float) -> Callable[[Session], object]:
+    return lambda session: session.reject(job_id, time_s) if job_id in session.jobs else None
+
+
+def _reopened(
+    make: Factory, held: Audited, history: Iterable[Callable[[Session], object]], how: str
+) -> Audited:
+    again = Audited(make(), held.session.cluster)
+    again.time_s = held.time_s
+    for happen in history:
+        happen(again.session)
+    if how == "carried":
+        text = held.session.policy_state().model_dump_json()
+        again.session.carry(PolicyState.model_validate_json(text))
+    return again
+
+
+def check_a_vanishing_node(make: Factory) -> None:
+    """A node goes down with its jobs and comes back: nobody sits on it meanwhile, work goes on, all end."""
+    held = Audited(make(), cluster(node(4, 3)))
+    held.submit([each for each in _jobs(make, 12) if each.work is not None])
+    held.decide()
+    name = held.session.nodes[1].name
+    held.time_s = 10.0
+    held.session.node_down(name, held.time_s)
+    held.decide()
+    require(any(state.gpus for state in held.jobs.values()), "one node of three went down and nobody runs")
+    held.time_s = 20.0
+    held.session.node_up(name, held.time_s)
+    for _ in range(_STEPS_TO_DRAIN):
+        held.decide()
+        if not held.advance():
+            break
+    require(not held.jobs, f"after the node came back, these jobs never end: {', '.join(sorted(held.jobs))}")
+
+
+def check_mixed_types(make: Factory) -> None:
+    """Two GPU types: no job mixes them, a job too large for either never runs, the others all end."""
+    nodes = cluster(node(4, 2, "slow"), node(4, 1, "fast"))
+    jobs = [each for each in _jobs(make, 30) if each.work is not None]
+    held, _ = _story(make, [*jobs, job("too-large", 40.0, 9)], nodes)
+    left = sorted(set(held.jobs) - {"too-large"})
+    require(not left, f"on two GPU types, these jobs never end: {', '.join(left)}")
+    require("too-large" not in held.jobs or not held.jobs["too-large"].gpus, "a job mixes GPU types")
+
+
+def check_ten_thousand_jobs(make: Factory) -> None:
+    """A queue of 10,000 jobs is one decision like any other."""
+    held = Audited(make(), cluster(node(8, 64)))
+    held.submit([each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 10_000)])
+    held.decide()
+    require(
+        sum(state.gpus for state in held.jobs.values()) > 256, ("10,000 jobs wait and half the GPUs are idle")
+    )
+
+
+def check_parameters(make: Factory) -> None:
+    """Parameters are JSON values, and a policy made from them again has the same."""
+    policy = make()
+    values = json.loads(json.dumps(dict(policy.parameters)))
+    again = type(policy)(**values)
+    require(dict(again.parameters) == dict(policy.parameters), "parameters do not survive JSON")
+
+
+def check_explanations(make: Factory) -> None:
+    """Every active job can be asked why; the answer is one line and changes nothing."""
+    held = Audited(make(), cluster(node(4, 2)))
+    held.submit([each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 20)])
+    held.decide()
+    before = {state.id: state.placement for state in held.jobs.values()}
+    for job_id, told in held.session.explain(held.time_s).items():
+        require(job_id in held.jobs, f"explains {job_id}, which is not active")
+        require(bool(told.reason), f"gives {job_id} no reason")
+        require("\n" not in told.reason, f"explains {job_id} in several lines")
+    require(
+        before == {state.id: state.placement for state in held.jobs.values()},
+        ("explaining changed something"),
+    )
+
+
+def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster | None = None) -> None:
+    """Any sequence of events, each followed by a decision, keeps every rule."""
+    held = Audited(make(), nodes or cluster(node(4, 2), node(2)))
+    pool = _jobs(make, 200)
+    for op in ops:
+        held.time_s += op.seconds
+        _happen(held, op, pool)
+        held.decide()
+
+
+def _happen(held: Audited, op: Op, pool: list[Job]) -> None:
+    active = sorted(held.jobs)
+    session = held.session
+    name = session.nodes[op.index % len(session.nodes)].name
+    if op.kind == "submit" and pool:
+        each = pool.pop(op.index % len(pool))
+        session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
+    elif op.kind == "down":
+        session.node_down(name, held.time_s)
+    elif op.kind == "up":
+        session.node_up(name, held.time_s)
+    elif op.kind == "withdraw" and session.free.free_on(name):
+        session.withdraw(f"{name}/{op.index}", held.time_s, held.time_s + op.index)
+    elif active and op.kind == "hold":
+        session.withheld.hold(active[op.index % len(active)], held.time_s + op.index)
+    elif active and op.kind == "lose":
+        session.lose(active[op.index % len(active)], held.time_s)
+    elif active and op.kind in ("finish", "cancel"):
+        outcome: Literal["finished", "cancelled"] = "finished" if op.kind == "finish" else "cancelled"
+        session.end(active[op.index % len(active)], held.time_s, outcome)
+
+
+def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
+    """A random story of that many events, arrivals the most frequent."""
+    kinds: list[OpKind] = [
+        *("submit", "submit", "submit", "finish", "cancel", "lose"),
+        *("down", "up", "withdraw", "hold", "wait"),
+    ]
+    return [
+        Op(kinds[rng.integers(len(kinds))], int(rng.integers(1000)), float(rng.integers(0, 90)))
+        for _ in range(count)
+    ]
+
+
+def check_random_events(make: Factory) -> None:
+    """Random stories of arrivals, endings, losses and node failures, on one GPU type and on two."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for nodes in (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b"))):
+        check_ops(make, random_ops(rng, 300), nodes)
+
+
+def check_drawn_parameters(make: Factory) -> None:
+    """Whatever its parameters: random stories on one GPU type and on two keep every rule."""
+    import numpy as np
+
+    rng = np.random.default_rng(2)
+    made = type(make())
+    for values in drawn_policies(made, rng, _DRAWS):
+        for nodes in (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b"))):
+            try:
+                check_ops(partial(made, **values), random_ops(rng, _STORY), nodes)
+            except Exception as error:
+                raise AssertionError(f"with {values}: {error}") from error
+
+
+CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
+    check_parameters,
+    check_drawn_parameters,
+    check_empty_queue,
+    check_empty_cluster,
+    check_one_giant_job,
+    check_gangs_are_whole,
+    check_limits_are_kept,
+    check_everything_ends,
+    check_input_order_is_irrelevant,
+    check_same_seed_same_story,
+    check_state_survives,
+    check_a_vanishing_node,
+    check_mixed_types,
+    check_explanations,
+    check_random_events,
+    check_ten_thousand_jobs,
+)
+
+
+def check_all(make: Factory) -> None:
+    """Run every check.
+
+    :raises AssertionError: for the first that fails, with its name.
+    """
+    for check in CHECKS:
+        try:
+            check(make)
+        except (AssertionError, BadInputError) as error:
+            raise AssertionError(f"{check.__name__}: {error}") from error

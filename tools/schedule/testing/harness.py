@@ -1,0 +1,139 @@
+"""A small world to try policies in, and a session whose every decision is looked at from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import JobState
+
+_CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.0, 8: 1.0}}
+
+_SPEEDS: Final = {"fast": 2.0, "b": 2.0}
+"""GPU types that are faster than the others: jobs have a reason to change the type."""
+
+
+def require(holds: bool, complaint: str) -> None:
+    """Say what went wrong, with and without ``python -O``.
+
+    :raises AssertionError: with the complaint, unless it ``holds``.
+    """
+    if not holds:
+        raise AssertionError(complaint)
+
+
+def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:
+    """Nodes of a cluster file."""
+    return {"name": f"{gpu_type}-{gpus}-{{}}", "gpus": gpus, "count": count, "gpu_type": gpu_type}
+
+
+def cluster(*nodes: dict[str, Any]) -> Cluster:
+    """A cluster of such nodes."""
+    return Cluster.model_validate({"nodes": tuple(nodes)})
+
+
+def job(job_id: str, at: float = 0.0, gpus: int = 1, **more: Any) -> Job:
+    """A job of 100 GPU-seconds that cannot be resized, unless ``more`` says otherwise."""
+    return _job({"id": job_id, "submit_time": at, "gpus": {"requested": gpus}} | more)
+
+
+def elastic(job_id: str, at: float = 0.0, gpus: int = 1, low: int = 1, high: int = 8, **more: Any) -> Job:
+    """A job that can be resized from ``low`` to ``high`` GPUs."""
+    limits = {"requested": gpus, "min": low, "max": high}
+    return _job({"id": job_id, "submit_time": at, "gpus": limits, "elastic": "size"} | more)
+
+
+def _job(record: dict[str, Any]) -> Job:
+    defaults = {"model": "linear", "batch": {"size": 64}, "work": {"gpu_seconds": 100.0}}
+    return Job.model_validate(defaults | record)
+
+
+def some_jobs(count: int) -> list[Job]:
+    """A mix of sizes, limits, models, works (some unknown) and arrival times, the same every time."""
+    found = []
+    for index in range(count):
+        more: dict[str, Any] = {
+            "model": ("linear", "saturating", "flat")[index % 3],
+            "work": None if index % 7 == 6 else {"gpu_seconds": 20.0 + 37.0 * (index % 11)},
+        }
+        size, at = 1 + index % 4, 5.0 * (index // 2)
+        make = job if index % 5 == 4 else elastic
+        found.append(make(f"j{index}", at, size, **more))
+    return found
+
+
+class Audited:
+    """A session whose every decision is looked at from outside: only what jobs and nodes say counts."""
+
+    def __init__(self, policy: Policy, nodes: Cluster, seed: int = 0) -> None:
+        self.session = Session(policy, nodes, CurveThroughput(_CURVES, _SPEEDS), seed=seed)
+        self.time_s = 0.0
+
+    @property
+    def jobs(self) -> dict[str, JobState]:
+        """The active jobs."""
+        return self.session.jobs
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Jobs arrive now."""
+        for each in sorted(jobs, key=lambda each: (each.submit_time, each.id)):
+            self.session.submit(each, self.time_s)
+
+    def decide(self) -> None:
+        """Ask the policy and look at what it did."""
+        try:
+            self.session.decide(self.time_s)
+        except PolicyError as error:
+            raise AssertionError(str(error)) from error
+        self._check_nodes()
+        for state in self.jobs.values():
+            _check_job(self.session, state)
+
+    def advance(self) -> bool:
+        """Go to the next moment at which a job ends or the policy wants to be asked; False: none."""
+        ends = [end for state in self.jobs.values() if (end := state.finish_time_s()) is not None]
+        again = self.session.ask_again_s
+        moments = ends if again is None or again <= self.time_s else [*ends, again]
+        if not moments:
+            return False
+        interval = self.session.policy.default_interval_s
+        self.time_s = max(min(moments), self.time_s) if interval is None else self.time_s + interval
+        for state in list(self.jobs.values()):
+            end = state.finish_time_s()
+            if end is not None and end <= self.time_s:
+                self.session.end(state.id, self.time_s)
+        return True
+
+    def _check_nodes(self) -> None:
+        held: Counter[str] = Counter()
+        for state in self.jobs.values():
+            for name, count in state.placement:
+                held[name] += count
+        for each in self.session.nodes:
+            most = each.gpus if each.up else 0
+            given = held.pop(each.name, 0)
+            require(given <= most, f"{given} GPUs of node {each.name} are given away, it has {most}")
+        require(not held, f"GPUs of nodes that do not exist are given away: {sorted(held)}")
+
+
+def _check_job(session: Session, state: JobState) -> None:
+    placed = sum(count for _, count in state.placement)
+    require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but sits on {placed}")
+    if not state.gpus:
+        return
+    low, high = state.spec.min_gpus, state.spec.max_gpus(session.cluster.total_gpus)
+    require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")
+    rigid = "none" in (state.spec.elastic, session.policy.elasticity)
+    asked = state.spec.gpus.requested
+    require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
+    types = {session.free.node(name).gpu_type for name, _ in state.placement}
+    require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
+    fixed = session.policy.elasticity != "size+batch" or state.spec.elastic != "size+batch"
+    require(not fixed or state.global_batch == state.reference_batch, f"the batch of {state.id} changed")
