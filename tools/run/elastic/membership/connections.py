@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,9 +84,13 @@ def _sockets(epoll: int) -> tuple[set[int], bool]:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket | None]:
-    """A socket, by a descriptor that stays its own if gloo closes the other one; None: it is not one."""
+    """A socket, by a descriptor that stays its own if gloo closes the other one; None: it is not one.
+
+    Another file is not even duplicated: to close the copy would free the locks that this process holds on
+    it, of which its presence is one.
+    """
     try:
-        copy = os.dup(number)
+        copy = os.dup(number) if stat.S_ISSOCK(os.fstat(number).st_mode) else -1
     except OSError:
         copy = -1
     try:

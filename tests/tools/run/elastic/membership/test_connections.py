@@ -5,8 +5,11 @@ from __future__ import annotations
 import select
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 from pliant.tools.run.elastic.membership.connections import Connections
+from pliant.tools.run.statedir.contract.presence import Presence, life
+from tests.tools.run.elastic.nursery import CONTEXT
 
 
 class Device:
@@ -59,3 +62,16 @@ def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_kno
         assert formed.epoll.fileno() == before
         connections.close()
         assert is_over(formed)
+
+
+def test_a_worker_that_ends_its_connections_still_lives_for_the_others(tmp_path: Path) -> None:
+    presence, connections = Presence(tmp_path / "presence"), Connections()
+    presence.begin()
+    with ExitStack() as over, CONTEXT.Pool(1) as other:
+        over.callback(presence.end)
+        with connections.opened():
+            formed = Device()
+            over.callback(formed.close)
+        connections.close()
+        assert is_over(formed)
+        assert other.apply(life, (tmp_path / "presence",)) == "alive"
