@@ -250,7 +250,7 @@ def _words() -> tuple[Sink, ...]:
 
 
 def _say_trouble(events: Sequence[Event]) -> None:
-    from pliant.tools.run.watch.trouble import trouble
+    from pliant.tools.run.watch.screen import trouble
 
     for line in trouble(events):
         note(line)
@@ -262,6 +262,6 @@ def _running(log: RunLog) -> str:
 
 
 def _tell(log: RunLog, state: Path) -> None:
-    from pliant.tools.run.watch.status import line
+    from pliant.tools.run.watch.screen import line
 
     note(f"{line(log)}; state directory: {state}")

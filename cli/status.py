@@ -17,7 +17,7 @@ from pliant.schemas.errors import UsageError
 if TYPE_CHECKING:
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobStatus
-    from pliant.tools.run.watch.sight import Bystander, Sight
+    from pliant.tools.run.watch.status import Status, Watcher
 
 LOOK_S: Final = 0.5
 
@@ -50,121 +50,120 @@ def status(
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
-    from pliant.tools.run.watch.sight import Bystander, run_line
+    from pliant.tools.run.watch.status import Watcher, run_line
 
-    seen, page = Bystander(state), _Page(state, job, explain=explain)
+    page = _Page(Watcher(state), state, job, explain=explain)
     if output is Form.json:
         if watch:
             raise UsageError("--watch shows a table: leave -o json out")
-        out_text(page.document(seen, seen.look(ahead=True), time.time()))
+        out_text(page.document(page.look(), time.time()))
     elif not watch:
-        sight = seen.look(ahead=True)
-        out_text(page.text(seen, sight, time.time(), width_for(sys.stdout)))
+        found = page.look()
+        out_text(page.text(found, time.time(), width_for(sys.stdout)))
         if job is None:
-            note(run_line(sight, state))
+            note(run_line(found, state))
     elif is_terminal(sys.stdout):
-        _show(seen, page)
+        _show(page)
     else:
-        _print(seen, page)
+        _print(page)
 
 
 @dataclass(slots=True)
 class _Page:
     """What is shown of a state directory."""
 
+    watcher: Watcher
     state: Path
     job: str | None
     explain: bool
     _history: tuple[float, list[Happened]] = (-1.0, [])
     """What happened to the job, and the time of the last event of the log by then."""
 
-    def text(self, seen: Bystander, sight: Sight, now_s: float, width: int | None) -> str:
+    def look(self) -> Status:
+        """What there is to see now."""
+        return self.watcher.look(ahead=True)
+
+    def text(self, found: Status, now_s: float, width: int | None) -> str:
         """For people."""
-        if self.job is None:
-            from pliant.tools.run.watch.status import status_text
-
-            return status_text(sight, now_s, width, explain=self.explain)
         from pliant.tools.run.watch.job_page import error_lines, job_page
+        from pliant.tools.run.watch.screen import status_text
 
-        found = self._one(self.job, sight, now_s)
-        happened, errors = self._happened(seen, sight, self.job), error_lines(seen.dirs, found)
+        if self.job is None:
+            return status_text(found, now_s, width, explain=self.explain)
+        job = self._one(self.job, found, now_s)
+        happened, errors = self._happened(found, self.job), error_lines(self.watcher.dirs, job)
         return job_page(
-            *(found, sight, happened, errors, now_s),
-            state=self.state,
-            width=width,
-            explain=self.explain,
+            *(job, found, happened, errors, now_s), state=self.state, width=width, explain=self.explain
         )
 
-    def _happened(self, seen: Bystander, sight: Sight, job_id: str) -> list[Happened]:
-        """The history, which takes reading the whole log."""
-        from pliant.tools.run.watch.job_page import history
+    def document(self, found: Status, now_s: float) -> str:
+        """For programs."""
+        from pliant.tools.run.watch.document import described_fields, job_fields, status_document
+        from pliant.tools.run.watch.job_page import error_lines
+        from pliant.tools.run.watch.job_status import statuses
 
-        if self._history[0] != sight.log.last_s:
-            self._history = (sight.log.last_s, history(seen.dirs, job_id))
-        return self._history[1]
+        if self.job is None:
+            return status_document(found, map(job_fields, statuses(found, now_s)), now_s)
+        job = self._one(self.job, found, now_s)
+        errors = error_lines(self.watcher.dirs, job)
+        return status_document(found, [described_fields(job, self._happened(found, self.job), errors)], now_s)
 
-    def mark(self, sight: Sight) -> list[tuple[object, ...]]:
+    def mark(self, found: Status) -> list[tuple[object, ...]]:
         """What is another one when something has changed that is worth a further table."""
         from pliant.tools.run.watch.job_status import statuses
-        from pliant.tools.run.watch.status import progress
+        from pliant.tools.run.watch.screen import progress
 
-        jobs = statuses(sight, sight.log.last_s)
         return [
             (job.id, job.state, job.placement, job.global_batch, job.failures, progress(job))
-            for job in jobs
+            for job in statuses(found, found.log.last_s)
             if self.job in (None, job.id)
         ]
 
-    def document(self, seen: Bystander, sight: Sight, now_s: float) -> str:
-        """For programs."""
-        from pliant.tools.run.watch.job_page import error_lines
-        from pliant.tools.run.watch.job_status import statuses
-        from pliant.tools.run.watch.status_document import described_fields, job_fields, status_document
+    def _happened(self, found: Status, job_id: str) -> list[Happened]:
+        """The history, which takes reading the whole log."""
+        from pliant.tools.run.watch.job_page import history
 
-        if self.job is None:
-            return status_document(sight, map(job_fields, statuses(sight, now_s)), now_s)
-        found = self._one(self.job, sight, now_s)
-        happened = self._happened(seen, sight, self.job)
-        described = described_fields(found, happened, error_lines(seen.dirs, found))
-        return status_document(sight, [described], now_s)
+        if self._history[0] != found.log.last_s:
+            self._history = (found.log.last_s, history(self.watcher.dirs, job_id))
+        return self._history[1]
 
-    def _one(self, job_id: str, sight: Sight, now_s: float) -> JobStatus:
+    def _one(self, job_id: str, found: Status, now_s: float) -> JobStatus:
         from pliant.tools.run.watch.job_status import known_ids, status_of
 
-        found = status_of(sight, job_id, now_s)
-        if found is None:
-            known = ", ".join(known_ids(sight)) or "none"
+        job = status_of(found, job_id, now_s)
+        if job is None:
+            known = ", ".join(known_ids(found)) or "none"
             raise UsageError(f"{self.state} has no job {job_id}; it has: {known}")
-        return found
+        return job
 
 
-def _show(seen: Bystander, page: _Page) -> None:
+def _show(page: _Page) -> None:
     """Keep a table up to date on the terminal until somebody leaves it."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     from pliant.cli.keys import Keys
-    from pliant.tools.run.watch.sight import run_line
+    from pliant.tools.run.watch.status import run_line
 
     with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
         pressed = ""
         while pressed not in ("q", "Q"):
-            sight = seen.look(ahead=True)
-            shown = page.text(seen, sight, time.time(), width_for(sys.stdout))
-            last = Text(f"{run_line(sight, page.state)}; q leaves", style="dim")
+            found = page.look()
+            shown = page.text(found, time.time(), width_for(sys.stdout))
+            last = Text(f"{run_line(found, page.state)}; q leaves", style="dim")
             live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), last), refresh=True)
             pressed = keys.wait(LOOK_S)
 
 
-def _print(seen: Bystander, page: _Page) -> None:
+def _print(page: _Page) -> None:
     """Print the table whenever a job has another state, size or progress than before."""
     before = None
     while not reader_left(sys.stdout):
-        sight = seen.look(ahead=True)
-        mark = page.mark(sight)
+        found = page.look()
+        mark = page.mark(found)
         if mark != before:
-            shown = page.text(seen, sight, time.time(), None)
+            shown = page.text(found, time.time(), None)
             out_text(shown if before is None else f"\n{shown}")
             before = mark
         time.sleep(LOOK_S)

@@ -16,8 +16,8 @@ from pliant.schemas.text.wording import in_gpus
 from pliant.tools.profile.torchrun.last_words import last_lines
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.sight import Sight, run_line
-from pliant.tools.run.watch.status import progress
+from pliant.tools.run.watch.screen import progress
+from pliant.tools.run.watch.status import Status, run_line
 
 ERROR_LINES: Final = 10
 _CHANGES: Final = {
@@ -102,7 +102,7 @@ def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
 
 def job_page(
     job: JobStatus,
-    sight: Sight,
+    status: Status,
     happened: Sequence[Happened],
     errors: Iterable[str],
     now_s: float,
@@ -118,7 +118,7 @@ def job_page(
     :param explain: add what the policy says.
     """
     lines: list[str] = []
-    for label, text in _facts(job, sight, now_s, state, explain=explain):
+    for label, text in _facts(job, status, now_s, state, explain=explain):
         lines += _labelled(label, text, width)
     if happened:
         lines += ["", "history"]
@@ -131,7 +131,7 @@ def job_page(
 
 
 def _facts(
-    job: JobStatus, sight: Sight, now_s: float, state: Path, *, explain: bool
+    job: JobStatus, status: Status, now_s: float, state: Path, *, explain: bool
 ) -> Iterable[tuple[str, str]]:
     yield "job", job.id
     yield "state", job.state
@@ -145,8 +145,8 @@ def _facts(
     yield "loss", "" if job.loss is None else f"{job.loss:.4g}"
     yield "stall", "" if job.stall_s is None else f"the last change of its GPUs took {job.stall_s:.2g} s"
     yield "policy", job.policy_says if explain else ""
-    if job.ended_s is None and sight.holder is None:
-        yield "run", run_line(sight, state)
+    if job.ended_s is None and status.holder is None:
+        yield "run", run_line(status, state)
 
 
 def _until_label(job: JobStatus) -> str:

@@ -12,8 +12,7 @@ from pliant.schemas.text.times import EPOCH_LIKE_S, span_text
 from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
-from pliant.tools.run.watch.outlook import measured_ends
-from pliant.tools.run.watch.sight import Sight
+from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.prediction import Prediction
 from pliant.tools.schedule.snapshot import NodeGpus
 
@@ -85,18 +84,18 @@ class JobStatus:
 
 
 @garbage_collection_paused()
-def statuses(sight: Sight, now_s: float) -> list[JobStatus]:
+def statuses(status: Status, now_s: float) -> list[JobStatus]:
     """All jobs in order of (submission, id), those that no run has taken up last."""
-    expected = measured_ends(sight.log, now_s) if sight.outlook is None else sight.outlook
-    waiting = sum(not job.gpus for job in sight.log.active.values())
-    taken_up = [_status(job, now_s, sight, expected, waiting) for job in in_order(sight.log)]
-    submitted = [_submitted(job, now_s, sight, expected) for job in sight.submitted]
+    expected = measured_ends(status.log, now_s) if status.outlook is None else status.outlook
+    waiting = sum(not job.gpus for job in status.log.active.values())
+    taken_up = [_status(job, now_s, status, expected, waiting) for job in in_order(status.log)]
+    submitted = [_submitted(job, now_s, status, expected) for job in status.submitted]
     return [*taken_up, *submitted]
 
 
-def status_of(sight: Sight, job_id: str, now_s: float) -> JobStatus | None:
+def status_of(status: Status, job_id: str, now_s: float) -> JobStatus | None:
     """One job; None: there is none of that id."""
-    return next((job for job in statuses(sight, now_s) if job.id == job_id), None)
+    return next((job for job in statuses(status, now_s) if job.id == job_id), None)
 
 
 def in_order(log: RunLog) -> list[JobLog]:
@@ -106,14 +105,14 @@ def in_order(log: RunLog) -> list[JobLog]:
 
 
 def _status(
-    job: JobLog, now_s: float, sight: Sight, expected: Mapping[str, Prediction], waiting: int
+    job: JobLog, now_s: float, status: Status, expected: Mapping[str, Prediction], waiting: int
 ) -> JobStatus:
     job_id = job.job.id
     retries = job.retry_s is not None and not job.gpus and not job.ended
     prediction = expected.get(job_id, _NOTHING)
     return JobStatus(
         id=job_id,
-        state="cancelling" if job_id in sight.cancelled and not job.ended else _state(job),
+        state="cancelling" if job_id in status.cancelled and not job.ended else _state(job),
         min_gpus=job.job.min_gpus,
         submitted_s=job.submitted_s,
         gpus=job.gpus,
@@ -130,9 +129,9 @@ def _status(
         failures=job.failures,
         retries=job.retries,
         failed_attempt=job.failed_attempt,
-        why=_why(job, now_s, prediction, waiting - 1, cancelling=job_id in sight.cancelled),
-        brief=_brief(job, prediction, cancelling=job_id in sight.cancelled),
-        policy_says="" if job.ended else sight.reasons.get(job_id, ""),
+        why=_why(job, now_s, prediction, waiting - 1, cancelling=job_id in status.cancelled),
+        brief=_brief(job, prediction, cancelling=job_id in status.cancelled),
+        policy_says="" if job.ended else status.reasons.get(job_id, ""),
         expected=_NOTHING if job.ended else prediction,
     )
 
@@ -191,9 +190,9 @@ def _retry(job: JobLog, now_s: float) -> str:
     return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
 
 
-def _submitted(job: Job, now_s: float, sight: Sight, expected: Mapping[str, Prediction]) -> JobStatus:
+def _submitted(job: Job, now_s: float, status: Status, expected: Mapping[str, Prediction]) -> JobStatus:
     """A job that no run has taken up."""
-    asked_s = sight.asked_s.get(job.id)
+    asked_s = status.asked_s.get(job.id)
     found = expected.get(job.id, _NOTHING)
     return JobStatus(
         id=job.id,
@@ -218,6 +217,6 @@ def standing(job: JobLog) -> str:
     return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
 
 
-def known_ids(sight: Sight) -> Iterable[str]:
+def known_ids(status: Status) -> Iterable[str]:
     """The ids of all jobs that are there."""
-    return sorted({*sight.log.jobs, *(job.id for job in sight.submitted)})
+    return sorted({*status.log.jobs, *(job.id for job in status.submitted)})

@@ -1,93 +1,177 @@
-"""A run for people: a table of its jobs, and one line about all of them."""
+"""What there is to see of a state directory, without its lock: log, requests, runner, predictions."""
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
-from pliant.schemas.text.table import Column, text_table
-from pliant.schemas.text.times import clock_text, when_text
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_schedule
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.statedir.directory import holder_of
+from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.watch.job_status import JobStatus, in_order, standing, statuses
-from pliant.tools.run.watch.sight import Sight
+from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.private import check_seen
+from pliant.tools.run.statedir.requests import Request, Spool, requested
+from pliant.tools.schedule.decide import History, Question, session_from_history, turn_away_unfit
+from pliant.tools.schedule.prediction import Prediction, predictions
+from pliant.tools.schedule.session.saved import Basis, KeptSession
 
-COLUMNS: Final = (
-    Column("job"),
-    Column("state", 1),
-    Column("GPUs/batch", 5),
-    Column("progress", 3),
-    Column("until", 2),
-    Column("why", 4, least=16),
-)
-SUMMARY: Final = (
-    Column("job"),
-    Column("end", 1),
-    Column("waited", 3, right=True),
-    Column("took", 2, right=True),
-    Column("samples", 4, right=True),
-    Column("loss", 5, right=True),
-    Column("why", 6, least=16),
-)
+AHEAD_S: Final = 5.0
+"""A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
 
 
-def status_text(sight: Sight, now_s: float, width: int | None = None, *, explain: bool = False) -> str:
-    """All jobs in order of submission, one a line; ``now_s`` is UTC.
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What there is to see at one moment."""
 
-    :param width: of the terminal, in columns; None: there is none, so nothing is left out or cut.
-    :param explain: add what the policy says.
+    log: RunLog
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why jobs hold what they hold, or wait, as the policy said last."""
+    submitted: tuple[Job, ...] = ()
+    """Jobs that no run has taken up yet."""
+    cancelled: frozenset[str] = frozenset()
+    """Jobs that shall be cancelled."""
+    holder: int | None = None
+    """The process that runs it; None: nobody does."""
+    asked_s: Mapping[str, float] = field(default_factory=dict)
+    """When the submitted jobs were submitted, by the system's clock of then."""
+    outlook: Mapping[str, Prediction] | None = None
+    """When jobs start and end; None: it was not looked for."""
+
+
+class Watcher:
+    """Looks at a state directory again and again; what it has read of the log it does not read twice."""
+
+    def __init__(self, state: Path) -> None:
+        """:raises UsageError: there is no log and no submission, or they are not this user's to see."""
+        self.dirs = StateDir(state.resolve())
+        self._spool = Spool(self.dirs)
+        if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
+            raise UsageError(f"{state}: no state directory (it has no {self.dirs.events.name})")
+        check_seen(self.dirs)
+        self._view = LogView(self.dirs, keeps_events=True)
+        self._outlook: Mapping[str, Prediction] = {}
+        self._looked_ahead: tuple[float, object] = (float("-inf"), None)
+        self._reports = Reports(self.dirs)
+
+    def look(self, *, ahead: bool = False) -> Status:
+        """What there is to see now. The spool is read before the log: a job moves only that way.
+
+        :param ahead: predict when jobs start and end.
+        :raises BadInputError: the log is damaged.
+        """
+        requests = self._spool.requests()
+        log = self._view.refresh()
+        self._reports.lay_over(log)
+        schedule = self._schedule()
+        asked = [job for request in requests for job in request.jobs if job.id not in log.jobs]
+        cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
+        asked_s = {job.id: request.asked_s for request in requests for job in request.jobs}
+        holder = holder_of(self.dirs.lock)
+        expected = self._look_ahead(schedule, requests) if ahead else None
+        self._view.forget()
+        return Status(log, _reasons(schedule), tuple(asked), cancelled, holder, asked_s, expected)
+
+    def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
+        """Predict once more where something has happened, or measured speeds have had time to change."""
+        log, began_s = self._view.log, time.monotonic()
+        seen = (log.last_s, len(requests), None if schedule is None else schedule.time)
+        since_s, known = self._looked_ahead
+        if seen != known or began_s - since_s >= AHEAD_S:
+            now_s = max(time.time(), log.last_s)
+            self._outlook = outlook(self._view, self.dirs, schedule, requests, now_s)
+            self._looked_ahead = (began_s, seen)
+        return self._outlook
+
+    def _schedule(self) -> Schedule | None:
+        """The last decision; it is not there yet, or cannot be read."""
+        try:
+            return read_schedule(self.dirs.schedule)
+        except PliantError:
+            return None
+
+
+def _reasons(schedule: Schedule | None) -> dict[str, str]:
+    if schedule is None:
+        return {}
+    held = {given.job: given.reason for given in schedule.allocations}
+    return held | {verdict.job: verdict.reason for verdict in schedule.waiting}
+
+
+def run_line(status: Status, state: Path) -> str:
+    """Who runs the directory, or how to go on."""
+    if status.holder is None:
+        return f"nobody runs {state}; go on with: pliant run --follow --state {state}"
+    return f"process {status.holder or '?'} runs {state}"
+
+
+WITHIN_S: Final = 1.0
+"""Real seconds that looking ahead may take; starts that are not found by then are not shown."""
+_log = logging.getLogger("pliant")
+
+
+def outlook(
+    view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
+) -> Mapping[str, Prediction]:
+    """What is to come of the jobs that are there. Where the policy cannot be asked: ends only."""
+    log = view.log
+    if log.info is None or not (log.active or requests):
+        return {}
+    try:
+        return _asked(view, dirs, schedule, requests, now_s)
+    except Exception as error:  # noqa: BLE001 - a policy is anybody's code, and may not even be installed here
+        _log.debug("no start can be predicted: %s", error)
+        return measured_ends(log, now_s)
+
+
+def measured_ends(log: RunLog, now_s: float) -> dict[str, Prediction]:
+    """When the jobs end whose speed was measured, at that speed."""
+    found = {}
+    for job_id, speed in measured_speeds(log).items():
+        job = refined(log.jobs[job_id], log.newest.get(job_id))
+        if job.total_samples is not None:
+            left_s = max(0.0, job.total_samples - job.samples_done) / speed
+            found[job_id] = Prediction(end_s=now_s + left_s)
+    return found
+
+
+def _asked(
+    view: LogView, dirs: StateDir, schedule: Schedule | None, requests: Sequence[Request], now_s: float
+) -> Mapping[str, Prediction]:
+    log, asked = view.log, requested(requests, view.log, now_s)
+    more = [*reported(dirs, log, now_s), *asked]
+
+    def since(basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+        kept, events = view.history(basis, now_s)
+        return kept, (*events, *more)
+
+    history = History(log.info, log.origin_s or 0.0, since)
+    session, _ = session_from_history(
+        history, _question(log.info, schedule), now_s=now_s, previous=schedule, source=str(dirs.events)
+    )
+    new = [event.job for event in asked if event.event == "submit" and event.job]
+    turn_away_unfit(session, new, now_s)
+    return predictions(session, now_s, measured_speeds(log), asks_now=True, within_s=WITHIN_S)
+
+
+def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:
+    """The policy that decided last, else the one that the log names.
+
+    :raises ValueError: there is neither.
     """
-    return text_table(COLUMNS, [row(job, now_s, explain=explain) for job in statuses(sight, now_s)], width)
-
-
-def row(job: JobStatus, now_s: float, *, explain: bool = False) -> tuple[str, ...]:
-    """One job, by :data:`COLUMNS`."""
-    parts = [job.brief or job.why, f"policy: {job.policy_says}" if explain and job.policy_says else ""]
-    return job.id, job.state, size(job), progress(job), until(job, now_s), "; ".join(filter(None, parts))
-
-
-def size(job: JobStatus) -> str:
-    """GPUs and global batch."""
-    if not job.gpus:
-        return "-"
-    return str(job.gpus) if job.global_batch is None else f"{job.gpus}/{job.global_batch}"
-
-
-def progress(job: JobStatus) -> str:
-    """Share of the work done, or samples where the work is unknown."""
-    if job.progress is not None and (job.samples_done or job.gpus or job.state == "finished"):
-        return f"{100 * job.progress:.0f} %"
-    return f"{job.samples_done:.0f} samples" if job.samples_done else "-"
-
-
-def until(job: JobStatus, now_s: float) -> str:
-    """When the state ends: a job that runs, or one that waits and then starts; since when it has ended."""
-    if job.ended_s is not None:
-        return f"since {clock_text(job.ended_s, now_s)}"
-    return "-" if job.until_s is None else when_text(max(job.until_s, now_s), now_s)
-
-
-def line(log: RunLog) -> str:
-    """How many jobs are where."""
-    found = Counter(map(standing, log.jobs.values()))
-    return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no job yet"
-
-
-def summary(log: RunLog, width: int | None = None) -> str:
-    """What became of the jobs, with their times."""
-    rows = [
-        (
-            job.job.id,
-            standing(job),
-            _seconds(job.started_s, job.submitted_s),
-            _seconds(job.ended_s, job.submitted_s),
-            f"{job.samples_done:.0f}" if job.samples_done else "-",
-            "-" if job.loss is None else f"{job.loss:.4g}",
-            job.reason if job.ended or not job.gpus else job.trouble,
-        )
-        for job in in_order(log)
-    ]
-    return text_table(SUMMARY, rows, width)
-
-
-def _seconds(to_s: float | None, from_s: float) -> str:
-    return "-" if to_s is None else f"{to_s - from_s:.1f} s"
+    if schedule is not None:
+        used = schedule.policy
+        return Question(used.name, used.parameters, used.seed)
+    if info is None:
+        raise ValueError("no policy has decided yet")
+    return Question(info.policy, info.parameters, info.seed)

@@ -29,7 +29,7 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
-from pliant.tools.run.watch.sight import Bystander
+from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, PlainBackend
@@ -673,7 +673,7 @@ def test_who_only_looks_sees_how_far_a_job_is(site: Site) -> None:
     seen: list[float] = []
 
     def look() -> None:
-        seen.append(jobs_in_order(Bystander(site.state).look().log)[0].samples_done)
+        seen.append(jobs_in_order(Watcher(site.state).look().log)[0].samples_done)
         site.gate.touch()
 
     site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)

@@ -25,7 +25,7 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.output import job_output
-from pliant.tools.run.watch.sight import Bystander
+from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
@@ -61,7 +61,7 @@ USES: dict[str, Callable[[StateDir], object]] = {
     "run": lambda dirs: State(dirs.path).close(),
     "read the inputs of a run": lambda dirs: runner.dry_run_text(Options(dirs.path, "none"), resume=True),
 }
-LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Bystander(dirs.path).look()}
+LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher(dirs.path).look()}
 
 
 def open_to_all(path: Path) -> list[Path]:
@@ -243,7 +243,7 @@ def test_a_job_in_place_of_whose_folder_there_is_a_link_is_not_started(
     outside = link_for(dirs, "a")
     before = contents(outside)
     run(dirs, monkeypatch)
-    found = Bystander(dirs.path).look().log.jobs["a"]
+    found = Watcher(dirs.path).look().log.jobs["a"]
     assert (found.phase, "is a symbolic link" in found.reason) == ("failed", True)
     assert contents(outside) == before
 
@@ -259,7 +259,7 @@ def test_a_start_looks_at_the_folders_of_no_jobs_but_those_of_which_something_ma
     for job_id in "ab":
         dirs.job(job_id).path.symlink_to(dirs.path.parent / "nowhere")
     State(dirs.path).close()
-    Bystander(dirs.path).look()
+    Watcher(dirs.path).look()
 
 
 def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
@@ -267,7 +267,7 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
     link = dirs.path.parent / "link"
     link.symlink_to(dirs.path)
     ask(StateDir(link), "b")
-    assert {job.id for job in Bystander(link).look().submitted} == {"a", "b"}
+    assert {job.id for job in Watcher(link).look().submitted} == {"a", "b"}
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
@@ -293,7 +293,7 @@ def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
     for _ in range(2):
         assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
     assert caplog.text.count("it is no request") == 1
-    assert [found.id for found in Bystander(dirs.path).look().submitted] == ["a"]
+    assert [found.id for found in Watcher(dirs.path).look().submitted] == ["a"]
     ask(dirs, "b")
 
 

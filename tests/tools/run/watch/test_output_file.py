@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pliant.tools.run.backends import keep
-from pliant.tools.run.watch import output_file
-from pliant.tools.run.watch.output_file import Gone, OutputFile
+from pliant.tools.run.watch import output as worker_output
+from pliant.tools.run.watch.output import Gone, OutputFile
 
 MOST = 1 << 20
 
@@ -20,14 +20,14 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_large_file_comes_in_pieces(path: Path) -> None:
-    whole = os.urandom(3 * output_file.PIECE + 5)
+    whole = os.urandom(3 * worker_output.PIECE + 5)
     path.write_bytes(whole)
     pieces = list(OutputFile(path).rest())
-    assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [output_file.PIECE] * 3 + [5]
+    assert [len(piece) for piece in pieces if isinstance(piece, bytes)] == [worker_output.PIECE] * 3 + [5]
     assert pieces == [
-        whole[: output_file.PIECE],
-        whole[output_file.PIECE : 2 * output_file.PIECE],
-        whole[2 * output_file.PIECE : 3 * output_file.PIECE],
+        whole[: worker_output.PIECE],
+        whole[worker_output.PIECE : 2 * worker_output.PIECE],
+        whole[2 * worker_output.PIECE : 3 * worker_output.PIECE],
         whole[-5:],
     ]
 
@@ -89,7 +89,7 @@ def test_the_last_lines_are_found_from_the_end_whatever_the_size_of_a_piece(
 ) -> None:
     path.write_text(text)
     for piece in (1, 2, 3, 1 << 20):
-        monkeypatch.setattr(output_file, "PIECE", piece)
+        monkeypatch.setattr(worker_output, "PIECE", piece)
         output = OutputFile(path)
         output.skip_all_but(lines)
         assert b"".join(part for part in output.rest() if isinstance(part, bytes)) == shown.encode()

@@ -1,190 +1,257 @@
+"""``pliant status`` on state directories as runs leave them: any terminal, programs, one job in detail."""
+
 from __future__ import annotations
 
-import io
+import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pliant.schemas.event import Event, EventName
-from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.watch.job_status import statuses
-from pliant.tools.run.watch.screen import Screen
-from pliant.tools.run.watch.sight import Sight
-from pliant.tools.run.watch.status import line, status_text, summary
-from pliant.tools.schedule.prediction import Prediction
-from tests.builders import job
+from pliant.cli import status as cli_status
+from pliant.cli.schedule import schedule
+from pliant.cli.status import Form, status
+from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_schedule, write_cluster, write_schedule
+from pliant.schemas.text.fitting import width_of
+from pliant.tools.run.statedir.contract.progress import write_progress
+from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.watch import job_page
+from pliant.tools.run.watch import status as watch_status
+from pliant.tools.run.watch.document import job_fields, status_document
+from pliant.tools.run.watch.job_page import history
+from pliant.tools.run.watch.job_status import STATES, in_order, statuses
+from pliant.tools.run.watch.screen import status_text
+from pliant.tools.run.watch.status import Status, Watcher, outlook
+from pliant.tools.schedule.decide import Question, decide
+from tests.builders import cluster, job
+from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.stories import Story
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
-def event(time: float, name: EventName, job_id: str = "a", **more: Any) -> Event:
-    return Event(time, name, job_id, **more)
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:[.,:/]\d+)*", text))
 
 
-def log(*events: Event) -> RunLog:
-    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), submit_event(job("b"), 11.0), *events])
-
-
-START = event(12.0, "start", gpus=2, placement=(("n0", 1), ("n1", 1)), detail={"reason": "its [turn]"})
-FIRST = event(
-    *(14.0, "progress"),
-    global_batch=64,
-    samples_done=100.0,
-    loss=0.25,
-    overhead_seconds=2.0,
-    detail={"attempt": 1, "after": "start"},
+@given(
+    st.integers(0, 1000),
+    st.integers(5, 80),
+    st.integers(40, 200),
+    st.sampled_from(["fifo", "fair-share", "srtf"]),
+    st.booleans(),
 )
-SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attempt": 1})
-
-
-def shown(sight: Sight, now_s: float, job_id: str = "a") -> list[str]:
-    """The line of a job, cell by cell."""
-    lines = status_text(sight, now_s).splitlines()
-    return next(re.split(r"  +", line) for line in lines if line.split()[0] == job_id)
-
-
-def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -> None:
-    assert status_text(Sight(log(START)), 13.5).splitlines() == [
-        "job  state     GPUs/batch  progress  until  why",
-        "a    starting  2           0 %       -      for 2 s",
-        "b    waiting   -           -         -      for 1 GPU",
-    ]
-
-
-def test_a_running_job_shows_progress_and_its_end_at_the_measured_speed() -> None:
-    seen = Sight(log(START, FIRST, SECOND))
-    assert shown(seen, 16.0) == ["a", "running", "2/64", "30 %", "in 7 s (at 23 s)"]
-
-
-def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
-    seen = Sight(log(START, FIRST), reasons={"a": "its [turn]", "b": "F = 12.5"})
-    assert "its [turn]" not in status_text(seen, 16.0)
-    assert "F = 12.5" not in status_text(seen, 16.0)
-    explained = status_text(seen, 16.0, explain=True).splitlines()
-    assert explained[1].endswith("policy: its [turn]")
-    assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
-
-
-@pytest.mark.parametrize(
-    ("expected", "brief", "why"),
-    [
-        (Prediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
-        (Prediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
-        (Prediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
-        (Prediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
-    ],
-)
-def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
-    expected: Prediction, brief: str, why: str
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
 ) -> None:
-    seen = Sight(log(), outlook={"b": expected})
-    assert shown(seen, 16.0, "b")[-1] == brief
-    assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
+    told = Story(seed, policy)
+    told.go_on(steps)
+    seen = Watcher(told.write(tmp_path_factory.mktemp("site") / "state").path)
+    found = seen.look(ahead=True)
+    whole = status_text(found, told.now_s, explain=explain)
+    fitted = status_text(found, told.now_s, width, explain=explain)
+    assert max(map(width_of, fitted.splitlines())) <= width
+    assert [line.split()[0] for line in fitted.splitlines()] == [
+        line.split()[0] for line in whole.splitlines()
+    ]
+    for narrow, wide in zip(fitted.splitlines(), whole.splitlines(), strict=True):
+        assert numbers(narrow) <= numbers(wide)
+    for each in statuses(found, told.now_s):
+        page = job_page.job_page(
+            *(each, found, history(seen.dirs, each.id), ["ValueError: 12345"], told.now_s),
+            state=seen.dirs.path,
+            width=width,
+        )
+        assert max(map(width_of, page.splitlines())) <= width
 
 
-def test_a_job_that_waits_says_when_it_starts() -> None:
-    seen = Sight(log(START), outlook={"b": Prediction(start_s=196.0, jobs_ahead=3)})
-    assert shown(seen, 16.0, "b")[-2] == "in 3 min (at 196 s)"
+@given(st.integers(0, 1000), st.integers(5, 60))
+@settings(deadline=None, max_examples=15)
+def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int) -> None:
+    told = Story(seed, "fair-share")
+    told.go_on(steps)
+    found = Watcher(told.write(tmp_path_factory.mktemp("site") / "state").path).look(ahead=True)
+    document = json.loads(status_document(found, map(job_fields, statuses(found, told.now_s)), told.now_s))
+    assert document["schema"] == "pliant.status/1"
+    assert sorted(each["id"] for each in document["jobs"]) == sorted(
+        {*told.session.jobs, *told.session.ended}
+    )
+    assert {each["state"] for each in document["jobs"]} <= set(STATES)
 
 
-def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
-    sight = Sight(log(START), submitted=(job("c"),), cancelled=frozenset({"a"}))
-    states = [line.split()[:2] for line in status_text(sight, 13.5).splitlines()[1:]]
-    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
+def test_an_id_longer_than_the_terminal_is_cut_and_every_state_is_shown_beside_it() -> None:
+    found = Status(RunLog(), submitted=(job("experiment-" + "x" * 100), job("short")))
+    lines = status_text(found, 0.0, 40).splitlines()
+    assert lines[1].startswith("experiment-xx")
+    assert [line.split()[-1] for line in lines] == ["state", "submitted", "submitted"]
+    assert "…  submitted" in lines[1]
+    assert max(map(len, lines)) <= 40
 
 
-def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it() -> None:
-    jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
-    sight = Sight(log(), submitted=jobs, asked_s={"now": 2e9, "later": 2e9})
-
-    def why(now_s: float) -> list[str]:
-        return [each.why for each in statuses(sight, now_s)][2:]
-
-    due = "no run has taken it up yet"
-    assert why(2e9) == [due, "submit_time is in 60 s"]
-    assert why(2e9 - 3600) == [due, "submit_time is in 60 s (the clock was set back by 3600 s)"]
-    assert why(2e9 + 61) == [due, due]
+def test_on_a_terminal_too_narrow_for_the_state_the_id_alone_is_shown() -> None:
+    found = Status(RunLog(), submitted=(job("experiment-" + "x" * 100),))
+    lines = status_text(found, 0.0, 15).splitlines()
+    assert lines[1] == "experiment-xxx…"
 
 
-def test_a_job_that_has_ended_says_since_when_and_why() -> None:
-    failed = event(20.0, "fail", gpus=0, placement=(), detail={"reason": "exit code 7: no [data]"})
-    assert shown(Sight(log(START, failed)), 90.0)[-2:] == ["since 20 s", "exit code 7: no [data]"]
+NOW_S = 1_700_000_000.0
 
 
-def test_a_job_that_lost_workers_says_so_until_the_policy_changes_it() -> None:
-    told = {"reason": "the new workers on n1/0 ended", "setback": True}
-    hindered = event(15.0, "shrink", gpus=1, placement=(("n0", 1),), detail=told)
-    assert shown(Sight(log(START, hindered)), 16.0)[-1] == "for 1 s; the new workers on n1/0 ended"
-    grown = event(18.0, "grow", gpus=2, placement=(("n0", 2),), detail={"reason": "more are free"})
-    assert shown(Sight(log(START, hindered, grown)), 19.0)[-1] == "for 1 s"
+def running(state: Path, *more: Event) -> StateDir:
+    """A directory where ``a`` runs on all GPUs of a cluster, at a fifth of the speed that is predicted."""
+    nodes = cluster(4)
+    jobs = [job(name, at=NOW_S, gpus=4, gpu_seconds=400.0) for name in "abc"]
+    decided = decide(jobs, nodes, None, Question("fifo"), now_s=NOW_S)
+    first = {"attempt": 1, "after": "start"}
+    with State(state) as held:
+        held.record(
+            [
+                run_event(decided, "hash", NOW_S),
+                *(submit_event(each, NOW_S, {"samples": 400.0}) for each in jobs),
+                decision_event(NOW_S, 0.0, "fifo", None),
+                Event(NOW_S, "start", "a", gpus=4, placement=(("n0", 4),), global_batch=960),
+                Event(NOW_S, "progress", "a", samples_done=1.0, overhead_seconds=2.0, detail=first),
+                *more,
+            ]
+        )
+    dirs = StateDir(state)
+    write_cluster(nodes, dirs.cluster)
+    write_schedule(decided, dirs.schedule)
+    dirs.job("a").path.mkdir(parents=True)
+    write_progress(dirs.job("a").progress, report(100.0, samples_per_second=0.8, gpus=4, global_batch=960))
+    return dirs
 
 
-def test_one_line_counts_the_jobs() -> None:
-    assert line(log(START)) == "1 running, 1 waiting"
-    assert line(fold([])) == "no job yet"
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW_S)
 
 
-def test_the_summary_tells_waiting_and_completion_times() -> None:
-    ended = event(20.0, "finish", gpus=0, placement=(), samples_done=1000.0)
-    first, second = summary(log(START, SECOND, ended)).splitlines()[1:]
-    assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
-    assert second.split()[:4] == ["b", "waiting", "-", "-"]
+def test_status_and_schedule_predict_the_same_from_the_measured_speed(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    expected = Watcher(dirs.path).look(ahead=True).outlook or {}
+    assert expected["a"].end_s == NOW_S + 300 / 0.8
+    assert [expected[name].start_s for name in "bc"] == [NOW_S + 375, NOW_S + 875]
+    schedule(policy="fifo", state=str(dirs.path), explain=True, output=str(tmp_path / "s.json"))
+    found = read_schedule(tmp_path / "s.json")
+    ends = [given.predicted_end for given in found.allocations]
+    starts = [verdict.predicted_start for verdict in found.waiting]
+    shift_s = found.time - NOW_S  # schedule decides by the clock
+    assert ends == [pytest.approx((expected["a"].end_s or 0.0) + shift_s)]
+    assert starts == [pytest.approx((expected[name].start_s or 0.0) + shift_s) for name in "bc"]
 
 
-def followed(console: Console, text: io.StringIO, *times: float) -> str:
-    with Screen(console, "state directory: [x]") as screen:
-        for now_s in times:
-            screen(log(START), now_s)
-    return text.getvalue()
+def test_a_policy_that_cannot_be_asked_hides_no_job(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dirs = running(tmp_path / "state")
+
+    def raises(*_: object, **__: object) -> None:
+        raise RuntimeError("not installed here")
+
+    monkeypatch.setattr("pliant.tools.run.watch.status.session_from_history", raises)
+    found = Watcher(dirs.path).look(ahead=True)
+    text = status_text(found, NOW_S)
+    assert [line.split()[:2] for line in text.splitlines()[1:]] == [
+        ["a", "running"],
+        ["b", "waiting"],
+        ["c", "waiting"],
+    ]
+    assert text.count("for 4 GPUs") == 2
 
 
-def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
-    text = io.StringIO()
-    lines = followed(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
-    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
-
-
-def test_a_terminal_gets_the_table_in_place() -> None:
-    text = io.StringIO()
-    table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
-    assert "starting" in table
-    assert "1 running, 1 waiting" not in table
-
-
-class Gone(io.StringIO):
-    """A reader that has left."""
-
-    writes = 0
-
-    def write(self, text: str) -> int:
-        self.writes += 1
-        raise BrokenPipeError(32, "broken pipe")
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_who_does_not_look_any_more_stops_nothing(terminal: bool) -> None:
-    text = Gone()
-    assert followed(Console(file=text, width=40, force_terminal=terminal), text, 100.0, 200.0) == ""
-    assert text.writes == 1
-
-
-def test_a_quiet_console_says_nothing() -> None:
-    text = io.StringIO()
-    assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
-
-
-def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
-    detail = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
-    seen = Sight(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
-    assert shown(seen, 22.0)[-2:] == ["in 8 s (at 30 s)", "retry 2 of 3 in 8 s: exit code 7"]
-    assert shown(seen, 40.0)[-2:] == ["now (at 40 s)", "retry 2 of 3: exit code 7"]
-
-
-def test_a_job_that_waits_for_its_retry_is_not_counted_as_preempted() -> None:
+def test_one_job_is_described_with_what_happened_to_it_and_its_last_words(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
-    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
-    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
-    assert line(failed) == "1 waiting, 1 waiting to retry"
-    assert shown(Sight(failed), 20.5)[:2] == ["a", "retrying"]
-    assert line(preempted) == "1 preempted, 1 waiting"
+    requeue = Event(NOW_S + 60, "requeue", "a", gpus=0, placement=(), detail=detail)
+    dirs = running(tmp_path / "state", requeue)
+    errors = dirs.job("a").attempt(1).logs / "0" / "x" / "attempt_0" / "0"
+    errors.mkdir(parents=True)
+    (errors / "stderr.log").write_text("Traceback\n  line 12\nValueError: \x1b[2J no data\n")
+    status("a", state=dirs.path)
+    text = capsys.readouterr().out
+    assert re.search(r"^state +retrying$", text, re.MULTILINE)
+    assert re.search(r"^why +retry 1 of 3 in \d+ s: exit code 7$", text, re.MULTILINE)
+    happened = text[text.index("history") : text.index("last error lines")].splitlines()
+    told = ["submitted", "started on 4 GPUs (n0:4), batch 960", "stopped: exit code 7"]
+    assert [line.endswith(words) for line, words in zip(happened[1:4], told, strict=True)] == [True] * 3
+    assert text.endswith("  ValueError: \\x1b[2J no data\n")
+
+
+def test_programs_get_the_same_of_one_job(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    status("b", state=dirs.path, output=Form.json)
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (found["id"], found["state"], found["jobs_ahead"]) == ("b", "waiting", 0)
+    assert found["predicted_start_at"] == "2023-11-14T22:19:35.000Z"
+    assert [each["event"] for each in found["history"]] == ["submit"]
+
+
+def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
+    dirs = running(tmp_path / "state")
+    with pytest.raises(UsageError, match="has no job z; it has: a, b, c"):
+        status("z", state=dirs.path)
+
+
+def test_every_field_is_in_the_documentation(tmp_path: Path, at_once: None) -> None:
+    dirs = running(tmp_path / "state")
+    found = Watcher(dirs.path).look(ahead=True)
+    text = (ROOT / "docs" / "running.md").read_text()
+    fields: dict[str, Any] = job_fields(statuses(found, NOW_S)[0])
+    document = json.loads(status_document(found, (), NOW_S))
+    named = {*fields, *document, "history", "error_lines", *STATES}
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
+def test_a_look_that_finds_nothing_new_asks_no_policy(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return outlook(*given)
+
+    monkeypatch.setattr(watch_status, "outlook", counted)
+    monkeypatch.setattr(watch_status, "AHEAD_S", float("inf"))
+    seen = Watcher(running(tmp_path / "state").path)
+    assert seen.look(ahead=True).outlook == seen.look(ahead=True).outlook
+    assert len(asked) == 1
+    assert in_order(read_log(seen.dirs.path))[0].job.id == "a"
+
+
+def test_a_pipe_that_watches_gets_a_table_for_each_change(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    done = Event(NOW_S + 9, "finish", "a", gpus=0, placement=())
+
+    def happens() -> Iterator[bool]:
+        yield from (False, False)
+        with State(dirs.path) as held:
+            held.record([done])
+        yield from (False, False, True)
+
+    left = happens()
+    monkeypatch.setattr(cli_status, "LOOK_S", 0.0)
+    monkeypatch.setattr(cli_status, "reader_left", lambda _: next(left))
+    with pytest.raises(BrokenPipeError):
+        status(state=dirs.path, watch=True)
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.splitlines()[1].split()[:2] == ["a", "running"]
+    assert second.splitlines()[1].split()[:2] == ["a", "finished"]

@@ -14,8 +14,8 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import report_events, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
-from pliant.tools.run.watch.sight import Sight
-from pliant.tools.run.watch.status import status_text
+from pliant.tools.run.watch.screen import status_text
+from pliant.tools.run.watch.status import Status
 from tests.builders import job
 from tests.tools.run.statedir.contract.test_progress import report
 
@@ -42,7 +42,7 @@ def log(*events: Event) -> RunLog:
 def test_status_shows_what_workers_report_though_the_log_does_not_hold_it() -> None:
     found = log(START, FIRST)
     found.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
-    shown = status_text(Sight(found), 16.0).splitlines()[1]
+    shown = status_text(Status(found), 16.0).splitlines()[1]
     assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
 
 

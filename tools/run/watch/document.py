@@ -10,18 +10,18 @@ from typing import Any, Final
 from pliant.schemas.text.times import iso_time
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.job_status import JobStatus
-from pliant.tools.run.watch.sight import Sight
+from pliant.tools.run.watch.status import Status
 
 SCHEMA: Final = "pliant.status/1"
 
 
-def status_document(sight: Sight, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
+def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
     """The document; ``now_s`` is UTC."""
     found = {
         "schema": SCHEMA,
         "time": iso_time(now_s),
-        "run_in_progress": sight.holder is not None,
-        "run_process": sight.holder or None,
+        "run_in_progress": status.holder is not None,
+        "run_process": status.holder or None,
         "jobs": list(jobs),
     }
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pliant.schemas.event import Event, EventName
+from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.watch.job_status import statuses
+from pliant.tools.run.watch.screen import Screen, line, status_text, summary, trouble
+from pliant.tools.run.watch.status import Status
+from pliant.tools.schedule.prediction import Prediction
+from tests.builders import job
+
+
+def event(time: float, name: EventName, job_id: str = "a", **more: Any) -> Event:
+    return Event(time, name, job_id, **more)
+
+
+def log(*events: Event) -> RunLog:
+    return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), submit_event(job("b"), 11.0), *events])
+
+
+START = event(12.0, "start", gpus=2, placement=(("n0", 1), ("n1", 1)), detail={"reason": "its [turn]"})
+FIRST = event(
+    *(14.0, "progress"),
+    global_batch=64,
+    samples_done=100.0,
+    loss=0.25,
+    overhead_seconds=2.0,
+    detail={"attempt": 1, "after": "start"},
+)
+SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attempt": 1})
+
+
+def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
+    """The line of a job, cell by cell."""
+    lines = status_text(status, now_s).splitlines()
+    return next(re.split(r"  +", line) for line in lines if line.split()[0] == job_id)
+
+
+def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -> None:
+    assert status_text(Status(log(START)), 13.5).splitlines() == [
+        "job  state     GPUs/batch  progress  until  why",
+        "a    starting  2           0 %       -      for 2 s",
+        "b    waiting   -           -         -      for 1 GPU",
+    ]
+
+
+def test_a_running_job_shows_progress_and_its_end_at_the_measured_speed() -> None:
+    seen = Status(log(START, FIRST, SECOND))
+    assert shown(seen, 16.0) == ["a", "running", "2/64", "30 %", "in 7 s (at 23 s)"]
+
+
+def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
+    seen = Status(log(START, FIRST), reasons={"a": "its [turn]", "b": "F = 12.5"})
+    assert "its [turn]" not in status_text(seen, 16.0)
+    assert "F = 12.5" not in status_text(seen, 16.0)
+    explained = status_text(seen, 16.0, explain=True).splitlines()
+    assert explained[1].endswith("policy: its [turn]")
+    assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
+
+
+@pytest.mark.parametrize(
+    ("expected", "brief", "why"),
+    [
+        (Prediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
+        (Prediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
+        (Prediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
+        (Prediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
+    ],
+)
+def test_a_job_that_waits_says_for_what_and_behind_how_many_jobs(
+    expected: Prediction, brief: str, why: str
+) -> None:
+    seen = Status(log(), outlook={"b": expected})
+    assert shown(seen, 16.0, "b")[-1] == brief
+    assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
+
+
+def test_a_job_that_waits_says_when_it_starts() -> None:
+    seen = Status(log(START), outlook={"b": Prediction(start_s=196.0, jobs_ahead=3)})
+    assert shown(seen, 16.0, "b")[-2] == "in 3 min (at 196 s)"
+
+
+def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
+    status = Status(log(START), submitted=(job("c"),), cancelled=frozenset({"a"}))
+    states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
+    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
+
+
+def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it() -> None:
+    jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
+    status = Status(log(), submitted=jobs, asked_s={"now": 2e9, "later": 2e9})
+
+    def why(now_s: float) -> list[str]:
+        return [each.why for each in statuses(status, now_s)][2:]
+
+    due = "no run has taken it up yet"
+    assert why(2e9) == [due, "submit_time is in 60 s"]
+    assert why(2e9 - 3600) == [due, "submit_time is in 60 s (the clock was set back by 3600 s)"]
+    assert why(2e9 + 61) == [due, due]
+
+
+def test_a_job_that_has_ended_says_since_when_and_why() -> None:
+    failed = event(20.0, "fail", gpus=0, placement=(), detail={"reason": "exit code 7: no [data]"})
+    assert shown(Status(log(START, failed)), 90.0)[-2:] == ["since 20 s", "exit code 7: no [data]"]
+
+
+def test_a_job_that_lost_workers_says_so_until_the_policy_changes_it() -> None:
+    told = {"reason": "the new workers on n1/0 ended", "setback": True}
+    hindered = event(15.0, "shrink", gpus=1, placement=(("n0", 1),), detail=told)
+    assert shown(Status(log(START, hindered)), 16.0)[-1] == "for 1 s; the new workers on n1/0 ended"
+    grown = event(18.0, "grow", gpus=2, placement=(("n0", 2),), detail={"reason": "more are free"})
+    assert shown(Status(log(START, hindered, grown)), 19.0)[-1] == "for 1 s"
+
+
+def test_one_line_counts_the_jobs() -> None:
+    assert line(log(START)) == "1 running, 1 waiting"
+    assert line(fold([])) == "no job yet"
+
+
+def test_the_summary_tells_waiting_and_completion_times() -> None:
+    ended = event(20.0, "finish", gpus=0, placement=(), samples_done=1000.0)
+    first, second = summary(log(START, SECOND, ended)).splitlines()[1:]
+    assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
+    assert second.split()[:4] == ["b", "waiting", "-", "-"]
+
+
+def followed(console: Console, text: io.StringIO, *times: float) -> str:
+    with Screen(console, "state directory: [x]") as screen:
+        for now_s in times:
+            screen(log(START), now_s)
+    return text.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
+    text = io.StringIO()
+    lines = followed(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
+    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
+
+
+def test_a_terminal_gets_the_table_in_place() -> None:
+    text = io.StringIO()
+    table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
+    assert "starting" in table
+    assert "1 running, 1 waiting" not in table
+
+
+class Gone(io.StringIO):
+    """A reader that has left."""
+
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        raise BrokenPipeError(32, "broken pipe")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_does_not_look_any_more_stops_nothing(terminal: bool) -> None:
+    text = Gone()
+    assert followed(Console(file=text, width=40, force_terminal=terminal), text, 100.0, 200.0) == ""
+    assert text.writes == 1
+
+
+def test_a_quiet_console_says_nothing() -> None:
+    text = io.StringIO()
+    assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
+
+
+def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
+    detail = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
+    seen = Status(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
+    assert shown(seen, 22.0)[-2:] == ["in 8 s (at 30 s)", "retry 2 of 3 in 8 s: exit code 7"]
+    assert shown(seen, 40.0)[-2:] == ["now (at 40 s)", "retry 2 of 3: exit code 7"]
+
+
+def test_a_job_that_waits_for_its_retry_is_not_counted_as_preempted() -> None:
+    detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
+    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
+    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
+    assert line(failed) == "1 waiting, 1 waiting to retry"
+    assert shown(Status(failed), 20.5)[:2] == ["a", "retrying"]
+    assert line(preempted) == "1 preempted, 1 waiting"
+
+
+def test_failures_rejections_and_retries_are_said_with_their_reason() -> None:
+    events = [
+        Event(1.0, "start", "a", gpus=1, placement=(("n0", 1),)),
+        Event(2.0, "requeue", "a", gpus=0, placement=(), detail={"reason": "exit code 1: KeyError: 7"}),
+        Event(3.0, "fail", "a", gpus=0, placement=(), detail={"reason": "killed by SIGKILL"}),
+        Event(4.0, "reject", "b", gpus=0, placement=(), detail={"reason": "needs 9 GPUs"}),
+        Event(5.0, "finish", "c", gpus=0, placement=(), detail={"attempt": 1}),
+    ]
+    assert list(trouble(events)) == [
+        "job a waits again: exit code 1: KeyError: 7",
+        "job a failed: killed by SIGKILL",
+        "job b is rejected: needs 9 GPUs",
+    ]
