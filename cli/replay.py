@@ -249,9 +249,9 @@ def replay(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
     with garbage_collection_paused():  # imports leave none
         from pliant.tools.replay.batch import Task, replay_all
-        from pliant.tools.replay.engine.cost_model import Physics
         from pliant.tools.replay.engine.costs import parse_costs
         from pliant.tools.replay.engine.failures import Mtbf, read_failures
+        from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
         from pliant.tools.replay.inputs import Sources
         from pliant.tools.replay.output import check_paths, output_paths
         from pliant.tools.replay.progress.choice import Training, parse_noise_scales
@@ -274,7 +274,7 @@ def replay(
     _check_interference(interference)
     names = [name for names in policy for name in names.split(",")]
     parameters = parameters_by_policy(names, param or [])
-    physics = Physics(
+    simulated = SimulatedCluster(
         *parse_costs(start_cost, rescale_cost, resume_cost, profile),
         node_events=() if failures is None else read_failures(failures),
         mtbf=None if mtbf is None else Mtbf(mtbf, repair),
@@ -289,7 +289,7 @@ def replay(
     paths = output_paths(output, names)
     check_paths(paths)
     tasks = [
-        Task(Run(name, parameters[name], seed, interval, physics, training), path, timing, strict)
+        Task(Run(name, parameters[name], seed, interval, simulated, training), path, timing, strict)
         for name, path in zip(names, paths, strict=True)
     ]
     with progress("replay", "jobs") as advance:

@@ -37,8 +37,8 @@ def _progress(inputs: Inputs, run: Run) -> Iterator[Assumption]:
 
 def _unused(inputs: Inputs, run: Run) -> Iterator[Assumption]:
     """Options that name a model which no job has."""
-    physics = run.physics
-    costs = (physics.start_cost, physics.rescale_cost, physics.resume_cost)
+    simulated = run.simulated
+    costs = (simulated.start_cost, simulated.rescale_cost, simulated.resume_cost)
     named = [(cost.option, tuple(cost.by_model)) for cost in costs if cost is not None and cost.option]
     named.append(("--noise-scale", tuple(name for name in run.training.noise_scale if name)))
     for option, models in named:

@@ -14,11 +14,11 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.text.wording import counted
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.compat.pollux import preset, settle
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.engine import Advance, Engine
 from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
 from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.progress.choice import Setting, Training, World, compat_parameters, setting
 from pliant.tools.replay.submissions import Submissions, measured_sizes
@@ -37,7 +37,7 @@ class Run:
     seed: int = 0
     interval_s: float | None = None
     """Seconds between decisions; None: what the policy prefers; 0: at every change."""
-    physics: Physics = field(default_factory=Physics)
+    simulated: SimulatedCluster = field(default_factory=SimulatedCluster)
     training: Training = field(default_factory=Training)
 
 
@@ -106,19 +106,19 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     policy = make_policy(run.policy, compat_parameters(run.training, run.policy, run.parameters))
     jobs = settle(preset(run.training.compat), inputs.jobs, policy)
     world = World(jobs, inputs.cluster, inputs.profile, inputs.throughput, inputs.tables)
-    trained = setting(run.training, world, policy, run.physics, run.interval_s)
+    trained = setting(run.training, world, policy, run.simulated, run.interval_s)
     session = Session(policy, inputs.cluster, trained.throughput, seed=run.seed, oracle=trained.oracle)
-    physics = _with_failures(run, trained.physics, inputs, session)
+    simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
     submissions = Submissions(session.speeds, sizes)
     first_s = min(
-        [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in physics.node_events],
+        [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in simulated.node_events],
         default=0.0,
     )
     engine = Engine(
         session,
         jobs,
-        physics,
+        simulated,
         interval_s=trained.interval_s,
         describe=submissions.describe,
         advance=advance,
@@ -134,20 +134,22 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     return Replayed(run, engine.log, summary, session)
 
 
-def _with_failures(run: Run, physics: Physics, inputs: Inputs, session: Session) -> Physics:
-    """The physics of a run with all its node events, drawn ones included."""
-    _check_nodes(inputs, physics)
-    if physics.mtbf is None or not inputs.jobs:
-        return replace(physics, node_events=together(physics.node_events))
+def _with_failures(
+    run: Run, simulated: SimulatedCluster, inputs: Inputs, session: Session
+) -> SimulatedCluster:
+    """The simulated cluster of a run with all its node events, drawn ones included."""
+    _check_nodes(inputs, simulated)
+    if simulated.mtbf is None or not inputs.jobs:
+        return replace(simulated, node_events=together(simulated.node_events))
     nodes = [node.name for node in session.nodes]
     end_s = failures_end_s(inputs.jobs, session.speeds)
-    drawn = drawn_failures(nodes, physics.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
-    return replace(physics, node_events=together(physics.node_events, drawn))
+    drawn = drawn_failures(nodes, simulated.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
+    return replace(simulated, node_events=together(simulated.node_events, drawn))
 
 
-def _check_nodes(inputs: Inputs, physics: Physics) -> None:
+def _check_nodes(inputs: Inputs, simulated: SimulatedCluster) -> None:
     known = {node.name for node in inputs.cluster.expanded()}
-    for event in physics.node_events:
+    for event in simulated.node_events:
         if event.node not in known:
             text = f'at {event.time_s:g} s: the cluster has no node "{event.node}"'
             raise BadInputError(f"{event.origin}: {text}")
@@ -176,7 +178,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary
 
 def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary: Summary) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
-    policy, physics = session.policy, trained.physics
+    policy, simulated = session.policy, trained.simulated
     models = [job.model for job in inputs.jobs]
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
     if summary.decision_seconds is not None:
@@ -194,10 +196,10 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         cluster=inputs.cluster,
         profile_hash=inputs.profile_hash,
         pliant_version=version("pliant"),
-        start_cost_s=(physics.start_cost or FREE).for_models(models),
-        rescale_cost_s=(physics.rescale_cost or FREE).for_models(models),
-        resume_cost_s=None if physics.resume_cost is None else physics.resume_cost.for_models(models),
-        interference=physics.interference,
+        start_cost_s=(simulated.start_cost or FREE).for_models(models),
+        rescale_cost_s=(simulated.rescale_cost or FREE).for_models(models),
+        resume_cost_s=None if simulated.resume_cost is None else simulated.resume_cost.for_models(models),
+        interference=simulated.interference,
         interval_s=trained.interval_s,
         assumptions=assumed(inputs, run),
         counters=counters,

@@ -38,7 +38,7 @@ class Observation(NamedTuple):
     """The part of it that waited for the all-reduce; None: not told apart."""
 
 
-class Course(Protocol):
+class Trajectory(Protocol):
     """Progress along a known line that is not straight: a job whose rate differs from epoch to epoch."""
 
     def samples_done(self, since_s: float, time_s: float) -> float:
@@ -69,10 +69,10 @@ class JobState:
 
     __slots__ = (
         "_attained_gpu_s",
-        "_course",
         "_holds_since_s",
         "_samples_done",
         "_trains_since_s",
+        "_trajectory",
         "arrival",
         "first_start_s",
         "global_batch",
@@ -122,12 +122,12 @@ class JobState:
         self._attained_gpu_s = 0.0
         self._holds_since_s = 0.0
         self._trains_since_s = 0.0
-        self._course: Course | None = None
+        self._trajectory: Trajectory | None = None
 
     def samples_done(self, time_s: float) -> float:
         """Samples trained until ``time_s``, never more than the total."""
-        if self._course is not None:
-            return self._course.samples_done(self._trains_since_s, time_s)
+        if self._trajectory is not None:
+            return self._trajectory.samples_done(self._trains_since_s, time_s)
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
@@ -148,8 +148,8 @@ class JobState:
         """When the job ends if nothing changes; None: not running, or work unknown."""
         if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
             return None
-        if self._course is not None:
-            return self._trains_since_s + self._course.seconds
+        if self._trajectory is not None:
+            return self._trains_since_s + self._trajectory.seconds
         return self._trains_since_s + (self.total_samples - self._samples_done) / self.samples_per_second
 
     # What follows is for the owner of the state (session, engine, runtime), not for policies.
@@ -160,18 +160,18 @@ class JobState:
         self._attained_gpu_s = self.attained_service_s(time_s)
         self._holds_since_s = time_s
         self._trains_since_s = max(self._trains_since_s, time_s)
-        self._course = None
+        self._trajectory = None
 
     def train_from(self, time_s: float, samples_per_second: float) -> None:
         """From ``time_s`` on (not before: rescale cost) the job advances at the given rate."""
         self._trains_since_s = time_s
         self.samples_per_second = samples_per_second
-        self._course = None
+        self._trajectory = None
 
-    def train_along(self, time_s: float, course: Course, samples_per_second: float) -> None:
-        """From ``time_s`` on the job advances along a course, which begins at the given rate."""
+    def train_along(self, time_s: float, trajectory: Trajectory, samples_per_second: float) -> None:
+        """From ``time_s`` on the job advances along a trajectory, which begins at the given rate."""
         self.train_from(time_s, samples_per_second)
-        self._course = course
+        self._trajectory = trajectory
 
     def observe(self, observation: Observation) -> None:
         """The job ran in a configuration and was measured; one that is known already adds nothing."""
@@ -180,7 +180,7 @@ class JobState:
 
     def report_progress(self, time_s: float, samples: float) -> None:
         """Correct the progress by a measurement: ``samples`` were done at ``time_s``."""
-        self._samples_done, self._course = samples, None
+        self._samples_done, self._trajectory = samples, None
         self._trains_since_s = max(self._trains_since_s, time_s)
 
 

@@ -14,10 +14,10 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.epochs import Epochs
 from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples
@@ -110,8 +110,8 @@ class World:
                 events.append(NodeEvent(at_s + seconds, name, up=True))
         return tuple(events)
 
-    def physics(self) -> Physics:
-        return Physics(
+    def simulated(self) -> SimulatedCluster:
+        return SimulatedCluster(
             Cost(self.start_cost_s),
             Cost(self.rescale_cost_s),
             progress=self.model,
@@ -134,17 +134,22 @@ class World:
         """The replay under a policy, asked as often as it prefers where nothing is said."""
         policy = any_policy(name, self.seed)
         asked_s = policy.default_interval_s if interval_s is None else interval_s or None
-        speeds, physics = Scattered(), self.physics()
+        speeds, simulated = Scattered(), self.simulated()
         return play(
-            policy, self.trace, self.nodes, speeds, physics=physics, interval_s=asked_s, seed=self.seed
+            policy, self.trace, self.nodes, speeds, simulated=simulated, interval_s=asked_s, seed=self.seed
         )
 
     def ledger(self) -> Ledger:
         return Ledger(
-            self.nodes, Scattered(), self._course, self.start_cost_s, self.rescale_cost_s, self.interference
+            self.nodes,
+            Scattered(),
+            self._progress_at,
+            self.start_cost_s,
+            self.rescale_cost_s,
+            self.interference,
         )
 
-    def _course(self, spec: Job, batch: int, rate: float, done: float) -> tuple[float, float]:
+    def _progress_at(self, spec: Job, batch: int, rate: float, done: float) -> tuple[float, float]:
         """What the progress models say, in the plainest words."""
         total: float = spec.work.model_dump()["samples"]  # type: ignore[union-attr]
         width = total / EPOCHS

@@ -16,7 +16,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
 
-Course = Callable[[Job, int, float, float], tuple[float, float]]
+ProgressAt = Callable[[Job, int, float, float], tuple[float, float]]
 """(job, global batch, samples per second, samples done) -> (progress per second, where that ends)."""
 
 ENDS = ("finish", "reject")
@@ -55,7 +55,7 @@ class Ledger:
 
     nodes: Cluster
     throughput: Throughput
-    course: Course
+    progress_at: ProgressAt
     start_cost_s: float = 0.0
     rescale_cost_s: float = 0.0
     interference: float = 0.0
@@ -143,15 +143,15 @@ class Ledger:
                     continue
                 account.gpu_seconds += (until_s - since_s) * (stay.event.gpus or 0)
                 if since_s >= stay.paid_s:
-                    pace = 1 - self.interference if _spans(stay) and _names(stay) & contended else 1.0
-                    self._train(account, stay, until_s - since_s, pace)
+                    speed_factor = 1 - self.interference if _spans(stay) and _names(stay) & contended else 1.0
+                    self._train(account, stay, until_s - since_s, speed_factor)
                 if until_s <= stay.saved_s:
                     stay.saved = account.done
 
-    def _train(self, account: Account, stay: Stay, seconds: float, pace: float) -> None:
+    def _train(self, account: Account, stay: Stay, seconds: float, speed_factor: float) -> None:
         batch = stay.event.global_batch or 0
         while seconds > 0 and account.done < account.total:
-            speed, until = self.course(account.spec, batch, stay.rate * pace, account.done)
+            speed, until = self.progress_at(account.spec, batch, stay.rate * speed_factor, account.done)
             if speed <= 0:
                 return
             lasts_s = min(seconds, (min(until, account.total) - account.done) / speed)

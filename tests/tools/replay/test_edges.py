@@ -13,8 +13,8 @@ from pliant.cli.replay import replay as replay_command
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.replay.unfinished import Unfinished, in_words
@@ -30,8 +30,8 @@ app = typer.Typer()
 app.command("replay")(command(replay_command))
 
 
-def replayed(policy: str, *trace: Job, profile: Profile | None = None, **physics: object) -> Replayed:
-    run = Run(policy, PARAMETERS.get(policy, {}), physics=Physics(**physics))  # type: ignore[arg-type]
+def replayed(policy: str, *trace: Job, profile: Profile | None = None, **simulated: object) -> Replayed:
+    run = Run(policy, PARAMETERS.get(policy, {}), simulated=SimulatedCluster(**simulated))  # type: ignore[arg-type]
     return replay(inputs(trace, NODES, profile), run)
 
 

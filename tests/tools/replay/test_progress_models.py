@@ -8,7 +8,7 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.engine.cost_model import Physics
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress.choice import Training, parse_noise_scales
 from pliant.tools.replay.progress.epochs import EpochRules, Epochs
@@ -34,11 +34,11 @@ TABLE = Validation([*run(8, (10, 10), (20, 20)), *run(16, (6, 11), (10, 21))])
 NODES = cluster(4)
 
 
-def trained(spec: Job, progress, policy=None, *, rate: float = 8.0, **physics) -> float:
+def trained(spec: Job, progress, policy=None, *, rate: float = 8.0, **simulated) -> float:
     """When the job ends that starts at 0 on one GPU at ``rate`` samples a second."""
-    world = Physics(progress=lambda: progress, **physics)
+    world = SimulatedCluster(progress=lambda: progress, **simulated)
     curve = curves(m={1: rate, 2: 2 * rate})
-    return ends(play(policy or Told({0.0: {"a": 1}}), [spec], NODES, curve, physics=world))["a"]
+    return ends(play(policy or Told({0.0: {"a": 1}}), [spec], NODES, curve, simulated=world))["a"]
 
 
 def epochs_job(batch: int = 8, **more) -> Job:
@@ -80,14 +80,14 @@ def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(s
 
 
 def test_by_gain_an_epoch_is_so_much_progress():
-    rules = EpochRules(pace="gain")
+    rules = EpochRules(length="gain")
     assert trained(epochs_job(8), Epochs({"m": TABLE}, rules)) == 20, "a step of the smallest batch gains 1"
     first, second = 10 / (5 / 3) * 2, 10 / (3 / 2) * 2  # gains 5/3 and 3/2, two seconds a step
     assert trained(epochs_job(16), Epochs({"m": TABLE}, rules)) == pytest.approx(first + second)
 
 
 def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
-    rules = EpochRules(pace="gain", whole_seconds=True)
+    rules = EpochRules(length="gain", whole_seconds=True)
     assert trained(epochs_job(16), Epochs({"m": TABLE}, rules)) == 12 + 13  # 12.0 and 13.33
     one = EpochRules(max_epochs={"m": 1})
     assert trained(epochs_job(8), Epochs({"m": TABLE}, one)) == 10
@@ -116,7 +116,7 @@ def test_a_watched_job_shows_its_noise():
         [epochs_job()],
         NODES,
         curves(m={1: 8}),
-        physics=Physics(progress=lambda: model, measured=True),
+        simulated=SimulatedCluster(progress=lambda: model, measured=True),
     )
     assert engine.session.ended["a"].noise_scale == 16, "that of the last epoch"
 
@@ -126,18 +126,18 @@ def test_models_return_what_a_job_measures_and_change_nothing_about_it():
     state = engine.session.jobs["a"]
     state.gpus, state.samples_per_second = 1, 8.0
     for model in (Epochs({"m": TABLE}, stepwise=True), Goodput({"m": TABLE}, stepwise=True)):
-        stretch = model.stretch(state, 0.0)
-        assert (stretch.noise_scale, stretch.until_samples, stretch.course) == (32, 80, None)
-    assert Goodput({}, {"m": 5.0}).stretch(state, 0.0).noise_scale == 5
+        segment = model.segment(state, 0.0)
+        assert (segment.noise_scale, segment.until_samples, segment.trajectory) == (32, 80, None)
+    assert Goodput({}, {"m": 5.0}).segment(state, 0.0).noise_scale == 5
     assert (state.noise_scale, state.observations) == (None, ())
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_the_engine_lets_jobs_learn_where_the_physics_say_so(measured):
+def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured):
     told = Told({0.0: {"a": 1}, 5.0: {"a": 2}, 7.0: {"a": 1}}, again_s=[5.0, 7.0])
     spec = epochs_job(8, low=1, high=2)
-    world = Physics(progress=lambda: Goodput({}, {"m": 5.0}), measured=measured)
-    engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), physics=world)
+    world = SimulatedCluster(progress=lambda: Goodput({}, {"m": 5.0}), measured=measured)
+    engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), simulated=world)
     job = engine.session.ended["a"]
     assert job.noise_scale == (5.0 if measured else None)
     known = (Observation((1,), 8, 1, 1.0), Observation((2,), 4, 1, 0.5))
@@ -201,11 +201,11 @@ def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
     engine = play(Told({}), [spec], NODES, curves(m={1: 8}))
     state = engine.session.jobs["a"]
     state.global_batch, state.samples_per_second = 16, 8.0
-    course = state_batch.stretch(state, 0.0).course
+    trajectory = state_batch.segment(state, 0.0).trajectory
     noisy, calm = (32 + 8) / (32 + 16), (16 + 8) / (16 + 16)
-    assert course is not None
-    assert course.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
-    assert Goodput({}, {"": 16.0}).stretch(state, 0.0).samples_per_second == pytest.approx(8 * calm)
+    assert trajectory is not None
+    assert trajectory.seconds == pytest.approx(80 / 8 / noisy + 80 / 8 / calm)
+    assert Goodput({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
 def given(training: Training, *specs: Job, tables: bool = True) -> float:

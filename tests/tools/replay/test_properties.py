@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import Mtbf
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.parquet import parquet_bytes
 from pliant.tools.replay.run import Run, replay
@@ -150,7 +150,7 @@ def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None
             each.trace,
             each.nodes,
             Scattered(factor),
-            physics=each.physics(),
+            simulated=each.simulated(),
             interval_s=interval_s and interval_s / factor,
             seed=each.seed,
         )
@@ -182,14 +182,14 @@ def half(parameter: str, value: Any) -> Any:
 def test_a_replay_gives_the_same_bytes_again_in_whatever_order_its_rows_are(
     policy: str, world: World, rng: random.Random
 ) -> None:
-    physics = world.physics()
-    jobs, failures = list(world.trace), list(physics.node_events)
+    simulated = world.simulated()
+    jobs, failures = list(world.trace), list(simulated.node_events)
     rng.shuffle(jobs)
     rng.shuffle(failures)
-    mixed_up = replace(physics, node_events=tuple(failures))
+    mixed_up = replace(simulated, node_events=tuple(failures))
     first, second, third = (
         replay(inputs(trace, world.nodes), Run(policy, PARAMETERS.get(policy, {}), world.seed, None, each))
-        for trace, each in ((world.trace, physics), (jobs, mixed_up), (world.trace, physics))
+        for trace, each in ((world.trace, simulated), (jobs, mixed_up), (world.trace, simulated))
     )
     for again in (second, third):
         assert first.log.json_lines() == again.log.json_lines()
@@ -207,10 +207,10 @@ def test_every_policy_meets_the_failures_that_the_seed_draws(
     trace: list[Job], seed: int, policies: list[str]
 ) -> None:
     held = inputs_of(trace, cluster(2, 2, 2), Scattered())
-    physics = Physics(mtbf=Mtbf(0.05, 0.01))
+    simulated = SimulatedCluster(mtbf=Mtbf(0.05, 0.01))
     told = []
     for policy in policies:
-        log = replay(held, Run(policy, seed=seed, physics=physics)).log
+        log = replay(held, Run(policy, seed=seed, simulated=simulated)).log
         told.append([(e.time, e.event, str(e.detail)) for e in log.events() if e.event.startswith("node_")])
     shared = min(map(len, told))
     assert told[0][:shared] == told[1][:shared]

@@ -15,9 +15,9 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.replay.batch import Task, replay_all
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources, inputs, trace_name
 from pliant.tools.replay.output import output_paths
 from pliant.tools.replay.pool import worker_pool
@@ -36,8 +36,8 @@ GOLDEN = Path(__file__).parent / "golden" / "las.jsonl"
 
 
 def test_the_first_event_names_the_run() -> None:
-    physics = Physics(Cost(1), Cost(2, {"other": 3}))
-    done = replay(inputs(TRACE, NODES), Run("ares", {"alpha": "0.9"}, seed=7, physics=physics))
+    simulated = SimulatedCluster(Cost(1), Cost(2, {"other": 3}))
+    done = replay(inputs(TRACE, NODES), Run("ares", {"alpha": "0.9"}, seed=7, simulated=simulated))
     first = next(done.log.events())
     info = RunInfo.model_validate(first.detail, strict=False)
     assert (first.time, first.event, first.job) == (0.0, "decision", None)
@@ -118,9 +118,9 @@ def test_gpu_time_at_a_size_without_a_speed_is_refused_before_anything_happens()
 
 
 def test_a_node_event_of_an_unknown_node_is_refused() -> None:
-    physics = Physics(node_events=(NodeEvent(5, "n9", up=False),))
+    simulated = SimulatedCluster(node_events=(NodeEvent(5, "n9", up=False),))
     with pytest.raises(BadInputError, match='no node "n9"'):
-        replay(inputs(TRACE, NODES), Run("fifo", physics=physics))
+        replay(inputs(TRACE, NODES), Run("fifo", simulated=simulated))
 
 
 def test_a_tiny_replay_is_what_it_was() -> None:
@@ -130,9 +130,9 @@ def test_a_tiny_replay_is_what_it_was() -> None:
 
 def golden_text() -> str:
     failures = (NodeEvent(80, "n1", up=False), NodeEvent(200, "n1", up=True))
-    physics = Physics(Cost(4), Cost(6), node_events=failures)
+    simulated = SimulatedCluster(Cost(4), Cost(6), node_events=failures)
     trace = (*TRACE, job("e", at=30, gpus=2, gpu_seconds=300))
-    done = replay(inputs(trace, NODES), Run("las", physics=physics))
+    done = replay(inputs(trace, NODES), Run("las", simulated=simulated))
     lines = done.log.json_lines().decode().splitlines(keepends=True)
     info = json.loads(lines[1])
     info["detail"]["pliant_version"] = "X"

@@ -10,8 +10,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.job import Elasticity, Job
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.submissions import Submissions
 from pliant.tools.schedule.policy import Decision, Policy, Target
@@ -83,14 +83,14 @@ def play(
     nodes: Cluster,
     throughput: Throughput | None = None,
     *,
-    physics: Physics | None = None,
+    simulated: SimulatedCluster | None = None,
     interval_s: float | None = None,
     seed: int = 0,
 ) -> Engine:
     """The engine after a replay."""
     session = Session(policy, nodes, throughput or CurveThroughput(), seed=seed)
     describe = Submissions(session.speeds, {}).describe
-    engine = Engine(session, tuple(jobs), physics, interval_s=interval_s, describe=describe)
+    engine = Engine(session, tuple(jobs), simulated, interval_s=interval_s, describe=describe)
     engine.run()
     return engine
 
@@ -118,7 +118,7 @@ def ends(engine: Engine) -> dict[str, float]:
 
 
 def held_seconds(events: Iterable[Event], until_s: float) -> dict[str, list[tuple[float, float, Event]]]:
-    """(from, to, event that began it) of every stretch in which a job held GPUs."""
+    """(from, to, event that began it) of every segment in which a job held GPUs."""
     open_: dict[str, tuple[float, Event]] = {}
     found: dict[str, list[tuple[float, float, Event]]] = {}
     for event in events:

@@ -61,7 +61,7 @@ POLLUX: Final = Compat(
     first_round=1,
     file_order=True,
     epochs=EpochRules(
-        pace="gain",
+        length="gain",
         whole_seconds=True,
         max_epochs={
             "bert": 2,

@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 FINISH: Final = 0
-STRETCH_END: Final = 1
+SEGMENT_END: Final = 1
 NODE_DOWN: Final = 2
 NODE_UP: Final = 3
 LATE_FINISH: Final = 4
-LATE_STRETCH_END: Final = 5
+LATE_SEGMENT_END: Final = 5
 """Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
 after the decision of that moment."""
 
@@ -70,7 +70,7 @@ class Agenda:
         if not self._heap or self._heap[0].time_s > time_s * (1 + _ROUNDING):
             return None  # whether it is void or not
         due_s = self.next_s()
-        if due_s > time_s * (1 + _ROUNDING) or (due_s > time_s and self._heap[0].kind > STRETCH_END):
+        if due_s > time_s * (1 + _ROUNDING) or (due_s > time_s and self._heap[0].kind > SEGMENT_END):
             return None
         if self._heap[0].kind > last_kind:
             return None

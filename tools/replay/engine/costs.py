@@ -132,7 +132,7 @@ def _is_measured(text: str) -> bool:
 def parse_costs(
     start: str | None, rescale: str | None, resume: str | None, profile: str | None
 ) -> tuple[Cost | None, Cost | None, Cost | None]:
-    """What the options of that name say, in the order of the fields of ``Physics``; None: nothing.
+    """What the options of that name say, in the order of the fields of ``SimulatedCluster``; None: nothing.
 
     A resume that nobody states a cost for has what the source of the rescales has measured.
     """

@@ -18,19 +18,19 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.engine.agenda import (
     FINISH,
     LATE_FINISH,
-    LATE_STRETCH_END,
+    LATE_SEGMENT_END,
     NODE_DOWN,
     NODE_UP,
-    STRETCH_END,
+    SEGMENT_END,
     Agenda,
     Rounds,
 )
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
-from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.schedule.session.idle_limit import Patience
 from pliant.tools.schedule.session.session import Applied, Session
 from pliant.tools.schedule.snapshot import JobState, NodeGpus, Observation
@@ -52,16 +52,16 @@ class _Run:
     """Where the log says how it began."""
     held_since_s: float
     speed: float
-    """Samples per second that the throughput model gives, which every stretch begins from."""
+    """Samples per second that the throughput model gives, which every segment begins from."""
     paid_s: float
     """When its start or change is paid for and it begins to train; checkpoints count from then."""
     saved_samples: float
-    """Progress at the last checkpoint before the present stretch."""
+    """Progress at the last checkpoint before the present segment."""
     trains_since_s: float = math.inf
-    """When the present stretch of progress begins."""
+    """When the present segment of progress begins."""
     rate: float = 0.0
     goal: float = math.inf
-    """Progress at which this stretch ends, in samples."""
+    """Progress at which this segment ends, in samples."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Engine:
         self,
         session: Session,
         jobs: Sequence[Job],
-        physics: Physics | None = None,
+        simulated: SimulatedCluster | None = None,
         *,
         interval_s: float | None = None,
         describe: Describe | None = None,
@@ -94,26 +94,28 @@ class Engine:
     ) -> None:
         """``interval_s``: ask the policy at multiples of it only; None: at every change."""
         self.session = session
-        self.physics = physics or Physics()
+        self.simulated = simulated or SimulatedCluster()
         self.log = EventLog()
         self.counters = Counters()
         self.stands_still = False
         """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
-        self._start_cost = self.physics.start_cost or FREE
-        self._rescale_cost = self.physics.rescale_cost or FREE
-        self._resume_cost = self.physics.resume_cost or self._rescale_cost
-        self._progress = self.physics.progress()
-        self._interference = Interference(self.physics.interference) if self.physics.interference else None
+        self._start_cost = self.simulated.start_cost or FREE
+        self._rescale_cost = self.simulated.rescale_cost or FREE
+        self._resume_cost = self.simulated.resume_cost or self._rescale_cost
+        self._progress = self.simulated.progress()
+        self._interference = (
+            Interference(self.simulated.interference) if self.simulated.interference else None
+        )
         self._describe = describe
         self._advance = advance
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
-        self._order = self.physics.order
+        self._order = self.simulated.order
         self._arrived = 0
         self._agenda = Agenda()
-        for event in self.physics.node_events:
+        for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
-        self._node_events_ahead = len(self.physics.node_events)
-        self._rounds = Rounds(interval_s, self.physics.first_round) if interval_s else None
+        self._node_events_ahead = len(self.simulated.node_events)
+        self._rounds = Rounds(interval_s, self.simulated.first_round) if interval_s else None
         self._runs: dict[str, _Run] = {}
         self._now_s = 0.0
         self._asked_s = -math.inf
@@ -204,7 +206,7 @@ class Engine:
         while (entry := self._agenda.pop(now_s)) is not None:
             if entry.kind == FINISH:
                 self._finish(entry.subject, now_s)
-            elif entry.kind == STRETCH_END:
+            elif entry.kind == SEGMENT_END:
                 self._turn(entry.subject, now_s)
             else:
                 self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
@@ -217,7 +219,7 @@ class Engine:
     def _happen_late(self, now_s: float) -> None:
         """What is of this moment and was not noticed before the decision."""
         self._ended_late = False
-        while (entry := self._agenda.pop(now_s, LATE_STRETCH_END)) is not None:
+        while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
             if entry.kind in (FINISH, LATE_FINISH):
                 self._ended_late = True
                 self._finish(entry.subject, now_s)
@@ -225,7 +227,7 @@ class Engine:
                 self._turn(entry.subject, now_s)
 
     def _turn(self, job_id: str, now_s: float) -> None:
-        """A stretch has ended: what it led to is reached, and the next begins."""
+        """A segment has ended: what it led to is reached, and the next begins."""
         job, run = self.session.jobs[job_id], self._runs[job_id]
         run.saved_samples = self._saved_samples(job, run, now_s)
         job.settle(now_s)
@@ -290,7 +292,7 @@ class Engine:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
         cost_s = self._cost_of(effect).of(job.spec.model)
-        if effect.step == "rebatch" and left is not None and self.physics.free_rebatch:
+        if effect.step == "rebatch" and left is not None and self.simulated.free_rebatch:
             cost_s = max(0.0, left.paid_s - now_s)
         row = self.log.add(
             now_s,
@@ -326,29 +328,29 @@ class Engine:
     def _train(self, job: JobState, run: _Run, now_s: float, from_s: float) -> None:
         """The job trains from ``from_s`` on; plan the end of that."""
         done = job.samples_done(now_s)
-        pace = 1.0 if self._interference is None else self._interference.pace(job.id)
-        stretch = self._progress.stretch(job, done, pace)
-        run.rate, run.trains_since_s = stretch.samples_per_second, from_s
-        if self.physics.measured:
-            self._measure(job, stretch, pace)
+        speed_factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
+        segment = self._progress.segment(job, done, speed_factor)
+        run.rate, run.trains_since_s = segment.samples_per_second, from_s
+        if self.simulated.measured:
+            self._measure(job, segment, speed_factor)
         total = math.inf if job.total_samples is None else job.total_samples
-        run.goal = total if stretch.until_samples is None else min(total, stretch.until_samples)
-        if (course := stretch.course) is not None:
-            job.train_along(from_s, course, run.rate)
-            end_s = from_s + course.seconds
-            late = course.is_late(from_s, end_s)
+        run.goal = total if segment.until_samples is None else min(total, segment.until_samples)
+        if (trajectory := segment.trajectory) is not None:
+            job.train_along(from_s, trajectory, run.rate)
+            end_s = from_s + trajectory.seconds
+            late = trajectory.is_late(from_s, end_s)
         else:
             job.train_from(from_s, run.rate)
             end_s, late = self._ending(run, from_s, done)
         if end_s < math.inf:
-            kind = FINISH if run.goal == total else STRETCH_END
+            kind = FINISH if run.goal == total else SEGMENT_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
 
-    def _measure(self, job: JobState, stretch: Stretch, pace: float) -> None:
-        """What the job learns about itself in a stretch, as a real one would from its own steps."""
-        if stretch.noise_scale is not None:
-            job.noise_scale = stretch.noise_scale
-        observation = stretch.observation or self._observation(job, job.samples_per_second * pace)
+    def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
+        """What the job learns about itself in a segment, as a real one would from its own steps."""
+        if segment.noise_scale is not None:
+            job.noise_scale = segment.noise_scale
+        observation = segment.observation or self._observation(job, job.samples_per_second * speed_factor)
         if observation is not None:
             job.observe(observation)
 
@@ -361,11 +363,11 @@ class Engine:
         return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
 
     def _ending(self, run: _Run, from_s: float, done: float) -> tuple[float, bool]:
-        """When a stretch ends, and whether a decision at that moment comes before it."""
+        """When a segment ends, and whether a decision at that moment comes before it."""
         if run.rate <= 0:
             return math.inf, False
         lasts_s = (run.goal - done) / run.rate
-        if not self.physics.whole_seconds or lasts_s == math.inf:
+        if not self.simulated.whole_seconds or lasts_s == math.inf:
             return from_s + lasts_s, False
         end_s = from_s + round(lasts_s)
         return end_s, round(lasts_s) < lasts_s and self._rounds is not None and self._rounds.is_one(end_s)
@@ -380,7 +382,7 @@ class Engine:
             self._interference.sit(job_id, placement)
 
     def _mind_neighbours(self, now_s: float) -> None:
-        """Who has got or lost a neighbour goes on at another pace."""
+        """Who has got or lost a neighbour goes on at another speed."""
         for job_id in self._interference.changed() if self._interference is not None else ():
             job, run = self.session.jobs[job_id], self._runs[job_id]
             run.saved_samples = self._saved_samples(job, run, now_s)

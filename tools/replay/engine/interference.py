@@ -15,7 +15,7 @@ class Interference:
 
     def __init__(self, part: float) -> None:
         """``part``: of the speed that is lost, from 0 to below 1."""
-        self._pace = 1.0 - part
+        self._slowed = 1.0 - part
         self._nodes: dict[str, tuple[str, ...]] = {}
         """Nodes of each job that spans several."""
         self._beside: dict[str, set[str]] = {}
@@ -36,15 +36,15 @@ class Interference:
                 self._stale |= others
                 others.add(job_id)
 
-    def pace(self, job_id: str) -> float:
+    def speed_factor(self, job_id: str) -> float:
         """The part of its speed that the job has now."""
         nodes = self._nodes.get(job_id, ())
-        found = self._pace if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
+        found = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
         self._told[job_id] = found
         return found
 
     def changed(self) -> list[str]:
-        """Jobs whose pace is not what :meth:`pace` said last, in order of their ids."""
+        """Jobs whose speed factor is not what :meth:`speed_factor` said last, in order of their ids."""
         stale, self._stale = self._stale, set()
         told = {job_id: self._told[job_id] for job_id in stale if job_id in self._told}
-        return sorted(job_id for job_id, before in told.items() if self.pace(job_id) != before)
+        return sorted(job_id for job_id, before in told.items() if self.speed_factor(job_id) != before)

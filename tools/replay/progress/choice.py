@@ -16,11 +16,11 @@ from pliant.schemas.text.wording import counted
 from pliant.tools.profile.by_placement import PlacementTimes
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.compat.pollux import Compat, SteppedCut, Truth, file_order, preset
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import FREE, Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.epochs import Epochs
 from pliant.tools.replay.progress.goodput import Goodput
-from pliant.tools.replay.progress.protocol import ProgressModel, Samples, Stretch
+from pliant.tools.replay.progress.protocol import ProgressModel, Samples, Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policy import Policy
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
     """What a training comes to for one trace, cluster and policy."""
 
     throughput: Throughput
-    physics: Physics
+    simulated: SimulatedCluster
     interval_s: float | None
     oracle: Oracle | None
     progress: str
@@ -63,10 +63,10 @@ class ByJob:
         self._epochs = epochs
         self._samples = Samples()
 
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """As the job's own model says."""
         model: ProgressModel = self._epochs if job.spec.convergence in self._tables else self._samples
-        return model.stretch(job, samples_done, pace)
+        return model.segment(job, samples_done, speed_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def compat_parameters(training: Training, policy: str, stated: Mapping[str, Any]
 
 @garbage_collection_paused()
 def setting(
-    training: Training, world: World, policy: Policy, physics: Physics, interval_s: float | None
+    training: Training, world: World, policy: Policy, simulated: SimulatedCluster, interval_s: float | None
 ) -> Setting:
     """All that follows from a training; ``interval_s`` as in ``Run``.
 
@@ -128,12 +128,12 @@ def setting(
     model, oracle = _model(name, training, _Scene(compat, world, times, asked_s, stepwise))
     cost = Cost(compat.cost_s) if compat.cost_s else FREE
     found = replace(
-        physics,
-        start_cost=physics.start_cost or cost,
-        rescale_cost=physics.rescale_cost or cost,
-        progress=physics.progress if model is None else lambda: model,
+        simulated,
+        start_cost=simulated.start_cost or cost,
+        rescale_cost=simulated.rescale_cost or cost,
+        progress=simulated.progress if model is None else lambda: model,
         measured=stepwise,
-        free_rebatch=physics.free_rebatch or compat.free_rebatch,
+        free_rebatch=simulated.free_rebatch or compat.free_rebatch,
         first_round=compat.first_round,
         whole_seconds=compat.epochs.whole_seconds,
         order=file_order if compat.file_order else None,
@@ -194,7 +194,7 @@ class _Scene(NamedTuple):
 def _model(
     name: ProgressName | None, training: Training, scene: _Scene
 ) -> tuple[ProgressModel | None, Oracle | None]:
-    """The progress model, and what it can tell an oracle; None: whatever the physics has."""
+    """The progress model, and what it can tell an oracle; None: whatever the simulated cluster has."""
     tables = scene.world.tables
     if name == "samples" or (name is None and not tables):
         return None, None

@@ -9,9 +9,9 @@ from typing import Final, Literal, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
-from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
 from pliant.tools.schedule.snapshot import JobState, Observation
 
 TARGET: Final = "target_metric"
@@ -36,7 +36,7 @@ Cutter = Callable[[JobState], Cut | None]
 class EpochRules:
     """What an epoch is. The defaults are ours, the rest is how others simulate."""
 
-    pace: Literal["iterations", "gain"] = "iterations"
+    length: Literal["iterations", "gain"] = "iterations"
     """iterations: an epoch is as many steps as the validation runs took. gain: it is so much progress (the
     least of the validation runs), and a step brings the gain that their gradients tell."""
     whole_seconds: bool = False
@@ -55,8 +55,8 @@ class Epochs:
     """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
 
     Work is counted in samples as everywhere: an epoch is the total over the number of epochs. A job ends
-    after its epochs, or at the first that reaches its target metric. One course tells all epochs to the end;
-    stepwise, each is a stretch of its own, at whose end the batch may be cut anew.
+    after its epochs, or at the first that reaches its target metric. One trajectory covers all epochs to the
+    end; stepwise, each is a segment of its own, at whose end the batch may be cut again.
     """
 
     def __init__(
@@ -99,22 +99,22 @@ class Epochs:
         """The total over the number of epochs."""
         return (job.total_samples or 0.0) / self.epochs(job)
 
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
-        """The course to the end of the work, or the stretch to the end of the epoch."""
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        """The trajectory to the end of the work, or the segment to the end of the epoch."""
         cut = self._cut(job)
         if cut is None:
-            return Stretch(0.0)
-        cut = cut._replace(step_seconds=cut.step_seconds / pace)
+            return Segment(0.0)
+        cut = cut._replace(step_seconds=cut.step_seconds / speed_factor)
         pieces = self._pieces_of(job, cut, samples_done)
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)
-        course = PieceCourse(pieces, samples_done, self._round_s)
-        return Stretch(course.rate, course=course)
+        trajectory = PieceTrajectory(pieces, samples_done, self._round_s)
+        return Segment(trajectory.rate, trajectory=trajectory)
 
-    def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Stretch:
+    def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)
         noise_scale = self.table(job).noise_scale(cut.batch, piece)
-        return pieces.stretch(piece)._replace(noise_scale=noise_scale, observation=cut.observation)
+        return pieces.segment(piece)._replace(noise_scale=noise_scale, observation=cut.observation)
 
     def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
         target = _target(job)
@@ -137,7 +137,7 @@ class Epochs:
     def _epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
         """Seconds of a whole epoch; after the last of the table as the last."""
         epoch = min(epoch, table.epochs - 1)
-        if self._rules.pace == "iterations":
+        if self._rules.length == "iterations":
             before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
             return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
         before = table.least_progress[epoch - 1] if epoch else 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
 from pliant.tools.schedule.snapshot import JobState
 
 
@@ -15,8 +15,9 @@ class Goodput:
     """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
 
     φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which
-    the same part of the work was done. Where there is no table it is one number for each model. One course
-    covers all epochs; stepwise, each epoch is a stretch of its own, so the job shows the noise of each.
+    the same part of the work was done. Where there is no table it is one number for each model. One
+    trajectory covers all epochs; stepwise, each epoch is a segment of its own, so the job shows the noise of
+    each.
     """
 
     def __init__(
@@ -32,25 +33,25 @@ class Goodput:
         self._stepwise = stepwise
         self._pieces: dict[tuple[object, ...], Pieces] = {}
 
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
-        """The course over all epochs; one stretch where φ is constant."""
-        speed = job.samples_per_second * pace
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        """The trajectory over all epochs; one segment where φ is constant."""
+        speed = job.samples_per_second * speed_factor
         if speed <= 0:
-            return Stretch(0.0)
+            return Segment(0.0)
         table = self._tables.get(job.spec.convergence or "")
         if table is None or job.total_samples is None:
             noise_scale = self._constant_of(job)
             rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
-            return Stretch(rate, noise_scale=noise_scale)
+            return Segment(rate, noise_scale=noise_scale)
         key = (job.spec.convergence, job.reference_batch, job.global_batch, job.total_samples, speed)
         if key not in self._pieces:
             self._pieces[key] = _pieces(table, job, speed, job.total_samples)
         pieces = self._pieces[key]
         if self._stepwise:
             epoch = pieces.piece_at(samples_done)
-            return pieces.stretch(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
-        course = PieceCourse(pieces, samples_done)
-        return Stretch(course.rate, course=course)
+            return pieces.segment(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
+        trajectory = PieceTrajectory(pieces, samples_done)
+        return Segment(trajectory.rate, trajectory=trajectory)
 
     def _constant_of(self, job: JobState) -> float:
         found = self._constant.get(job.spec.model, self._constant.get(""))

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from pliant.tools.schedule.snapshot import Course, JobState, Observation
+from pliant.tools.schedule.snapshot import JobState, Observation, Trajectory
 
 
-class WholeCourse(Course, Protocol):
-    """A course of which the engine also asks when its end is noticed."""
+class EndingTrajectory(Trajectory, Protocol):
+    """A trajectory of which the engine also asks when its end is noticed."""
 
     def is_late(self, since_s: float, end_s: float) -> bool:
         """Whether a decision at the very moment of the end still sees the job."""
         ...
 
 
-class Stretch(NamedTuple):
-    """A piece of a job's life in which it advances at one rate, or along a course to the end of its work."""
+class Segment(NamedTuple):
+    """A time in which a job advances at one rate, or along a trajectory to the end of its work."""
 
     samples_per_second: float
     until_samples: float | None = None
     """Progress at which the rate changes next, above the present one; None: not before the work is done."""
-    course: WholeCourse | None = None
+    trajectory: EndingTrajectory | None = None
     """All that comes, if nothing happens to the job; the rate above is that of its beginning."""
     noise_scale: float | None = None
     """Gradient noise scale that the job measures in it, in samples; None: the model knows of none."""
@@ -35,12 +35,12 @@ class ProgressModel(Protocol):
     A model may look at the state and may keep what it needs about each job, but it changes nothing about it.
     """
 
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
-        """The stretch that begins at ``samples_done`` on the GPUs and the batch that the job has now.
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        """The segment that begins at ``samples_done`` on the GPUs and the batch that the job has now.
 
-        Asked when its allocation or batch has changed and where the last stretch ended;
-        ``job.samples_per_second`` is the speed that the throughput model gives, and ``pace`` the part of it
-        that other jobs leave to this one.
+        Asked when its allocation or batch has changed and where the last segment ended;
+        ``job.samples_per_second`` is the speed that the throughput model gives, and
+        ``speed_factor`` the part of it that other jobs leave to this one.
         """
         ...
 
@@ -48,6 +48,6 @@ class ProgressModel(Protocol):
 class Samples:
     """Work is a number of samples: the batch size changes the speed and nothing else."""
 
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
-        """One stretch to the end, at the speed of the throughput model."""
-        return Stretch(job.samples_per_second * pace)
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        """One segment to the end, at the speed of the throughput model."""
+        return Segment(job.samples_per_second * speed_factor)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.progress.protocol import Segment
 
 _SNAP: Final = 1e-9
 """Parts of a piece within which a job stands at its end: the difference is rounding."""
@@ -37,10 +37,10 @@ class Pieces:
         self.ends_s = list(accumulate(lasts_s, initial=0.0))
         """When each bound is reached, from the start of the first piece."""
 
-    def stretch(self, piece: int) -> Stretch:
+    def segment(self, piece: int) -> Segment:
         """One piece by itself: its rate, up to its end; the last one ends with the work."""
         is_last = piece == len(self.rates) - 1
-        return Stretch(self.rates[piece], None if is_last else self.bounds[piece + 1])
+        return Segment(self.rates[piece], None if is_last else self.bounds[piece + 1])
 
     def piece_at(self, samples: float) -> int:
         """The piece in which a job is that has done so much; at a bound the one that begins there."""
@@ -50,8 +50,8 @@ class Pieces:
         return min(piece + 1, last) if self.bounds[piece + 1] - samples <= _SNAP * width else piece
 
 
-class PieceCourse:
-    """The course of one job from where it is to the end of the last piece."""
+class PieceTrajectory:
+    """The trajectory of one job from where it is to the end of the last piece."""
 
     __slots__ = (
         "_done",

@@ -17,9 +17,9 @@ from pliant.schemas.formats.jsonlines import encode, header, read_lines
 from pliant.schemas.formats.record import Identifier, NonNegativeInt, PositiveInt
 from pliant.schemas.io import write_jobs
 from pliant.schemas.text.wording import counted
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import parse_costs
 from pliant.tools.replay.engine.failures import Mtbf, read_failures
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.progress.choice import Training
 from pliant.tools.replay.run import Run
@@ -58,14 +58,14 @@ class SweepTask(World):
 
         :raises BadInputError: a file of costs or failures is wrong.
         """
-        physics = Physics(
+        simulated = SimulatedCluster(
             *parse_costs(self.start_cost, self.rescale_cost, self.resume_cost, self.profile),
             node_events=() if self.failures is None else read_failures(self.failures),
             mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
             interference=self.interference,
         )
         training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
-        return Run(self.policy, self.parameters, self.seed, self.interval, physics, training)
+        return Run(self.policy, self.parameters, self.seed, self.interval, simulated, training)
 
 
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:

@@ -13,14 +13,14 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset, split
 from pliant.tools.replay.engine.agenda import Rounds
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.progress.choice import Training
 from pliant.tools.replay.progress.epochs import EpochRules
-from pliant.tools.replay.progress.protocol import Stretch
-from pliant.tools.replay.progress.trajectory import PieceCourse, Pieces
+from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.tiresias.policy import Tiresias
 from tests.builders import cluster, job
@@ -62,7 +62,9 @@ def test_jobs_are_in_the_order_of_the_file():
     rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
     assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
-    told = story(play(Tiresias(), jobs, cluster(1), physics=Physics(order=file_order), interval_s=10))
+    told = story(
+        play(Tiresias(), jobs, cluster(1), simulated=SimulatedCluster(order=file_order), interval_s=10)
+    )
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
 
 
@@ -73,24 +75,24 @@ class Rounded:
         self._pieces = Pieces([0.0, seconds], [1.0], whole_seconds=True)
         self._stepwise = stepwise
 
-    def stretch(self, job, samples_done: float, pace: float = 1.0) -> Stretch:
-        course = PieceCourse(self._pieces, samples_done, 60.0)
-        return Stretch(1.0) if self._stepwise else Stretch(1.0, course=course)
+    def segment(self, job, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        trajectory = PieceTrajectory(self._pieces, samples_done, 60.0)
+        return Segment(1.0) if self._stepwise else Segment(1.0, trajectory=trajectory)
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
 @pytest.mark.parametrize(("seconds", "starts_s"), [(59.6, 60), (60.4, 120)])
 def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
     jobs = [job("a", work={"samples": seconds}), job("b", at=1, work={"samples": seconds})]
-    world = Physics(progress=lambda: Rounded(seconds, stepwise=stepwise), whole_seconds=True)
-    told = story(play(Tiresias(), jobs, cluster(1), physics=world, interval_s=60))
+    world = SimulatedCluster(progress=lambda: Rounded(seconds, stepwise=stepwise), whole_seconds=True)
+    told = story(play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60))
     assert told[:3] == [(0, "a", "start", 1), (60, "a", "finish", 0), (starts_s, "b", "start", 1)]
 
 
 def test_a_late_end_waits_for_the_next_round_even_where_this_one_was_left_out():
     jobs = [job("a", work={"samples": 180.4}), job("b", at=1, work={"samples": 180.4})]
-    world = Physics(progress=lambda: Rounded(180.4), whole_seconds=True)
-    engine = play(Tiresias(), jobs, cluster(1), physics=world, interval_s=60)
+    world = SimulatedCluster(progress=lambda: Rounded(180.4), whole_seconds=True)
+    engine = play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60)
     assert story(engine)[1:3] == [(180, "a", "finish", 0), (240, "b", "start", 1)]
     assert engine.counters.decisions == 3, "at 0, at 60 for b, and at 240"
 
@@ -153,8 +155,8 @@ def test_the_output_says_what_was_assumed(reference_data, tmp_path):
 
 def test_what_a_replay_states_wins_over_the_preset(reference_data, tmp_path):
     inputs = imported(reference_data, tmp_path, 6)
-    free = Physics(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
-    assert average_s(inputs, "tiresias", physics=free) < 3469.69375
+    free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
+    assert average_s(inputs, "tiresias", simulated=free) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
-from pliant.tools.replay.progress.protocol import Stretch
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.unfinished import unfinished
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -102,10 +102,10 @@ def test_a_policy_is_asked_again_when_it_wishes() -> None:
 
 
 def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost() -> None:
-    physics = Physics(Cost(5), Cost(2, {"big": 4}))
+    simulated = SimulatedCluster(Cost(5), Cost(2, {"big": 4}))
     policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
     trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100, model="big")]
-    engine = play(policy, trace, cluster(2), physics=physics)
+    engine = play(policy, trace, cluster(2), simulated=simulated)
     # a: 5 s at 1 GPU, 8 s at 2 GPUs, then 79 s; b: 5 s, 10 s of nothing, then 95 s.
     assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 4 + 95}
     overheads = [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
@@ -119,17 +119,20 @@ def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost() -
 
 
 def test_a_resume_may_cost_something_else() -> None:
-    physics = Physics(Cost(5), Cost(2), Cost(7))
+    simulated = SimulatedCluster(Cost(5), Cost(2), Cost(7))
     policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
     trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(policy, trace, cluster(2), physics=physics)
+    engine = play(policy, trace, cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 20 + 2 + 79, "b": 20 + 7 + 95}
 
 
 def test_a_change_before_the_last_one_is_paid_starts_the_cost_anew() -> None:
     policy = Told({0: {"a": 1}, 3: {"a": 2}}, again_s=[3])
     engine = play(
-        policy, [job("a", low=1, high=2, gpu_seconds=10)], cluster(2), physics=Physics(Cost(5), Cost(5))
+        policy,
+        [job("a", low=1, high=2, gpu_seconds=10)],
+        cluster(2),
+        simulated=SimulatedCluster(Cost(5), Cost(5)),
     )
     assert ends(engine) == {"a": 3 + 5 + 5}
     assert [e.overhead_seconds for e in engine.log.events() if e.event in ("start", "grow")] == [3, 5]
@@ -137,7 +140,7 @@ def test_a_change_before_the_last_one_is_paid_starts_the_cost_anew() -> None:
 
 def test_las_takes_turns_and_pays_for_each() -> None:
     trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(Las(), trace, cluster(1), physics=Physics(rescale_cost=Cost(10)), interval_s=60)
+    engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(rescale_cost=Cost(10)), interval_s=60)
     # a 0-60 (60 s of work), b 60-120 (60), a 120-180 (50, its last 50 done at 170).
     assert ends(engine)["a"] == 120 + 10 + 40
     assert ends(engine)["b"] == 180 + 10 + 40
@@ -149,7 +152,7 @@ def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again(
         Fifo(),
         [job("a", gpu_seconds=300)],
         cluster(1, 1),
-        physics=Physics(rescale_cost=Cost(5), node_events=failures),
+        simulated=SimulatedCluster(rescale_cost=Cost(5), node_events=failures),
     )
     # Checkpoints at 60 and 120 s: 30 s of work are lost, 180 s are left.
     assert story(engine) == [
@@ -163,21 +166,23 @@ def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again(
 
 def test_a_job_waits_until_its_node_is_back() -> None:
     failures = (NodeEvent(10, "n0", up=False), NodeEvent(50, "n0", up=True))
-    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), physics=Physics(node_events=failures))
+    engine = play(
+        Fifo(), [job("a", gpu_seconds=20)], cluster(1), simulated=SimulatedCluster(node_events=failures)
+    )
     assert ends(engine) == {"a": 70}
 
 
 class HalfSpeedFromTheMiddle:
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         middle = (job.total_samples or 0) / 2
         if samples_done < middle:
-            return Stretch(job.samples_per_second, until_samples=middle)
-        return Stretch(job.samples_per_second / 2)
+            return Segment(job.samples_per_second, until_samples=middle)
+        return Segment(job.samples_per_second / 2)
 
 
 def test_a_progress_model_may_change_the_rate_on_the_way() -> None:
-    physics = Physics(Cost(1), progress=HalfSpeedFromTheMiddle)
-    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), physics=physics)
+    simulated = SimulatedCluster(Cost(1), progress=HalfSpeedFromTheMiddle)
+    engine = play(Fifo(), [job("a", gpu_seconds=20)], cluster(1), simulated=simulated)
     assert ends(engine) == {"a": 1 + 10 + 20}
 
 
@@ -211,7 +216,7 @@ def test_a_policy_that_only_wishes_to_be_asked_again_is_given_up_too() -> None:
 def test_a_job_preempted_before_it_trained_still_owes_its_start() -> None:
     policy = Told({0: {"a": 1}, 3: {"a": 0}, 10: {"a": 1}, 20: {"a": 2}}, again_s=[3, 10, 20])
     trace = [job("a", low=1, high=2, gpu_seconds=10)]
-    engine = play(policy, trace, cluster(2), physics=Physics(Cost(5), Cost(1)))
+    engine = play(policy, trace, cluster(2), simulated=SimulatedCluster(Cost(5), Cost(1)))
     # It trains from 15 to 20 on one GPU, from 21 on two.
     assert ends(engine) == {"a": 20 + 1 + 2.5}
     overheads = [(e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
@@ -232,20 +237,22 @@ def test_a_round_policy_that_starts_nobody_ends_the_replay() -> None:
 
 
 def test_a_node_that_never_comes_back_leaves_its_job() -> None:
-    physics = Physics(node_events=(NodeEvent(5, "n0", up=False),))
-    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), physics=physics)
+    simulated = SimulatedCluster(node_events=(NodeEvent(5, "n0", up=False),))
+    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
     assert reasons(engine) == {"a": "no GPU is left after node failures"}
 
 
 def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_does_not_run_for_ever() -> None:
     trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(Las(), trace, cluster(1), physics=Physics(Cost(90), Cost(90)), interval_s=60)
+    engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(Cost(90), Cost(90)), interval_s=60)
     why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
     assert reasons(engine) == {"a": why, "b": why}
 
 
 def test_an_expensive_start_is_waited_for_however_often_the_policy_is_asked() -> None:
-    engine = play(Fifo(), [job("a", gpu_seconds=1)], cluster(1), physics=Physics(Cost(5000)), interval_s=1)
+    engine = play(
+        Fifo(), [job("a", gpu_seconds=1)], cluster(1), simulated=SimulatedCluster(Cost(5000)), interval_s=1
+    )
     assert ends(engine) == {"a": 5001}
 
 
@@ -256,22 +263,22 @@ def test_a_job_that_takes_less_time_than_the_clock_can_show_keeps_nobody_waiting
 
 def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_nevertheless() -> None:
     policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
-    physics = Physics(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
-    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), physics=physics)
+    simulated = SimulatedCluster(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
+    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 15 + 1 + 10}
 
 
 class FastThenSlow:
-    def stretch(self, job: JobState, samples_done: float, pace: float = 1.0) -> Stretch:
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         if samples_done < 100:
-            return Stretch(job.samples_per_second, until_samples=100)
-        return Stretch(job.samples_per_second / 10)
+            return Segment(job.samples_per_second, until_samples=100)
+        return Segment(job.samples_per_second / 10)
 
 
 def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
     failures = (NodeEvent(115, "n0", up=False),)
-    physics = Physics(progress=FastThenSlow, node_events=failures)
-    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), physics=physics)
+    simulated = SimulatedCluster(progress=FastThenSlow, node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)
     # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
     requeued = next(event for event in engine.log.events() if event.event == "requeue")
     assert requeued.samples_done == 60
@@ -283,8 +290,8 @@ def test_a_trace_of_nothing() -> None:
 
 
 def test_nothing_happens_to_the_cluster_after_the_last_job() -> None:
-    physics = Physics(node_events=(NodeEvent(1e6, "n0", up=False),))
-    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), physics=physics)
+    simulated = SimulatedCluster(node_events=(NodeEvent(1e6, "n0", up=False),))
+    engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
     assert [event.event for event in engine.log.events()] == ["submit", "start", "finish"]
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.failures import (
     Mtbf,
     NodeEvent,
@@ -14,6 +13,7 @@ from pliant.tools.replay.engine.failures import (
     read_failures,
     together,
 )
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -89,9 +89,9 @@ def test_failures_are_drawn_for_twice_the_work_of_a_trace() -> None:
 
 def test_every_policy_meets_the_same_failures_and_jobs_get_done_nevertheless() -> None:
     trace = [job(f"j{n}", at=600.0 * n, gpus=2, gpu_seconds=7200) for n in range(10)]
-    physics = Physics(mtbf=Mtbf(2, 0.5))
+    simulated = SimulatedCluster(mtbf=Mtbf(2, 0.5))
     held = inputs(trace, cluster(4, 4))
-    logs = [replay(held, Run(policy, seed=1, physics=physics)) for policy in ("fifo", "las")]
+    logs = [replay(held, Run(policy, seed=1, simulated=simulated)) for policy in ("fifo", "las")]
     down = [
         [(event.time, event.event) for event in done.log.events() if event.event.startswith("node_")]
         for done in logs
@@ -104,5 +104,5 @@ def test_every_policy_meets_the_same_failures_and_jobs_get_done_nevertheless() -
 
 def test_a_job_that_can_never_run_ends_a_replay_with_failures_all_the_same() -> None:
     held = inputs([job("big", gpus=9, gpu_seconds=100)], cluster(4, 4))
-    done = replay(held, Run("ares", physics=Physics(mtbf=Mtbf(1, 1))))
+    done = replay(held, Run("ares", simulated=SimulatedCluster(mtbf=Mtbf(1, 1))))
     assert (done.summary.rejected, done.summary.unfinished) == (1, ())

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.replay.engine.cost_model import Physics
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.interference import Interference
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.run import Run, replay
@@ -23,7 +23,7 @@ from tests.tools.replay.world import Seats, ends, play
 if TYPE_CHECKING:
     import numpy as np
 
-HALF = Physics(interference=0.5)
+HALF = SimulatedCluster(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
 B: NodeGpus = (("n1", 1), ("n2", 2))
 C: NodeGpus = (("n2", 1),)
@@ -33,33 +33,33 @@ def test_two_jobs_that_span_nodes_and_share_one_train_at_half_speed() -> None:
     policy = Seats({0: {"a": A, "b": B}})
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
     # Together until a is done at 20; b has done 10 of its 20 s by then and ends alone.
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=HALF)) == {"a": 20, "b": 30}
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"a": 20, "b": 30}
 
 
 def test_a_neighbour_that_comes_later_slows_from_then_on() -> None:
     policy = Seats({0: {"a": A}, 4: {"b": B}}, again_s=[4])
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
     # a: 4 s alone, its last 6 s take 12. b: 6 of its 20 s by 16, 14 s alone.
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=HALF)) == {"a": 16, "b": 16 + 14}
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"a": 16, "b": 16 + 14}
 
 
 def test_a_neighbour_that_is_moved_away_slows_no_longer() -> None:
     policy = Seats({0: {"a": A, "b": B}, 8: {"b": (("n2", 3),)}}, again_s=[8])
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    physics = Physics(rescale_cost=Cost(2), interference=0.5)
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=physics)) == {"a": 8 + 6, "b": 8 + 2 + 16}
+    simulated = SimulatedCluster(rescale_cost=Cost(2), interference=0.5)
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == {"a": 8 + 6, "b": 8 + 2 + 16}
 
 
 def test_jobs_on_one_node_neither_slow_nor_are_slowed() -> None:
     policy = Seats({0: {"b": B, "c": C}})
     trace = [job("b", gpus=3, gpu_seconds=30), job("c", gpu_seconds=10)]
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=HALF)) == {"b": 10, "c": 10}
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=HALF)) == {"b": 10, "c": 10}
 
 
 def test_a_job_that_is_still_starting_disturbs_already_and_pays_its_start_in_full() -> None:
     policy = Seats({0: {"a": A}, 2: {"b": B}}, again_s=[2])
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=30)]
-    engine = play(policy, trace, cluster(2, 2, 3), physics=Physics(Cost(5), interference=0.5))
+    engine = play(policy, trace, cluster(2, 2, 3), simulated=SimulatedCluster(Cost(5), interference=0.5))
     # a starts until 5 and needs 20 s for its 10; b starts until 7 and by 25 has done 9 of its 10 s.
     assert ends(engine) == {"a": 25, "b": 26}
     assert [e.overhead_seconds for e in engine.log.events() if e.event == "start"] == [5, 5]
@@ -68,9 +68,9 @@ def test_a_job_that_is_still_starting_disturbs_already_and_pays_its_start_in_ful
 def test_a_neighbour_that_ends_while_a_job_still_starts_leaves_it_its_start_to_pay() -> None:
     policy = Seats({0: {"a": A}, 9: {"b": B}}, again_s=[9])
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=30)]
-    physics = Physics(Cost(0, {"slow": 5}), interference=0.5)
+    simulated = SimulatedCluster(Cost(0, {"slow": 5}), interference=0.5)
     trace[1] = trace[1].model_copy(update={"model": "slow"})
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=physics)) == {"a": 11, "b": 9 + 5 + 10}
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == {"a": 11, "b": 9 + 5 + 10}
 
 
 def test_a_lost_node_frees_the_neighbour_and_checkpoints_go_on_in_time() -> None:
@@ -80,7 +80,9 @@ def test_a_lost_node_frees_the_neighbour_and_checkpoints_go_on_in_time() -> None
         job("b", gpus=3, gpu_seconds=30, checkpoint_seconds=10),
     ]
     failures = (NodeEvent(25, "n0", up=False),)
-    engine = play(policy, trace, cluster(2, 2, 3), physics=Physics(node_events=failures, interference=0.5))
+    engine = play(
+        policy, trace, cluster(2, 2, 3), simulated=SimulatedCluster(node_events=failures, interference=0.5)
+    )
     # b ends at 20. a was saved last at 20, when it had trained 10 s' worth.
     requeued = next(event for event in engine.log.events() if event.event == "requeue")
     assert (ends(engine)["b"], requeued.job) == (20, "a")
@@ -90,7 +92,7 @@ def test_a_lost_node_frees_the_neighbour_and_checkpoints_go_on_in_time() -> None
 def test_in_rounds_the_pace_changes_at_once() -> None:
     policy = Seats({0: {"a": A, "b": B}})
     trace = [job("a", gpus=3, gpu_seconds=30), job("b", gpus=3, gpu_seconds=60)]
-    engine = play(policy, trace, cluster(2, 2, 3), physics=HALF, interval_s=60)
+    engine = play(policy, trace, cluster(2, 2, 3), simulated=HALF, interval_s=60)
     assert ends(engine) == {"a": 20, "b": 30}
 
 
@@ -113,30 +115,32 @@ def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
         job("b", gpus=3, gpu_seconds=60),
         job("c", at=4, gpu_seconds=1),
     ]
-    play(policy, trace, cluster(2, 2, 3), physics=HALF)
+    play(policy, trace, cluster(2, 2, 3), simulated=HALF)
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
 
 
 def test_goodput_is_slowed_as_throughput_is() -> None:
-    physics = Physics(progress=lambda: Goodput({}, {"": 100.0}), interference=0.25)
+    simulated = SimulatedCluster(progress=lambda: Goodput({}, {"": 100.0}), interference=0.25)
     policy = Seats({0: {"a": A, "b": B}})
     trace = [job("a", gpus=3, gpu_seconds=27), job("b", gpus=3, gpu_seconds=45)]
     # a takes 9 s / 0.75; b has done 9 of its 15 s by then.
-    assert ends(play(policy, trace, cluster(2, 2, 3), physics=physics)) == pytest.approx({"a": 12, "b": 18})
+    assert ends(play(policy, trace, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(
+        {"a": 12, "b": 18}
+    )
 
 
 def test_only_changes_of_pace_are_told() -> None:
     held = Interference(0.25)
     held.sit("a", A)
-    assert (held.pace("a"), held.changed()) == (1.0, [])
+    assert (held.speed_factor("a"), held.changed()) == (1.0, [])
     held.sit("b", B)
-    assert (held.pace("b"), held.changed(), held.pace("a")) == (0.75, ["a"], 0.75)
+    assert (held.speed_factor("b"), held.changed(), held.speed_factor("a")) == (0.75, ["a"], 0.75)
     held.sit("c", (("n1", 1), ("n3", 1)))
-    assert (held.pace("c"), held.changed()) == (0.75, [])
+    assert (held.speed_factor("c"), held.changed()) == (0.75, [])
     held.sit("b", ())
     assert held.changed() == []
     held.sit("c", ())
-    assert (held.changed(), held.pace("a")) == (["a"], 1.0)
+    assert (held.changed(), held.speed_factor("a")) == (["a"], 1.0)
 
 
 @settings(max_examples=25)
@@ -151,8 +155,12 @@ def test_it_is_off_by_default_and_written_down_where_it_is_not(
     trace = [job(f"j{n}", at=at, gpus=gpus, gpu_seconds=work) for n, (at, gpus, work) in enumerate(listed)]
     held = inputs(trace, cluster(2, 2, 1))
     plain, none, some = (
-        replay(held, Run(policy, physics=physics))
-        for physics in (Physics(), Physics(interference=0.0), Physics(interference=part))
+        replay(held, Run(policy, simulated=simulated))
+        for simulated in (
+            SimulatedCluster(),
+            SimulatedCluster(interference=0.0),
+            SimulatedCluster(interference=part),
+        )
     )
     assert plain.log.json_lines() == none.log.json_lines()
     assert some.summary.finished == plain.summary.finished == len(trace)

@@ -267,7 +267,7 @@ def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
     (folder / "sweep.toml").write_text('progress = "goodput"\nnoise_scale = { linear = 100 }\n' + SWEEP)
     task = tasks_of(folder)[0]
     assert task.run().training == Training("goodput", {"linear": 100.0})
-    assert (task.run().physics.start_cost, task.run().physics.rescale_cost) == (None, Cost(5))
+    assert (task.run().simulated.start_cost, task.run().simulated.rescale_cost) == (None, Cost(5))
     assert sweep([task], folder / "out") == []
 
 

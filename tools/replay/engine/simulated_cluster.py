@@ -12,7 +12,7 @@ from pliant.tools.replay.progress.protocol import ProgressModel, Samples
 
 
 @dataclass(frozen=True, slots=True)
-class Physics:
+class SimulatedCluster:
     """The world of one replay."""
 
     start_cost: Cost | None = None
@@ -31,7 +31,7 @@ class Physics:
     first_round: int = 0
     """Number of the first round, in intervals from time 0."""
     whole_seconds: bool = False
-    """Whether stretches last whole seconds; one that is rounded down to a round ends after its decision."""
+    """Whether segments last whole seconds; one that is rounded down to a round ends after its decision."""
     interference: float = 0.0
     """Part of their speed that jobs lose to each other where they span several nodes and share one."""
     order: Callable[[Job], tuple[float, str]] | None = None
