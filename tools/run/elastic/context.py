@@ -60,7 +60,7 @@ class Orders:
 
 
 @dataclass(slots=True)
-class Setting:
+class Context:
     """Rank, world size and device of this process; under ``pliant run`` they change, by its ``orders``."""
 
     rank: int
@@ -92,7 +92,7 @@ class Setting:
         return None if self.orders is None else self.orders.plan.seed
 
 
-def find_setting(environ: Mapping[str, str] = os.environ) -> Setting:
+def find_context(environ: Mapping[str, str] = os.environ) -> Context:
     """Read the environment: the plan's word counts before torchrun's.
 
     :raises UsageError: the variables contradict each other or the plan.
@@ -102,17 +102,17 @@ def find_setting(environ: Mapping[str, str] = os.environ) -> Setting:
     rank, world_size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise UsageError(f"RANK is {rank} and WORLD_SIZE is {world_size}: expected 0 <= RANK < WORLD_SIZE")
-    return Setting(rank, world_size, _device(_number(environ, "LOCAL_RANK", 0)))
+    return Context(rank, world_size, _device(_number(environ, "LOCAL_RANK", 0)))
 
 
-def _planned(environ: Mapping[str, str]) -> Setting:
+def _planned(environ: Mapping[str, str]) -> Context:
     folder = JobDir(Path(environ[ENV_JOB_DIR]))
     plan = read_plan(folder.plan)
     worker = _worker(environ, plan)
     orders = Orders(folder, plan, worker)
     rank = orders.rank
     if rank < 0:
-        return Setting(rank, len(plan.members), torch.device("cpu"), orders)
+        return Context(rank, len(plan.members), torch.device("cpu"), orders)
     # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
     gpu = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
     device = gpu if plan.members[rank].device == "cuda" else torch.device("cpu")
@@ -120,7 +120,7 @@ def _planned(environ: Mapping[str, str]) -> Setting:
         raise UsageError(f"slot {plan.members[rank].slot} is a GPU, but PyTorch sees none in this process")
     if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)  # a CPU slot is one core: neighbours must not slow each other down
-    return Setting(rank, len(plan.members), device, orders, frozenset(plan.workers))
+    return Context(rank, len(plan.members), device, orders, frozenset(plan.workers))
 
 
 def _worker(environ: Mapping[str, str], plan: Plan) -> int:

@@ -1,4 +1,4 @@
-"""Ending a training early: a target is reached, or nothing has got better for some epochs."""
+"""Exit a training early: a target is reached, or nothing has got better for some epochs."""
 
 from __future__ import annotations
 

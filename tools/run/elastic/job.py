@@ -15,15 +15,13 @@ from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import order_from_env
-from pliant.tools.run.elastic.context import Setting, find_setting
+from pliant.tools.run.elastic.context import Context, find_context
 from pliant.tools.run.elastic.loop.batches import Cut
-from pliant.tools.run.elastic.loop.closure import Closure, checked
-from pliant.tools.run.elastic.loop.data_loader import Reading
-from pliant.tools.run.elastic.loop.data_parallel import Averaging, Replica
+from pliant.tools.run.elastic.loop.data_loader import DataSource, ElasticLoader
+from pliant.tools.run.elastic.loop.data_parallel import Averaging, ElasticDataParallel
 from pliant.tools.run.elastic.loop.gradients import Gradients
-from pliant.tools.run.elastic.loop.guard import guard_helper, guard_optimizer
-from pliant.tools.run.elastic.loop.loader import ElasticLoader
-from pliant.tools.run.elastic.loop.loop import Engine
+from pliant.tools.run.elastic.loop.guard import Closure, checked, guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Supervision
 from pliant.tools.run.elastic.membership.process_group import join_plainly
@@ -43,18 +41,18 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
-    setting = find_setting()
-    if setting.device.type == "cuda":
-        torch.cuda.set_device(setting.device)
-    supervision = None if setting.orders is None else Supervision(setting, setting.orders, backend)
+    context = find_context()
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    supervision = None if context.orders is None else Supervision(context, context.orders, backend)
     if supervision is not None:
         supervision.check_not_stopped()
     else:
-        join_plainly(setting, backend)
-    planned = setting.seed if setting.seed is not None else seed
+        join_plainly(context, backend)
+    planned = context.seed if context.seed is not None else seed
     if planned is not None:
         seed_everything(planned)
-    return ElasticJob(setting, supervision, batch_size, planned, backend)
+    return ElasticJob(context, supervision, batch_size, planned, backend)
 
 
 class ElasticJob:
@@ -62,38 +60,38 @@ class ElasticJob:
 
     def __init__(
         self,
-        setting: Setting,
+        context: Context,
         supervision: Supervision | None,
         batch_size: int | None,
         seed: int | None,
         backend: str | None = None,
     ) -> None:
-        self._setting = setting
+        self._context = context
         self._supervision = supervision
         self._batch_size, self._backend = batch_size, backend
         self._seed = seed
         self._helpers: dict[str, Stateful] = {}
-        self._engine: Engine | Measurement | None = None
+        self._loop: TrainingLoop | Measurement | None = None
 
     @property
     def device(self) -> torch.device:
         """Where the model and the batches are."""
-        return self._setting.device
+        return self._context.device
 
     @property
     def rank(self) -> int:
         """Number of this worker, from 0."""
-        return self._setting.rank
+        return self._context.rank
 
     @property
     def world_size(self) -> int:
         """Workers of the job, at the moment."""
-        return self._setting.world_size
+        return self._context.world_size
 
     @property
     def sync_gradients(self) -> bool:
         """False in a micro-step that does not end its optimizer step."""
-        return self._engine is None or not self._engine.quiet()
+        return self._loop is None or not self._loop.quiet()
 
     def prepare(
         self,
@@ -118,18 +116,18 @@ class ElasticJob:
         """
         self._check_new()
         averaging = Averaging(find_unused_parameters=find_unused_parameters)
-        model = model.to(self.device)
-        reading = Reading(dataset, self.device, num_workers, collate_fn)
+        inner = model.to(self.device)
+        source = DataSource(dataset, self.device, num_workers, collate_fn)
         if (order := order_from_env()) is not None:
-            model = self._measured(model, find_unused_parameters=find_unused_parameters)
-            training = Training(model, optimizer, self._helpers)
-            self._engine = measurement = Measurement(order, model, reading, training, self._backend)
+            model = self._measured(inner, find_unused_parameters=find_unused_parameters)
+            training = Training(inner, optimizer, self._helpers)
+            self._loop = measurement = Measurement(order, model, source, training, self._backend)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return model, optimizer, measurement
-        model = self._replica(model, averaging)
-        engine = self._trainer(model, optimizer, averaging, partial(self._cut, drop_last=drop_last))
-        loader = ElasticLoader(reading, engine, shuffle=shuffle)
-        self._engine = engine
+        model = self._among_workers(inner, averaging)
+        loop = self._trainer(inner, optimizer, averaging, partial(self._cut, drop_last=drop_last))
+        loader = ElasticLoader(source, loop, shuffle=shuffle)
+        self._loop = loop
         if self._seed is not None and self.rank > 0:
             seed_everything(self._seed, 0, self.rank)  # the same weights everywhere, but different dropout
         return model, optimizer, loader
@@ -142,7 +140,7 @@ class ElasticJob:
 
         :raises UsageError: an object has no state, its name is taken, or training has begun.
         """
-        if self._engine is not None and self._engine.started:
+        if self._loop is not None and self._loop.started:
             raise UsageError("register objects before the first epoch: their state is restored there")
         helpers = self._helpers
         for helper in objects:
@@ -190,7 +188,7 @@ class ElasticJob:
         return self._trained().agree(value)
 
     def _cut(self, *, drop_last: bool) -> Cut:
-        plan = None if self._setting.orders is None else self._setting.orders.plan
+        plan = None if self._context.orders is None else self._context.orders.plan
         batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
         if batch is None:
             raise UsageError("no batch size: give elastic.init(batch_size=...) or batch.size of the job")
@@ -198,12 +196,12 @@ class ElasticJob:
             raise UsageError(f"a global batch of {batch} is too small for {self.world_size} workers")
         return Cut(batch, self.world_size, 1 if plan is None else plan.accum, drop_last)
 
-    def _replica(self, model: nn.Module, averaging: Averaging) -> nn.Module:
+    def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
         if self._supervision is None and self.world_size == 1:
             return model
         if self._supervision is None:
             averaging.begin_plainly(model, self.device)
-        return Replica(model, averaging)
+        return ElasticDataParallel(model, averaging)
 
     def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
         if self.world_size == 1:
@@ -213,18 +211,18 @@ class ElasticJob:
 
     def _trainer(
         self, model: nn.Module, optimizer: Optimizer, averaging: Averaging, cut: Callable[[], Cut]
-    ) -> Engine:
-        plan = None if self._setting.orders is None else self._setting.orders.plan
+    ) -> TrainingLoop:
+        plan = None if self._context.orders is None else self._context.orders.plan
         training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
         gradients = Gradients(model, accumulates=cut().accum > 1)
 
         def whole_step() -> AbstractContextManager[None]:
             gradients.join_rest()
-            engine.stepped()
+            loop.stepped()
             return training.scaled_lr()
 
-        engine = Engine(
-            self._setting,
+        loop = TrainingLoop(
+            self._context,
             training,
             gradients,
             averaging,
@@ -232,29 +230,29 @@ class ElasticJob:
             seed=self._seed or 0,
             supervision=self._supervision,
         )
-        guard_optimizer(optimizer, ("step",), engine.quiet, whole_step, self._checked)
-        return engine
+        guard_optimizer(optimizer, ("step",), loop.quiet, whole_step, self._checked)
+        return loop
 
     def _check_new(self) -> None:
-        if self._engine is not None:
+        if self._loop is not None:
             raise UsageError("job.prepare was called twice: a job trains one model")
 
     def _quiet(self) -> bool:
         return not self.sync_gradients
 
     def _after_loop(self) -> bool:
-        return self._engine is not None and self._engine.after_loop()
+        return self._loop is not None and self._loop.after_loop()
 
     def _checked(self, closure: Closure) -> Closure:
-        engine = self._trained()
+        loop = self._trained()
         return checked(
             closure,
-            accumulates=engine.accumulates,
+            accumulates=loop.accumulates,
             workers=self.world_size,
-            failed=lambda: engine.failed,
+            failed=lambda: loop.failed,
         )
 
-    def _trained(self) -> Engine | Measurement:
-        if self._engine is None:
+    def _trained(self) -> TrainingLoop | Measurement:
+        if self._loop is None:
             raise UsageError("call job.prepare(model, optimizer, dataset) first")
-        return self._engine
+        return self._loop

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from pliant.tools.profile.measuring.request import Order
 from pliant.tools.profile.measuring.worker import Changes, Sweep
-from pliant.tools.run.elastic.loop.data_loader import Reading
-from pliant.tools.run.elastic.rehearsal import rehearse
+from pliant.tools.run.elastic.context import Context, Orders
+from pliant.tools.run.elastic.loop.data_loader import DataSource
+from pliant.tools.run.elastic.loop.data_parallel import Averaging
+from pliant.tools.run.elastic.membership.circle import Circle
+from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.membership.transfer import pass_on
+from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.layout import JobDir
 
 
 class Measurement:
-    """Engine and loader of a script that is measured; nothing is counted, saved or reported."""
+    """Training loop and loader of a script that is measured; nothing is counted, saved or reported."""
 
     started = False
     failed = False
 
     def __init__(
-        self, order: Order, model: nn.Module, reading: Reading, training: Training, backend: str | None
+        self, order: Order, model: nn.Module, source: DataSource, training: Training, backend: str | None
     ) -> None:
-        self._reading, self._backend = reading, backend
+        self._source, self._backend = source, backend
         self._device = next(model.parameters()).device
         self._training = training
         changes = Changes(self._checkpoint, self._rescale)
-        self._sweep = Sweep(order, model, reading.size, self._read, changes)
+        self._sweep = Sweep(order, model, source.size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -58,7 +68,7 @@ class Measurement:
         """Losses of a measurement mean nothing."""
 
     def __len__(self) -> int:
-        return self._reading.size
+        return self._source.size
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._sweep)
@@ -75,4 +85,57 @@ class Measurement:
         return rehearse(folder, self._training, self._device, self._backend)
 
     def _read(self, indices: Iterable[list[int]]) -> Iterable[Any]:
-        return self._reading.on_device(self._reading.loader(indices, torch.Generator()))
+        return self._source.on_device(self._source.loader(indices, torch.Generator()))
+
+
+ROUNDS: Final = 5
+_TRAINS: Final = Cursor(0, 1, IN_EPOCH)
+
+
+def rehearse(folder: Path, training: Training, device: torch.device, backend: str | None) -> float:
+    """Median seconds in which no worker trains when the last one joins the others, until all could go on.
+
+    All workers of the process group call this together, and train no more afterwards. They leave, meet, pass
+    the state on and average anew, as in training; the joiner's start, in which the others train on, is not
+    in it, nor is what the first step after it takes longer than others.
+
+    :param folder: of these workers alone.
+    """
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    context = _context(folder, rank, workers, device)
+    assert context.orders is not None  # noqa: S101 made just above
+    plan, averaging = context.orders.plan, Averaging()
+    context.orders.attempt.path.mkdir(parents=True, exist_ok=True)
+    circle = Circle(context, backend, PlanWatch(context.orders.folder, plan), lambda: None)
+    took = []
+    for generation in range(2, ROUNDS + 2):
+        dist.barrier()
+        began_s = time.monotonic()
+        averaging.end()
+        circle.leave()
+        joins = rank == workers - 1
+        following = plan.model_copy(update={"generation": generation})
+        cursors = circle.form(following, None if joins else _TRAINS)
+        has = [one is not None for one in cursors]
+        state = pass_on(None if joins else training.shared(), has, rank)
+        if joins:
+            training.restore(state)
+        averaging.begin(training.model, device)
+        _meet_on(device)
+        took.append(time.monotonic() - began_s)
+    return statistics.median(took)
+
+
+def _context(folder: Path, rank: int, workers: int, device: torch.device) -> Context:
+    members = tuple(
+        Member(slot=f"here/{one}", node="here", address="127.0.0.1", worker=one) for one in range(workers)
+    )
+    plan = Plan(job="measured", generation=1, attempt=1, members=members)
+    return Context(rank, workers, device, Orders(JobDir(folder), plan, rank), frozenset(plan.workers))
+
+
+def _meet_on(device: torch.device) -> None:
+    """The first exchange on the device, which may have to be set up for it."""
+    dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

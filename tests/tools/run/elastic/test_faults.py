@@ -17,7 +17,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.data_parallel import check_same, outline
 from pliant.tools.run.elastic.loop.gradients import at_end_of_backward
 from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
-from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Position
+from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Cursor
 from pliant.tools.run.elastic.membership.failure import Recurrence, released
 from pliant.tools.run.elastic.report.exit import described
 from pliant.tools.run.statedir.contract.plan import LOST_PEER
@@ -279,7 +279,7 @@ def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
 class TestRecurrence:
     """Twice at one place, and no worker died."""
 
-    place, later = Position(0, 7, IN_EPOCH), Position(0, 8, IN_EPOCH)
+    place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
     error = RuntimeError("gloo")
 
     def test_an_error_that_comes_again_though_all_live_is_raised(self) -> None:

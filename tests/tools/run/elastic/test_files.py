@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.tools.run.elastic.context import find_setting
-from pliant.tools.run.elastic.loop.data_loader import Reading, to_device
+from pliant.tools.run.elastic.context import find_context
+from pliant.tools.run.elastic.loop.data_loader import DataSource, to_device
 from pliant.tools.run.elastic.membership.interface import own_address
 from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
@@ -213,9 +213,9 @@ class TestPlans:
     def test_rank_is_the_position_in_the_plan_whatever_torchrun_says(self, tmp_path: Path) -> None:
         put(tmp_path, plan())
         env = {ENV_JOB_DIR: str(tmp_path), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-        setting = find_setting({**env, ENV_SLOT: "n1/0"})
-        assert (setting.rank, setting.world_size) == (1, 2)
-        assert find_setting({**env, ENV_SLOT: SLOT_FROM_RANK, "RANK": "1"}).rank == 1
+        context = find_context({**env, ENV_SLOT: "n1/0"})
+        assert (context.rank, context.world_size) == (1, 2)
+        assert find_context({**env, ENV_SLOT: SLOT_FROM_RANK, "RANK": "1"}).rank == 1
 
     @pytest.mark.parametrize(
         ("env", "message"),
@@ -228,20 +228,20 @@ class TestPlans:
     def test_contradictions_are_named(self, tmp_path: Path, env: dict[str, str], message: str) -> None:
         put(tmp_path, plan())
         with pytest.raises(UsageError, match=message):
-            find_setting({ENV_JOB_DIR: str(tmp_path), "OMP_NUM_THREADS": "1", **env})
+            find_context({ENV_JOB_DIR: str(tmp_path), "OMP_NUM_THREADS": "1", **env})
 
     def test_a_job_without_a_plan_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"plan\.json: no such file"):
-            find_setting({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
+            find_context({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
 
     def test_without_a_plan_torchrun_counts_and_without_torchrun_one_worker(self) -> None:
-        setting = find_setting({"RANK": "2", "WORLD_SIZE": "4"})
-        assert (setting.rank, setting.world_size, setting.orders) == (2, 4, None)
-        assert find_setting({}).world_size == 1
+        context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
+        assert (context.rank, context.world_size, context.orders) == (2, 4, None)
+        assert find_context({}).world_size == 1
         with pytest.raises(UsageError, match="0 <= RANK < WORLD_SIZE"):
-            find_setting({"RANK": "4", "WORLD_SIZE": "4"})
+            find_context({"RANK": "4", "WORLD_SIZE": "4"})
         with pytest.raises(UsageError, match="expected a whole number"):
-            find_setting({"RANK": "first"})
+            find_context({"RANK": "first"})
 
 
 class TestAddresses:
@@ -281,7 +281,7 @@ def test_all_generators_go_on_where_they_were() -> None:
 def test_a_dataset_without_length_or_samples_is_refused() -> None:
     for samples in (iter([1]), []):
         with pytest.raises(UsageError, match="expected a dataset"):
-            Reading(samples, torch.device("cpu")).size  # type: ignore[arg-type]  # noqa: B018
+            DataSource(samples, torch.device("cpu")).size  # type: ignore[arg-type]  # noqa: B018
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

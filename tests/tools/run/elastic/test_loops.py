@@ -14,8 +14,7 @@ from torch import nn
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.loop.closure import checked
-from pliant.tools.run.elastic.loop.guard import guard_optimizer
+from pliant.tools.run.elastic.loop.guard import checked, guard_optimizer
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.elastic.alone import Alone
 

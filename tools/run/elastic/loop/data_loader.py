@@ -1,4 +1,4 @@
-"""Reading samples: any dataset with a length and access by index, through PyTorch's own loader."""
+"""Samples as batches on a device, by PyTorch's own loader: any dataset with a length and access by index."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import tee
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.loop.batches import MicroBatch, epoch_order, micro_batches, mixed_seed
+from pliant.tools.run.elastic.loop.loop import TrainingLoop
 
 
 @dataclass(frozen=True)
-class Reading:
+class DataSource:
     """A dataset, and how its samples become batches on a device."""
 
     dataset: Dataset[Any]
@@ -82,3 +85,74 @@ def _obey(leaving: Event, worker: int) -> None:
     """Let a loading process outlive a SIGTERM to its whole process group, but not its parent's leaving."""
     del worker
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if leaving.is_set() else None)
+
+
+class ElasticLoader:
+    """Iterating it goes on where the epoch stands: from its start, or from where an earlier attempt stopped.
+
+    Every batch is one micro-step. ``len`` is the number of optimizer steps of a whole epoch, which is what
+    schedulers ask for.
+    """
+
+    def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
+        self._size = source.size
+        self._source = source
+        self._loop = loop
+        self._shuffle = shuffle
+        self._generator = torch.Generator()
+        self._read_ahead: Iterator[MicroBatch] = iter(())
+        """What samples are read for, of the pass under way."""
+        self._batches = source.loader(_Indices(self), self._generator)
+
+    def __len__(self) -> int:
+        return self._loop.cut.steps_per_epoch(self._size)
+
+    def __iter__(self) -> Iterator[Any]:
+        loop = self._loop
+        loop.begin_pass()
+        division = -1
+        try:
+            while division != loop.division:
+                division = loop.division
+                yield from self._until_divided_anew(division)
+        except GeneratorExit:
+            loop.leave_loop()
+            raise
+        loop.end_pass()
+
+    def _until_divided_anew(self, division: int) -> Iterator[Any]:
+        """Batches to the end of the epoch, or until other workers share it or share it otherwise."""
+        loop = self._loop
+        step = loop.training.counters.step
+        self._generator.manual_seed(mixed_seed(loop.seed, step, loop.context.rank))
+        micros, self._read_ahead = tee(self._micros())
+        for micro, batch in zip(micros, self._source.on_device(self._batches), strict=True):
+            loop.begin(micro)
+            if loop.division != division:
+                return
+            yield batch
+            loop.end()
+            if loop.division != division:
+                return
+
+    def indices(self) -> Iterator[list[int]]:
+        """The samples of every micro-batch from the cursor to the end of the epoch."""
+        counters, loop = self._loop.training.counters, self._loop
+        order = epoch_order(self._size, counters.epoch, loop.seed, shuffle=self._shuffle).numpy()
+        for micro in self._read_ahead:
+            yield order[micro.loaded].tolist()
+
+    def _micros(self) -> Iterator[MicroBatch]:
+        loop = self._loop
+        cursor, rank = loop.training.counters.cursor, loop.context.rank
+        return micro_batches(self._size, cursor, loop.cut, rank, resumed=loop.resumed)
+
+
+class _Indices:
+    """What PyTorch's loader asks for indices."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader.indices()

@@ -90,7 +90,7 @@ class Averaging:
         return Averaging, ()
 
 
-class Replica(nn.Module):
+class ElasticDataParallel(nn.Module):
     """One worker's copy of the author's model; ``module`` is the model itself.
 
     Attributes that it does not have are the model's. Where gradients are not recorded (validation), it takes

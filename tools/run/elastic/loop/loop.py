@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.loop.batches import Cut, MicroBatch
 from pliant.tools.run.elastic.loop.data_parallel import Averaging, check_same, outline
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.undo import StepStart
-from pliant.tools.run.elastic.membership.cursor import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Position
+from pliant.tools.run.elastic.membership.cursor import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH, Cursor
 from pliant.tools.run.elastic.membership.membership import Supervision
 from pliant.tools.run.elastic.state.state import Mean, seed_everything
 from pliant.tools.run.elastic.state.training import Training
 
 
-class Engine:
+class TrainingLoop:
     """Runs one training: called by the loader at every micro-step and by ``epochs`` at every epoch.
 
     A step is complete when the loader is asked for what comes after it: the loop body has run, and only
@@ -30,7 +30,7 @@ class Engine:
 
     def __init__(
         self,
-        setting: Setting,
+        context: Context,
         training: Training,
         gradients: Gradients,
         averaging: Averaging,
@@ -39,8 +39,8 @@ class Engine:
         seed: int,
         supervision: Supervision | None,
     ) -> None:
-        """:param cut: how the setting of now divides a global batch."""
-        self.setting, self.training, self.seed = setting, training, seed
+        """:param cut: how a global batch is divided by the plan of now a global batch."""
+        self.context, self.training, self.seed = context, training, seed
         self.cut = cut()
         self.division = 0
         """Counts how often the work was divided anew."""
@@ -196,20 +196,20 @@ class Engine:
         self._asked += 1
         while len(training.agreed) <= number:
             # looked at anew where a worker was lost: this one may be rank 0 now
-            told = own() if self.setting.rank == 0 else 0.0
+            told = own() if self.context.rank == 0 else 0.0
             if self._supervision is not None:
                 self._supervision.agree(told)
             else:
-                training.agree(told, self.setting.world_size)
+                training.agree(told, self.context.world_size)
         return training.agreed[number]
 
     # What supervision asks for when the workers change
 
     @property
-    def position(self) -> Position:
+    def cursor(self) -> Cursor:
         """Where the next collective operation is."""
         counters = self.training.counters
-        return Position(counters.epoch, counters.step, self._phase, len(self.training.agreed))
+        return Cursor(counters.epoch, counters.step, self._phase, len(self.training.agreed))
 
     def part(self) -> None:
         """Let go of the process group."""
@@ -221,10 +221,10 @@ class Engine:
     def join(self) -> int:
         """Train with the workers of the process group, by the plan of now; returns the global batch."""
         self._first_step, self.cut = self._first_step_now(), self._cut_now()
-        if self.setting.world_size > 1 and self._averaging.ddp is None:
-            self._averaging.begin(self.training.model, self.setting.device)
+        if self.context.world_size > 1 and self._averaging.ddp is None:
+            self._averaging.begin(self.training.model, self.context.device)
         self._gradients.bind(self._averaging.ddp, accumulates=self.cut.accum > 1)
-        may_be_void = self.setting.world_size > 1 and self.setting.device.type == "cpu"
+        may_be_void = self.context.world_size > 1 and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
         return self.cut.global_batch
@@ -251,7 +251,7 @@ class Engine:
         self.training.restore(parcel["training"])
         self._phase, self._first_step, self.cut = parcel["phase"], parcel["first_step"], self._cut_now()
         if fresh:
-            seed_everything(self.seed, self.training.counters.step, self.setting.rank)
+            seed_everything(self.seed, self.training.counters.step, self.context.rank)
 
     def _first_step_now(self) -> int:
         """The step that the batch of now begins with, or the attempt."""
@@ -327,7 +327,7 @@ class Engine:
     def _whole_loss(self, epoch: int) -> float | None:
         """The loss of all workers; None also where a worker that was further has taken this one along."""
         if self._supervision is None:
-            self.training.gather_loss(self.setting.world_size)
+            self.training.gather_loss(self.context.world_size)
         else:
             while self.training.counters.epoch == epoch and not self._supervision.gather_loss():
                 pass
@@ -336,7 +336,7 @@ class Engine:
     def _follow_trained(self) -> None:
         """Take up that the author has frozen or unfrozen parameters: all workers do it at the same place."""
         if self._gradients.trained_differ():
-            self._averaging.renew(self.setting.device)
+            self._averaging.renew(self.context.device)
             self._gradients.follow(self._averaging.ddp)
 
     def _settle(self) -> None:

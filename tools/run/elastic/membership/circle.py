@@ -10,8 +10,8 @@ from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.formats.files import is_out_of_order, probe_room
-from pliant.tools.run.elastic.context import Orders, Setting
-from pliant.tools.run.elastic.membership.cursor import Position
+from pliant.tools.run.elastic.context import Context, Orders
+from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface
 from pliant.tools.run.elastic.membership.lookout import Lookout
@@ -41,19 +41,19 @@ class Circle:
     """
 
     def __init__(
-        self, setting: Setting, backend: str | None, watch: PlanWatch, check: Callable[[], None]
+        self, context: Context, backend: str | None, watch: PlanWatch, check: Callable[[], None]
     ) -> None:
-        self._setting, self._watch, self._check = setting, watch, check
-        self._group = Group(setting, backend)
+        self._context, self._watch, self._check = context, watch, check
+        self._group = Group(context, backend)
         self._lookout: Lookout | None = None
         self._round = 0
         self.shortage = ""
         """What the workers have waited for, the last time they met, beside each other."""
 
-    def form(self, plan: Plan, position: Position | None) -> list[Position | None]:
+    def form(self, plan: Plan, cursor: Cursor | None) -> list[Cursor | None]:
         """Meet the workers of the plan, or of a newer one that comes into force meanwhile.
 
-        The setting follows the plan that was met for in the end, which may be one without this worker: then
+        The context follows the plan that was met for in the end, which may be one without this worker: then
         the list is empty. Else it tells how far each worker is, by rank; None: it has no state yet.
 
         What is trained waits for room on a full disk as long as that takes.
@@ -62,25 +62,25 @@ class Circle:
         :raises OSError: likewise, when this one cannot make itself known.
         :raises LeftAloneError: later, when one has died and no newer plan came.
         """
-        waiting, told, self.shortage = _Waiting(self, position), "", ""
+        waiting, told, self.shortage = _Waiting(self, cursor), "", ""
         while True:
             self._turn_to(plan)
-            if self._setting.left:
+            if self._context.left:
                 return []
             if len(plan.members) == 1:
                 remove_earlier(self._orders.attempt, (plan.generation, 0))
-                return [position]
+                return [cursor]
             try:
-                return self._meet(position, waiting)
+                return self._meet(cursor, waiting)
             except CalledAwayError:
                 # perhaps by another worker, which sees the newer plan earlier than this one
                 waiting()
-                plan, waiting.failed = self._watch.in_force(self._setting.known), 0
+                plan, waiting.failed = self._watch.in_force(self._context.known), 0
                 continue
             except RuntimeError as error:
                 problem = str(error)
             except (OSError, ServiceMissingError) as error:
-                if position is None:
+                if cursor is None:
                     raise
                 # not its text: the name of a temporary file in it changes each time
                 problem = getattr(error, "strerror", None) or str(error)
@@ -96,39 +96,39 @@ class Circle:
             if problem != self.shortage:
                 waiting.disturbed(problem)
             if waiting():
-                plan, waiting.failed = self._watch.in_force(self._setting.known), 0
+                plan, waiting.failed = self._watch.in_force(self._context.known), 0
 
     def leave(self) -> None:
         """Give up the process group."""
         self._group.leave()
 
     def _turn_to(self, plan: Plan) -> None:
-        orders = self._setting.orders
+        orders = self._context.orders
         if orders is None or plan.generation > orders.plan.generation:
             self._round = 0
-        self._setting.follow(plan)
+        self._context.follow(plan)
 
-    def _meet(self, position: Position | None, waiting: _Waiting) -> list[Position | None]:
+    def _meet(self, cursor: Cursor | None, waiting: _Waiting) -> list[Cursor | None]:
         orders = self._orders
         use_interface(own_address(orders.plan, orders.rank))
         # before the others count on this worker: they can be called away from a meeting, but not from C++
         self._group.check_room(orders.attempt.path)
         meeting = Meeting(orders, self._round, waiting)
-        positions = meeting.attend(position)
+        cursors = meeting.attend(cursor)
         self._round = meeting.number + 1
         self._group.form(meeting.folder, self.superseded, CONNECT * 2**waiting.failed)
         if self._lookout is None:
             watch = PlanWatch(orders.folder, orders.plan)
-            self._lookout = Lookout(self._setting, watch, self._group.break_off)
+            self._lookout = Lookout(self._context, watch, self._group.break_off)
             self._lookout.begin()
         if orders.rank == 0:
             remove_earlier(orders.attempt, (orders.plan.generation, meeting.number))
-        return positions
+        return cursors
 
     def superseded(self) -> bool:
         """Whether a plan newer than the one that is followed is in force."""
         self._check()
-        newer = self._watch.in_force(self._setting.known)
+        newer = self._watch.in_force(self._context.known)
         return newer.generation > self.plan.generation
 
     def missing(self) -> list[str]:
@@ -156,15 +156,15 @@ class Circle:
 
     @property
     def _orders(self) -> Orders:
-        assert self._setting.orders is not None  # noqa: S101 only workers with a plan come here
-        return self._setting.orders
+        assert self._context.orders is not None  # noqa: S101 only workers with a plan come here
+        return self._context.orders
 
 
 class _Waiting:
     """What a worker does while it waits for the others."""
 
-    def __init__(self, circle: Circle, position: Position | None) -> None:
-        self._circle, self._fresh = circle, position is None
+    def __init__(self, circle: Circle, cursor: Cursor | None) -> None:
+        self._circle, self._fresh = circle, cursor is None
         self._since_s = self._looked_s = time.monotonic()
         self.failed = 0
         """How often the workers of the plan have met without connecting."""

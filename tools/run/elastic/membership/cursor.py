@@ -12,7 +12,7 @@ EPOCH_THROUGH: Final = 2
 """Its steps and what the author does after them are done; what is missing is the loss of all workers."""
 
 
-class Position(NamedTuple):
+class Cursor(NamedTuple):
     """Where the next collective operation of a worker lies; they are ordered by how far that is.
 
     Workers differ by one operation at most, because none completes before all have begun it.
@@ -26,10 +26,10 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The position that ``str`` of a tuple's numbers wrote; None of a worker that has no state yet."""
+        """The cursor that ``str`` of a tuple's numbers wrote; None of a worker that has no state yet."""
         return cls(*map(int, text.split())) if text != "-" else None
 
 
-def written(position: Position | None) -> str:
-    """The position as text."""
-    return "-" if position is None else " ".join(map(str, position))
+def written(cursor: Cursor | None) -> str:
+    """The cursor as text."""
+    return "-" if cursor is None else " ".join(map(str, cursor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Final
 
-from pliant.tools.run.elastic.membership.cursor import Position
+from pliant.tools.run.elastic.membership.cursor import Cursor
 
 _CUT_OFF: Final = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
 _LIBRARIES: Final = ("gloo", "nccl")
@@ -35,18 +35,18 @@ class Recurrence:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[tuple[int, ...], Position | None] | None = None
+        self._place: tuple[tuple[int, ...], Cursor | None] | None = None
 
     def check(
-        self, error: RuntimeError, before: tuple[int, ...], after: tuple[int, ...], position: Position | None
+        self, error: RuntimeError, before: tuple[int, ...], after: tuple[int, ...], cursor: Cursor | None
     ) -> None:
-        """The workers have met after an error, and go on from ``position``.
+        """The workers have met after an error, and go on from ``cursor``.
 
         :param before: the workers that trained together when it came.
         :param after: those that have met.
         :raises RuntimeError: the error itself, if going on is useless.
         """
-        place = (after, position) if before == after else None
+        place = (after, cursor) if before == after else None
         if place is not None and place == self._place:
             error.add_note("This came twice at the same place, and all workers are alive.")
             raise error

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.statedir.contract.presence import life
 
@@ -30,9 +30,9 @@ class Lookout:
     """
 
     def __init__(
-        self, setting: Setting, watch: PlanWatch, break_off: Callable[[], None], look_s: float = LOOK_S
+        self, context: Context, watch: PlanWatch, break_off: Callable[[], None], look_s: float = LOOK_S
     ) -> None:
-        self._setting, self._watch, self._break_off, self._look_s = setting, watch, break_off, look_s
+        self._context, self._watch, self._break_off, self._look_s = context, watch, break_off, look_s
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -48,7 +48,7 @@ class Lookout:
 
     def lost(self) -> list[str]:
         """Slots of workers that are gone, and that the newest plan goes on without."""
-        orders = self._setting.orders
+        orders = self._context.orders
         newest = self._watch.newest()
         if orders is None or newest.generation <= orders.plan.generation:
             return []

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NoReturn
 
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.membership.circle import Circle, LeftAloneError
 from pliant.tools.run.elastic.membership.failure import released
 from pliant.tools.run.elastic.membership.passage import Passage, Trainer
 from pliant.tools.run.elastic.membership.process_group import leave_at_exit
 from pliant.tools.run.elastic.membership.vote import STOP, Pace, PlanWatch, StopSignal, Vote, ballot
-from pliant.tools.run.elastic.report.exit import Ending, How
+from pliant.tools.run.elastic.report.exit import Exit, How
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.saving import Saving
@@ -40,21 +40,21 @@ _log = logging.getLogger("pliant")
 class Supervision:
     """What happens at step boundaries and at the end under ``pliant run``."""
 
-    def __init__(self, setting: Setting, orders: Orders, backend: str | None) -> None:
-        self._setting = setting
+    def __init__(self, context: Context, orders: Orders, backend: str | None) -> None:
+        self._context = context
         self._watch = PlanWatch(orders.folder, orders.plan)
         leave_at_exit()  # before the ending, which then is earlier
         self._looks_at_ends = Pace(_LOOK_S)
         self._signal = StopSignal()
         self._vote = Vote(alone=True)
-        self._reporter = Reporter(setting)
-        self._saving = Saving(setting, self._reporter, Checkpoints(orders.folder.checkpoints))
-        self._ending = Ending(setting, self._reached, lambda: self._signal.received, self._let_go)
-        self._ending.before(self._reporter.close)
-        self._circle = Circle(setting, backend, self._watch, self._check)
+        self._reporter = Reporter(context)
+        self._saving = Saving(context, self._reporter, Checkpoints(orders.folder.checkpoints))
+        self._exit = Exit(context, self._reached, lambda: self._signal.received, self._let_go)
+        self._exit.before(self._reporter.close)
+        self._circle = Circle(context, backend, self._watch, self._check)
         self._presence = Presence(orders.attempt.presence(orders.worker))
         self._passage = Passage(
-            setting,
+            context,
             self._circle,
             self._reporter,
             self._saving,
@@ -75,10 +75,10 @@ class Supervision:
 
         :raises SystemExit: it was.
         """
-        if self._setting.left or (self._looks_at_ends.is_due() and self._orders.is_done()):
+        if self._context.left or (self._looks_at_ends.is_due() and self._orders.is_done()):
             self._leave()
         if self._watch.newest().abort or self._signal.received:
-            self._ending.end("stopped", "asked to stop before the first step")
+            self._exit.end("stopped", "asked to stop before the first step")
             raise SystemExit(0)
 
     def start(self, trainer: Trainer) -> None:
@@ -166,11 +166,11 @@ class Supervision:
 
     def gather_loss(self) -> bool:
         """Let all workers know the loss of the epoch so far; False: a worker was lost meanwhile."""
-        return self._together(partial(self._training.gather_loss, self._setting.world_size))
+        return self._together(partial(self._training.gather_loss, self._context.world_size))
 
     def agree(self, value: float) -> bool:
         """Let all workers know rank 0's value, the others' is 0; False: a worker was lost meanwhile."""
-        return self._together(lambda: self._training.agree(value, self._setting.world_size))
+        return self._together(lambda: self._training.agree(value, self._context.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
@@ -196,11 +196,11 @@ class Supervision:
         met = False
         while not met:
             if training.counters != self._saving.counters:
-                self._ending.unsaved = self._saving.save(training)
+                self._exit.unsaved = self._saving.save(training)
             met = self._together(self._meet)
-        if training.counters != self._saving.counters and not self._ending.unsaved:
-            self._ending.unsaved = "rank 0 did not save the final state"
-        self._ending.complete, self._ending.early = True, False
+        if training.counters != self._saving.counters and not self._exit.unsaved:
+            self._exit.unsaved = "rank 0 did not save the final state"
+        self._exit.complete, self._exit.early = True, False
 
     def left_early(self, metric: float | None) -> None:
         """The script left its training, by ``break`` or on its way out: the exit code will tell which.
@@ -210,7 +210,7 @@ class Supervision:
         Nothing is saved: the body may be in the middle of a step, and what made the script give up should
         not be what another attempt goes on from.
         """
-        self._ending.complete = self._ending.early = True
+        self._exit.complete = self._exit.early = True
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
 
@@ -230,22 +230,22 @@ class Supervision:
             self._meet()
         except RuntimeError as error:
             _log.warning("a worker was lost while stopping: %s", error)
-        self._ending.end("stopped", problem)
+        self._exit.end("stopped", problem)
         raise SystemExit(0)
 
     def _leave(self) -> NoReturn:
         """The others go on without this worker."""
-        self._ending.end("left")
+        self._exit.end("left")
         raise SystemExit(0)
 
     def _save_and_leave(self, error: LeftAloneError) -> NoReturn:
         """Nobody says how to go on."""
         problem = self._saving.save_alone(self._training)
         if self._asked_to_stop:
-            self._ending.end("stopped", problem)
+            self._exit.end("stopped", problem)
             raise SystemExit(0)
         message = f"{LOST_PEER} ({error}), and no plan came without it"
-        self._ending.end("crashed", "; ".join(filter(None, (message, problem))))
+        self._exit.end("crashed", "; ".join(filter(None, (message, problem))))
         raise SystemExit(1)
 
     def _check(self) -> None:
@@ -263,7 +263,7 @@ class Supervision:
 
     def _cast(self, *, before_last: bool = False) -> None:
         """Give this worker's word on the next boundary."""
-        plan = self._watch.in_force(self._setting.known)
+        plan = self._watch.in_force(self._context.known)
         due = self._saving.due(self._orders.plan.checkpoint_s, before_last=before_last)
         generation = max(plan.generation, self._orders.plan.generation)
         number = STOP if self._signal.received else ballot(generation, save=due)
@@ -287,8 +287,8 @@ class Supervision:
 
     @property
     def _orders(self) -> Orders:
-        assert self._setting.orders is not None  # noqa: S101 there is no supervision without them
-        return self._setting.orders
+        assert self._context.orders is not None  # noqa: S101 there is no supervision without them
+        return self._context.orders
 
     @property
     def _training(self) -> Training:

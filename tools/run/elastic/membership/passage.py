@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn, Protocol
 
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.circle import Circle, LeftAloneError
-from pliant.tools.run.elastic.membership.cursor import Position
+from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.failure import Recurrence, lost_peer, released
 from pliant.tools.run.elastic.membership.folder_store import make_known
 from pliant.tools.run.elastic.membership.transfer import pass_on
@@ -35,7 +35,7 @@ class Trainer(Protocol):
     training: Training
 
     @property
-    def position(self) -> Position:
+    def cursor(self) -> Cursor:
         """How far it is."""
         ...
 
@@ -70,7 +70,7 @@ class Passage:
 
     def __init__(
         self,
-        setting: Setting,
+        context: Context,
         circle: Circle,
         reporter: Reporter,
         saving: Saving,
@@ -81,7 +81,7 @@ class Passage:
     ) -> None:
         self.trainer: Trainer | None = None
         """Once training has begun."""
-        self._setting, self._circle, self._reporter = setting, circle, reporter
+        self._context, self._circle, self._reporter = context, circle, reporter
         self._saving, self._vote = saving, vote
         self._leave, self._alone = leave, alone
         self._recurrence = Recurrence()
@@ -92,7 +92,7 @@ class Passage:
     @property
     def training(self) -> Training:
         """What is trained."""
-        return self._engine.training
+        return self._loop.training
 
     def step_took(self, step_s: float) -> None:
         """A step is complete: what a change costs is held against what steps usually take."""
@@ -112,16 +112,16 @@ class Passage:
         """
         began_s = time.monotonic()
         if plan.workers == self._plan.workers:
-            self._setting.follow(plan)
-            self._go_on(self._engine, Change(began_s, self.usual_step_s))
+            self._context.follow(plan)
+            self._go_on(self._loop, Change(began_s, self.usual_step_s))
             return
         if not lose_nothing():
             return
         self._part()
-        self._setting.follow(plan)
-        if self._setting.left:
+        self._context.follow(plan)
+        if self._context.left:
             self._leave()
-        self._enter(self._engine, Change(began_s, self.usual_step_s).timed("leave", began_s))
+        self._enter(self._loop, Change(began_s, self.usual_step_s).timed("leave", began_s))
 
     def together(self, operation: Callable[[], object]) -> bool:
         """Whether a collective operation went through; else a worker was lost, and those left have met anew.
@@ -134,7 +134,7 @@ class Passage:
         try:
             operation()
         except RuntimeError as error:
-            if self._setting.device.type == "cuda" or not lost_peer(error):
+            if self._context.device.type == "cuda" or not lost_peer(error):
                 raise
             found = released(error)
         else:
@@ -151,28 +151,28 @@ class Passage:
         began_s, before = time.monotonic(), self._plan.workers
         self._part()
         change = Change(since_s, self.usual_step_s, lost=True)
-        self._enter(self._engine, change.timed("leave", began_s))
-        self._recurrence.check(error, before, self._plan.workers, self._engine.position)
+        self._enter(self._loop, change.timed("leave", began_s))
+        self._recurrence.check(error, before, self._plan.workers, self._loop.cursor)
 
     def _part(self) -> None:
         self._vote.drop(alone=True)
-        self._engine.part()
+        self._loop.part()
         self._circle.leave()
 
     def _enter(self, trainer: Trainer, change: Change | None = None) -> None:
         """Meet for the plan that is followed, and get or give the state; without a change, to start."""
-        position = None if change is None else trainer.position
+        cursor = None if change is None else trainer.cursor
         problems: tuple[str, ...] | None = None
         failed: RuntimeError | None = None
         again = Recurrence()
         while problems is None:
             began_s, before = time.monotonic(), self._plan.workers
-            positions = self._form(position)
+            cursors = self._form(cursor)
             if failed is not None:
-                again.check(failed, before, self._plan.workers, position)
+                again.check(failed, before, self._plan.workers, cursor)
             met_s = time.monotonic()
             try:
-                problems = self._share(trainer, positions)
+                problems = self._share(trainer, cursors)
             except RuntimeError as error:
                 if not lost_peer(error):
                     raise
@@ -186,25 +186,25 @@ class Passage:
         for problem in problems:
             self._reporter.warn(trainer.training.counters, problem)
 
-    def _form(self, position: Position | None) -> list[Position | None]:
+    def _form(self, cursor: Cursor | None) -> list[Cursor | None]:
         try:
-            positions = self._circle.form(self._plan, position)
+            cursors = self._circle.form(self._plan, cursor)
         except LeftAloneError as error:
             self._alone(error)
-        if self._setting.left:
+        if self._context.left:
             self._leave()
-        return positions
+        return cursors
 
-    def _share(self, trainer: Trainer, positions: list[Position | None]) -> tuple[str, ...]:
+    def _share(self, trainer: Trainer, cursors: list[Cursor | None]) -> tuple[str, ...]:
         """All get the state of the furthest; what was wrong with checkpoints.
 
         :raises RuntimeError: a worker was lost.
         """
-        rank, furthest = self._setting.rank, max((one for one in positions if one), default=None)
+        rank, furthest = self._context.rank, max((one for one in cursors if one), default=None)
         problems: tuple[str, ...] = ()
         if furthest is None and rank == 0:
             problems = self._saving.load(trainer.training)
-        has = [one == furthest if furthest else index == 0 for index, one in enumerate(positions)]
+        has = [one == furthest if furthest else index == 0 for index, one in enumerate(cursors)]
         if all(has):
             return problems
         parcel = pass_on(
@@ -212,14 +212,14 @@ class Passage:
         )
         if not has[rank]:
             self._saving.unpack(parcel["saving"])
-            trainer.unpack(parcel, fresh=positions[rank] is None)
+            trainer.unpack(parcel, fresh=cursors[rank] is None)
         return problems
 
     def _go_on(self, trainer: Trainer, change: Change | None) -> None:
         """The workers of the plan that is followed train from now on, each in the same state."""
         plan = self._plan
-        self._setting.settle()
-        self._vote.drop(alone=self._setting.world_size == 1)
+        self._context.settle()
+        self._vote.drop(alone=self._context.world_size == 1)
         trainer.training.want_lr_scale(plan.lr_scale)
         batch = trainer.join()
         # first that it trains: a launcher takes who reports, but does not train, for a script of another kind
@@ -229,8 +229,8 @@ class Passage:
 
     def _tell(self) -> None:
         """Let the launcher know which generation trains; where the disk is full, after a later step."""
-        orders = self._setting.orders
-        if self._setting.rank == 0 and orders is not None:
+        orders = self._context.orders
+        if self._context.rank == 0 and orders is not None:
             try:
                 make_known(orders.attempt.reached, f"{orders.plan.generation}\n".encode())
             except OSError as error:
@@ -243,6 +243,6 @@ class Passage:
         return self._circle.plan
 
     @property
-    def _engine(self) -> Trainer:
+    def _loop(self) -> Trainer:
         assert self.trainer is not None  # noqa: S101 called while training only
         return self.trainer

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from pliant.schemas.formats.files import probe_room
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.connections import Connections
 from pliant.tools.run.elastic.membership.folder_store import FolderStore, shared_store
 from pliant.tools.run.elastic.membership.interface import stay_on_this_machine
@@ -46,9 +46,9 @@ _SETTLE_S: Final = 0.1
 class Group:
     """The process group of one generation after the other, and the stores that it needs while it lives."""
 
-    def __init__(self, setting: Setting, backend: str | None) -> None:
-        self._setting = setting
-        self._backend = backend or default_backend(setting)
+    def __init__(self, context: Context, backend: str | None) -> None:
+        self._context = context
+        self._backend = backend or default_backend(context)
         self._stores: tuple[dist.Store, ...] = ()
         self._own: Path | None = None
         self._connections = Connections()
@@ -68,7 +68,7 @@ class Group:
         :param limit: how long they may take; all of them have come.
         :raises RuntimeError: a worker did not connect.
         """
-        store, self._own = shared_store(folder, str(self._setting.rank))
+        store, self._own = shared_store(folder, str(self._context.rank))
         store.set_timeout(limit)
         if self._backend == "gloo":
             self._connect_by_files(folder, called_away, limit, store)
@@ -103,7 +103,7 @@ class Group:
         _set_pg_timeout(COLLECTIVE)
 
     def _connect_device(self, limit: timedelta, store: dist.Store) -> None:
-        device = self._setting.device
+        device = self._context.device
         self._stores = (store,)
         with _end_if_stuck(HANGS):
             self._init(store, limit, device if "nccl" in self._backend else None)
@@ -112,7 +112,7 @@ class Group:
             _exchange(device, limit)
 
     def _init(self, store: dist.Store, limit: timedelta, device: torch.device | None = None) -> None:
-        rank, size = self._setting.rank, self._setting.world_size
+        rank, size = self._context.rank, self._context.world_size
         hook = sys.excepthook
         with self._connections.opened():
             dist.init_process_group(
@@ -129,17 +129,17 @@ def _exchange(device: torch.device, limit: timedelta) -> None:
     work.wait(limit)
 
 
-def default_backend(setting: Setting) -> str:
+def default_backend(context: Context) -> str:
     """Gloo on CPU slots; on GPUs gloo for what lies in main memory and NCCL for what lies on the device."""
-    return "cpu:gloo,cuda:nccl" if setting.device.type == "cuda" else "gloo"
+    return "cpu:gloo,cuda:nccl" if context.device.type == "cuda" else "gloo"
 
 
-def join_plainly(setting: Setting, backend: str | None) -> None:
+def join_plainly(context: Context, backend: str | None) -> None:
     """Form the process group of workers that torchrun alone has started; does nothing for one worker."""
-    if setting.world_size > 1:
+    if context.world_size > 1:
         leave_at_exit()
         stay_on_this_machine()
-        dist.init_process_group(backend or default_backend(setting))
+        dist.init_process_group(backend or default_backend(context))
 
 
 def leave_at_exit() -> None:

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Final
 
 from pliant.tools.run.elastic.context import Orders
-from pliant.tools.run.elastic.membership.cursor import Position, written
+from pliant.tools.run.elastic.membership.cursor import Cursor, written
 from pliant.tools.run.elastic.membership.folder_store import FolderStore
 from pliant.tools.run.statedir.layout import AttemptDir
 
@@ -47,7 +47,7 @@ class Meeting:
         """What those share that attend, from the verdict on until the next generation trains."""
         return self._orders.attempt.meetings / f"{self._orders.plan.generation}.{self.number}"
 
-    def attend(self, position: Position | None) -> list[Position | None]:
+    def attend(self, cursor: Cursor | None) -> list[Cursor | None]:
         """Wait for the verdict: how far the workers are, by rank.
 
         :raises CalledAwayError: there will be no group of this plan.
@@ -58,17 +58,17 @@ class Meeting:
         else:
             self._find()
         try:
-            verdict = self._verdict(FolderStore(self.folder, self._wait), position)
+            verdict = self._verdict(FolderStore(self.folder, self._wait), cursor)
         except FileNotFoundError:
             # those that were faster have gone on to another generation, and removed this one
             verdict = _NEWER
         if verdict == _NEWER:
             raise CalledAwayError
-        return [Position.parse(text) for text in verdict.split(",")]
+        return [Cursor.parse(text) for text in verdict.split(",")]
 
-    def _verdict(self, store: FolderStore, position: Position | None) -> str:
+    def _verdict(self, store: FolderStore, cursor: Cursor | None) -> str:
         rank = self._orders.rank
-        store.set(f"here/{rank}", written(position))
+        store.set(f"here/{rank}", written(cursor))
         everybody = [f"here/{one}" for one in range(len(self._orders.plan.members))]
         while not store.check([_VERDICT]):
             if rank == 0 and store.check(everybody):

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Literal
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.state.state import Counters
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
@@ -19,7 +19,7 @@ _log = logging.getLogger("pliant")
 How = Literal["done", "stopped", "crashed", "left"]
 
 
-class Ending:
+class Exit:
     """Writes one outcome, whatever the worker ends by.
 
     The script ends after its training, or leaves it by ``break`` ("done"), a stop was agreed ("stopped"),
@@ -33,7 +33,7 @@ class Ending:
 
     def __init__(
         self,
-        setting: Setting,
+        context: Context,
         reached: Callable[[How], Counters],
         asked_to_stop: Callable[[], bool],
         leave: Callable[[], None] = lambda: None,
@@ -44,7 +44,7 @@ class Ending:
         """The script left its training before that."""
         self.unsaved = ""
         """Why the final state is not on disk."""
-        self._setting, self._reached, self._asked = setting, reached, asked_to_stop
+        self._context, self._reached, self._asked = context, reached, asked_to_stop
         self._leave = leave
         self._before: list[Callable[[], None]] = []
         self._ended = False
@@ -72,15 +72,15 @@ class Ending:
             exit_counts=outcome == "done" and (self.early or not self._asked()),
         )
         try:
-            if self._setting.orders is not None:
-                self._setting.orders.report_end(end)
+            if self._context.orders is not None:
+                self._context.orders.report_end(end)
         except (PliantError, OSError) as error:
             _log.warning("the outcome %r is not written: %s", outcome, error)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self.end("crashed", described(kind, error, alone=self._setting.world_size == 1))
+        self.end("crashed", described(kind, error, alone=self._context.world_size == 1))
         self._previous_hook(kind, error, trace)
 
     def _on_exit(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.io import EventWriter
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.state.state import Counters
 
 MOST_WARNINGS: Final = 10
@@ -26,9 +26,9 @@ class History:
     and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, context: Context) -> None:
         self.leaving = False
-        self._setting = setting
+        self._context = context
         self._batch: int | None = None
         self._writer: EventWriter | None = None
         self._saved: Counters | None = None
@@ -41,7 +41,7 @@ class History:
 
     def begin(self, global_batch: int) -> None:
         """Write about a plan from now on."""
-        self._batch, orders = global_batch, self._setting.orders
+        self._batch, orders = global_batch, self._context.orders
         if self._writer is not None or orders is None:
             return
         orders.attempt.path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class History:
         **numbers: Any,
     ) -> None:
         """Write an event."""
-        orders = self._setting.orders
+        orders = self._context.orders
         if self._writer is None or orders is None:
             return
         if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
@@ -121,7 +121,7 @@ class History:
             self._writer = None
 
     def _later(self) -> float:
-        orders = self._setting.orders
+        orders = self._context.orders
         return time.monotonic() + (math.inf if orders is None else orders.plan.history_s)
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.statedir.contract.progress import LastCheckpoint, Progress, write_progress
 
@@ -17,11 +17,11 @@ _log = logging.getLogger("pliant")
 class Newest:
     """What was measured last. A file that cannot be written stops nothing, and is warned of once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, context: Context) -> None:
         self.warnings = 0
         self.measured: Mapping[str, float] = {}
         """``step_seconds`` and ``noise_scale`` under this plan, where they are known."""
-        self._setting = setting
+        self._context = context
         self._batch = 0
         self._loss = Mean()
         self._before: tuple[float, int] | None = None
@@ -47,8 +47,8 @@ class Newest:
     def write(self, counters: Counters) -> None:
         """Replace the file, if this is rank 0."""
         loss, self._loss = self._loss.value(), Mean()
-        orders = self._setting.orders
-        if orders is None or self._setting.rank != 0:
+        orders = self._context.orders
+        if orders is None or self._context.rank != 0:
             return
         try:
             write_progress(orders.folder.progress, self._report(orders, counters, loss))

@@ -22,10 +22,10 @@ from typing import Any, Final
 import psutil
 from torch import nn
 
-from pliant.tools.run.elastic.context import Setting
-from pliant.tools.run.elastic.loop.noise import NoiseMeter
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.report.history import History
 from pliant.tools.run.elastic.report.newest import Newest
+from pliant.tools.run.elastic.report.noise import NoiseMeter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, Plan
 
@@ -60,14 +60,14 @@ class Reporter:
     infinities are recorded as null, with a note.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._batch: int | None = None
         self._due_s = self._keep_due_s = 0.0
         self._started = False
         self._change: Change | None = None
-        self._history = History(setting)
-        self._newest = Newest(setting)
+        self._history = History(context)
+        self._newest = Newest(context)
         self._told_at = -1
         self._reached: Counters | None = None
         self._loss = Mean()
@@ -79,7 +79,7 @@ class Reporter:
         self._batch, self._change, self._steps = global_batch, change, Mean()
         if self._noise is not None:
             self._noise.forget()
-        if self._setting.rank != 0:
+        if self._context.rank != 0:
             self.close()
             return
         self._newest.begin(global_batch)
@@ -92,13 +92,13 @@ class Reporter:
 
     def look(self, model: nn.Module, counters: Counters) -> None:
         """Measure the noise of the gradients, if that is asked for; a step is complete."""
-        if self._noise is not None and self._batch is not None and self._setting.rank == 0:
+        if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
 
     def step_done(self, counters: Counters, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
         now = time.monotonic()
-        orders, change, self._reached = self._setting.orders, self._change, counters
+        orders, change, self._reached = self._context.orders, self._change, counters
         if orders is None:
             return
         if change is not None:
@@ -139,7 +139,7 @@ class Reporter:
 
     def before_change(self) -> None:
         """Say what another worker, rank 0 by then, could not; all have yet to agree on the loss."""
-        if self._setting.rank == 0:
+        if self._context.rank == 0:
             self._history.flush()
 
     def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
@@ -163,7 +163,7 @@ class Reporter:
 
         One worker writes at a time: that which the others go on without is silent.
         """
-        if self._setting.rank == 0:
+        if self._context.rank == 0:
             if self._reached is not None and self._reached.step != self._told_at:
                 self._progress(self._reached)
             self._history.flush()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.tools.run.elastic.context import Setting
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.state import Counters
@@ -27,8 +27,8 @@ _MOST_OF_TIME: Final = 0.02
 class Saving:
     """The checkpoints of the job, as one of its workers knows them. Rank 0 writes."""
 
-    def __init__(self, setting: Setting, reporter: Reporter, checkpoints: Checkpoints) -> None:
-        self._setting, self._reporter, self._checkpoints = setting, reporter, checkpoints
+    def __init__(self, context: Context, reporter: Reporter, checkpoints: Checkpoints) -> None:
+        self._context, self._reporter, self._checkpoints = context, reporter, checkpoints
         self._at_s = time.monotonic()
         """When the last checkpoint was written, or training began."""
         self._took_s = 0.0
@@ -78,7 +78,7 @@ class Saving:
         """
         early_s = max(checkpoint_s * _BEFORE_LAST, self._took_s / _MOST_OF_TIME)
         within_s = min(checkpoint_s, early_s) if before_last else checkpoint_s
-        return self._setting.rank == 0 and time.monotonic() - self._at_s >= within_s
+        return self._context.rank == 0 and time.monotonic() - self._at_s >= within_s
 
     def save(self, training: Training) -> str:
         """Write a checkpoint if this is rank 0. A failure is reported and returned, and training goes on.
@@ -86,7 +86,7 @@ class Saving:
         The others do not know whether it is written until they :meth:`hear` of it.
         """
         began_s = time.monotonic()
-        if self._setting.rank != 0:
+        if self._context.rank != 0:
             self._asked = training.counters.copy(), began_s
             return ""
         self._at_s = began_s
@@ -103,7 +103,7 @@ class Saving:
 
         The others wait until it has, and write one themselves if it has not.
         """
-        orders = self._setting.orders
+        orders = self._context.orders
         if training.counters == self.counters or orders is None:
             return ""
         try:

@@ -10,12 +10,9 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pliant.tools.run.elastic.loop.data_parallel import Replica
-from pliant.tools.run.elastic.state.outside import refuse_training
-from pliant.tools.run.elastic.state.parameter_groups import Groups, restore_trained, trained
+from pliant.tools.run.elastic.state.parameter_groups import Groups, refuse_training, restore_trained, trained
 from pliant.tools.run.elastic.state.state import (
     Counters,
     Mean,
@@ -39,7 +36,7 @@ class Training:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, helpers: dict[str, Stateful], lr_scale: float = 1.0
     ) -> None:
-        self.model = model.module if isinstance(model, DistributedDataParallel | Replica) else model
+        self.model = model
         self.optimizer = optimizer
         self._groups = Groups(self.model, optimizer)
         self.helpers = helpers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.membership import lookout
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.lookout import Lookout
@@ -41,8 +41,8 @@ def site(folder: Path) -> JobDir:
 
 
 def looking(job: JobDir, worker: int = 0, **more: Any) -> Lookout:
-    setting = Setting(worker, 2, torch.device("cpu"), Orders(job, plan(1, 0, 1), worker))
-    return Lookout(setting, PlanWatch(job, plan(1, 0, 1)), **{"break_off": never, **more})
+    context = Context(worker, 2, torch.device("cpu"), Orders(job, plan(1, 0, 1), worker))
+    return Lookout(context, PlanWatch(job, plan(1, 0, 1)), **{"break_off": never, **more})
 
 
 def test_a_worker_is_lost_when_it_is_gone_and_a_newer_plan_is_without_it(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
 
 def exchanges(rank: int, count: int, folder: Path) -> str:
     """Worker 1 never comes to the exchange, and its connections stay open."""
-    job, group = JobDir(folder), Group(Setting(rank, count, torch.device("cpu")), None)
+    job, group = JobDir(folder), Group(Context(rank, count, torch.device("cpu")), None)
     (folder / "meet").mkdir(exist_ok=True)
     group.form(folder / "meet", never, LIMIT)
     if rank == 1:

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.membership import circle, interface
 from pliant.tools.run.elastic.membership import process_group as group_module
 from pliant.tools.run.elastic.membership.circle import CONNECT, TRIES, Circle, LeftAloneError
-from pliant.tools.run.elastic.membership.cursor import Position
+from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import stay_on_this_machine, use_interface
@@ -40,7 +40,7 @@ from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 LIMIT = timedelta(seconds=60)
-HERE = Position(1, 7, 1)
+HERE = Cursor(1, 7, 1)
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -54,8 +54,8 @@ def never() -> bool:
     return False
 
 
-def cpu(rank: int, size: int) -> Setting:
-    return Setting(rank, size, torch.device("cpu"))
+def cpu(rank: int, size: int) -> Context:
+    return Context(rank, size, torch.device("cpu"))
 
 
 def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[Any]:
@@ -228,7 +228,7 @@ def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_wit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
-    group = Group(Setting(1, 2, device), None)
+    group = Group(Context(1, 2, device), None)
     group.form(tmp_path, never, LIMIT)
     (backend, how), *after = recorded.calls
     assert backend == "cpu:gloo,cuda:nccl"
@@ -246,7 +246,7 @@ def test_a_backend_that_the_script_names_is_bound_to_a_device_only_where_it_is_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = Recorded(monkeypatch)
-    Group(Setting(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
+    Group(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
     backend, how = recorded.calls[0]
     assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
 
@@ -257,7 +257,7 @@ def hangs(folder: str) -> None:
     Recorded(patch)
     patch.setattr(group_module, "HANGS", timedelta(milliseconds=100))
     patch.setattr(group_module, "_exchange", lambda *_: signal.pause())
-    Group(Setting(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
+    Group(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
 
 
 def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ class TestRounds:
         record = {"job": "a", "generation": 1, "attempt": 1, "members": members}
         return Plan.model_validate(record)
 
-    def form(self, folder: Path, rank: int, position: Position | None) -> list[Position | None]:
+    def form(self, folder: Path, rank: int, cursor: Cursor | None) -> list[Cursor | None]:
         plan, job = self.plan(), JobDir(folder)
-        setting = Setting(rank, 2, torch.device("cpu"), Orders(job, plan, rank))
-        return Circle(setting, None, PlanWatch(job, plan), lambda: None).form(plan, position)
+        context = Context(rank, 2, torch.device("cpu"), Orders(job, plan, rank))
+        return Circle(context, None, PlanWatch(job, plan), lambda: None).form(plan, cursor)
 
     @pytest.fixture
     def job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -323,7 +323,7 @@ class TestRounds:
     def test_a_worker_that_is_called_away_before_it_sees_the_newer_plan_still_hears_a_stop(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def away(self: Meeting, position: Position | None) -> list[Position | None]:
+        def away(self: Meeting, cursor: Cursor | None) -> list[Cursor | None]:
             attended.append(None)
             assert len(attended) < 100, "it goes to the meeting again and again, and hears nothing"
             raise CalledAwayError
@@ -335,9 +335,9 @@ class TestRounds:
         attended: list[None] = []
         monkeypatch.setattr(Meeting, "attend", away)
         plan = self.plan()
-        setting = Setting(1, 2, torch.device("cpu"), Orders(JobDir(job), plan, 1))
+        context = Context(1, 2, torch.device("cpu"), Orders(JobDir(job), plan, 1))
         with pytest.raises(SystemExit):
-            Circle(setting, None, PlanWatch(JobDir(job), plan), stop).form(plan, HERE)
+            Circle(context, None, PlanWatch(JobDir(job), plan), stop).form(plan, HERE)
 
     @pytest.fixture
     def full(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -353,16 +353,16 @@ class TestRounds:
         monkeypatch.setattr(group_module, "probe_room", probe)
         return asked
 
-    def form_on_gpus(self, job: Path, position: Position | None) -> list[Position | None]:
+    def form_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
         plan, folder = self.plan(), JobDir(job)
-        setting = Setting(0, 2, torch.device("cuda", 0), Orders(folder, plan, 0))
-        return Circle(setting, None, PlanWatch(folder, plan), lambda: None).form(plan, position)
+        context = Context(0, 2, torch.device("cuda", 0), Orders(folder, plan, 0))
+        return Circle(context, None, PlanWatch(folder, plan), lambda: None).form(plan, cursor)
 
     def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
         self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         formed: list[timedelta] = []
-        monkeypatch.setattr(Meeting, "attend", lambda self, position: [position, None])
+        monkeypatch.setattr(Meeting, "attend", lambda self, cursor: [cursor, None])
         monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: formed.append(limit))
         with pytest.raises(ServiceMissingError, match="no space left"):
             self.form_on_gpus(job, None)
@@ -384,11 +384,11 @@ class TestRounds:
     ) -> None:
         attend = Meeting.attend
 
-        def attend_with_room(self: Meeting, position: Position | None) -> list[Position | None]:
+        def attend_with_room(self: Meeting, cursor: Cursor | None) -> list[Cursor | None]:
             if disk.full:
                 disk.refused += 1
                 raise OSError(errno.ENOSPC, "No space left on device", f"{self.folder}/.key.{disk.refused}")
-            return attend(self, position)
+            return attend(self, cursor)
 
         monkeypatch.setattr(Meeting, "attend", attend_with_room)
         monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: None)

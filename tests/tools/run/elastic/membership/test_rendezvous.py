@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import Orders
-from pliant.tools.run.elastic.membership.cursor import Position
+from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting, remove_earlier
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -19,8 +19,8 @@ from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
-HERE = Position(1, 7, 1)
-Attended = list[Position | None]
+HERE = Cursor(1, 7, 1)
+Attended = list[Cursor | None]
 
 
 def orders(folder: Path, worker: int) -> Orders:
@@ -40,9 +40,9 @@ def called_away() -> bool:
 
 
 def attend(
-    folder: Path, worker: int, position: Position | None, wait: Callable[[], bool] = waiting, number: int = 0
+    folder: Path, worker: int, cursor: Cursor | None, wait: Callable[[], bool] = waiting, number: int = 0
 ) -> Attended:
-    return Meeting(orders(folder, worker), number, wait).attend(position)
+    return Meeting(orders(folder, worker), number, wait).attend(cursor)
 
 
 def place(folder: Path, number: int = 0) -> Path:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic.loop.data_parallel import Averaging, Replica
+from pliant.tools.run.elastic.loop.data_parallel import Averaging, ElasticDataParallel
 from pliant.tools.run.elastic.membership import transfer
 from pliant.tools.run.elastic.membership.transfer import pass_on
 from pliant.tools.run.elastic.state.state import Mean
@@ -72,7 +72,7 @@ def training(seed: int) -> Training:
     helpers: dict[str, Any] = {
         "schedule": OneCycleLR(optimizer, 0.2, total_steps=50),
         "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
-        "average": AveragedModel(Replica(model, Averaging())),
+        "average": AveragedModel(ElasticDataParallel(model, Averaging())),
     }
     made = Training(model, optimizer, helpers)
     for _ in range(seed):

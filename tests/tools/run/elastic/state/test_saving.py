@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state import saving
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
@@ -43,11 +43,11 @@ class Workers:
         self.checkpoints = Checkpoints(self.dir.checkpoints)
         self.dir.attempt(1).path.mkdir(parents=True)
 
-    def new(self, rank: int) -> tuple[Saving, Setting]:
+    def new(self, rank: int) -> tuple[Saving, Context]:
         members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
         orders = Orders(self.dir, Plan(job="a", generation=1, attempt=1, members=members), rank)
-        setting = Setting(rank, 2, torch.device("cpu"), orders)
-        return Saving(setting, Reporter(setting), Checkpoints(self.dir.checkpoints)), setting
+        context = Context(rank, 2, torch.device("cpu"), orders)
+        return Saving(context, Reporter(context), Checkpoints(self.dir.checkpoints)), context
 
     def on(self, clock: Clock) -> None:
         """What follows happens on this host."""
@@ -98,13 +98,13 @@ class TestAge:
     def test_a_newcomer_on_another_host_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
         here, there = Clock(1000.0), Clock(5.0)
         workers.on(here)
-        (one, _), (other, setting) = workers.new(0), workers.new(1)
+        (one, _), (other, context) = workers.new(0), workers.new(1)
         one.load(at_step(0))
         here.now_s += EVERY_S - 1
         parcel = one.parcel()
         workers.on(there)
         other.unpack(parcel)
-        setting.rank = 0
+        context.rank = 0
         assert not other.due(EVERY_S, before_last=False)
         there.now_s += 1
         assert other.due(EVERY_S, before_last=False)
@@ -126,7 +126,7 @@ class TestKnowledge:
     def test_where_rank_0_could_not_write_no_worker_believes_that_it_did(self, workers: Workers) -> None:
         clock = Clock(100.0)
         workers.on(clock)
-        (first, _), (second, setting) = workers.new(0), workers.new(1)
+        (first, _), (second, context) = workers.new(0), workers.new(1)
         second.unpack(first.parcel())
         clock.now_s += EVERY_S
         workers.fail()
@@ -134,7 +134,7 @@ class TestKnowledge:
             one.save(at_step(7))
         second.hear(first.step)
         assert (first.step, second.step) == (0, 0)
-        setting.rank = 0
+        context.rank = 0
         assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
         assert not first.due(EVERY_S, before_last=False), "the same one waits"
 

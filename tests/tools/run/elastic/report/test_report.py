@@ -11,7 +11,7 @@ import torch
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.report import history, newest
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Change, Reporter
@@ -31,8 +31,8 @@ class Training:
         self.dir = JobDir(folder)
         self.now_s = 1000.0
         self.counters = Counters()
-        self.setting = Setting(0, 1, torch.device("cpu"), Orders(self.dir, PLAN, 0))
-        self.reporter = Reporter(self.setting)
+        self.context = Context(0, 1, torch.device("cpu"), Orders(self.dir, PLAN, 0))
+        self.reporter = Reporter(self.context)
         self.reporter.turn_to(BATCH)
 
     def monotonic(self) -> float:
@@ -167,7 +167,7 @@ def test_a_small_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing
 
 
 def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None:
-    training.setting.rank = 1
+    training.context.rank = 1
     training.reporter.turn_to(BATCH)
     training.train(100)
     assert not training.dir.progress.exists()
@@ -189,6 +189,6 @@ def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_wr
         training.train(120)
         training.save()
     before = training.dir.attempt(1).progress.read_bytes()
-    training.setting.rank = -1
+    training.context.rank = -1
     training.reporter.close()
     assert training.dir.attempt(1).progress.read_bytes() == before
