@@ -88,12 +88,12 @@ def decisions(
             held.submit(coming, now_s)
             coming = next(jobs)
         started = perf_counter()
-        effects = held.decide(now_s)
+        transitions = held.decide(now_s)
         taken_s = perf_counter() - started
-        for effect in effects:
-            end_s = effect.job.finish_time_s()
+        for transition in transitions:
+            end_s = transition.job.finish_time_s()
             if end_s is not None:
-                heappush(ends, (end_s, effect.job.id))
+                heappush(ends, (end_s, transition.job.id))
         yield taken_s, 1 - sum(held.free.by_type.values()) / gpus
 
 

@@ -18,10 +18,10 @@ from benchmarks.replay_speed import calibration_s
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policies.pollux.fit import Fit
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState, Observation
 
 SEED: Final = 20210714
 JOBS: Final = 160

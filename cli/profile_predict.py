@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pliant.tools.profile.predict import Base, Prediction, Question
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.units import TimeUnit
-    from pliant.tools.schedule.snapshot import JobState
+    from pliant.tools.schedule.jobs import JobState
     from pliant.tools.schedule.speeds import Speeds
 
 
@@ -59,7 +59,7 @@ def predictions_text(
     from pliant.tools.profile.measured import MeasuredThroughput, spreads
     from pliant.tools.report.rendering.text import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
-    from pliant.tools.schedule.snapshot import node_states
+    from pliant.tools.schedule.jobs import node_states
     from pliant.tools.schedule.speeds import Speeds
 
     specs = [job for job in read_jobs(jobs) if not wanted.models or job.model in wanted.models]

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.registry import make_policy, policy_names
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing import conformance
 from pliant.tools.schedule.testing.conformance import CHECKS, Factory, Op
 from pliant.tools.schedule.testing.harness import cluster, node

@@ -32,7 +32,7 @@ from pliant.tools.profile.measured import MeasuredThroughput
 from pliant.tools.replay.traces.recipe import Recipe
 from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.snapshot import node_states
+from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.speeds import Speeds
 
 

@@ -27,7 +27,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.snapshot import node_states
+from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.speeds import Speeds
 
 

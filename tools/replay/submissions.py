@@ -9,7 +9,7 @@ from typing import Final
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.engine.log import Detail, compact_json
 from pliant.tools.schedule.demand import demand_gpu_s
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 from pliant.tools.schedule.submit_detail import submit_detail
 

@@ -10,9 +10,9 @@ from typing import Final
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.idle_limit import why_left
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState
 
 _REJECT: Final = EVENT_NAMES.index("reject")
 _NAMED: Final = 5

@@ -20,13 +20,14 @@ from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.from_log import arrivals_until, session_from_events
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Explanation, Policy
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.schedulable import Intake, check_demand
-from pliant.tools.schedule.session.saved import Basis, KeptSession
-from pliant.tools.schedule.session.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.schedulable import JobCheck, check_demand
+from pliant.tools.schedule.session.saved import Basis, SavedSession
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Transition
 
 T = TypeVar("T")
 _ACTIONS: Mapping[str, str] = {"rebatch": "keep"}
@@ -114,7 +115,7 @@ class History:
     """Which run it is."""
     origin_s: float
     """What the schedules of that run have their clock behind that of the log, by its last decision."""
-    since: Callable[[Basis], tuple[KeptSession | None, Iterable[Event]]]
+    since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
     """A session that was kept, if there is one under this basis, and the events after it; else all."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of jobs that run, as their workers measured last."""
@@ -187,9 +188,9 @@ def session_from_history(
 
 def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
     """Of the new jobs, those that this policy cannot serve on this cluster are out."""
-    intake = Intake(session.cluster, session.speeds, session.policy)
+    check = JobCheck(session.cluster, session.speeds, session.policy)
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
-        if (reason := intake.refusal(job.spec)) is not None:
+        if (reason := check.refusal(job.spec)) is not None:
             session.turn_away(job.id, now_s, reason)
 
 
@@ -204,7 +205,7 @@ def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
 
 def schedule_of(
     session: Session,
-    effects: Iterable[Applied],
+    transitions: Iterable[Transition],
     time_s: float,
     *,
     explain: bool = False,
@@ -219,11 +220,15 @@ def schedule_of(
         then says the plain facts, or has no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
-    done = {effect.job.id: effect for effect in effects}
+    done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
     reasons_out = {
-        **{effect.job.id: effect.reason for effect in done.values() if effect.step == "reject"},
+        **{
+            transition.job.id: transition.reason
+            for transition in done.values()
+            if transition.step == "reject"
+        },
         **session.turned_away,
     }
     rejects = sorted((session.ended[job_id] for job_id in reasons_out), key=lambda job: job.arrival)
@@ -289,9 +294,9 @@ def _ask(
     measured: Mapping[str, float] | None = None,
 ) -> Schedule:
     started = time.perf_counter()
-    effects = session.decide(now_s)
+    transitions = session.decide(now_s)
     seconds = time.perf_counter() - started
-    found = schedule_of(session, effects, now_s, explain=question.explain, measured=measured)
+    found = schedule_of(session, transitions, now_s, explain=question.explain, measured=measured)
     ahead = sorted(future, key=lambda job: (job.submit_time, job.id))
     arriving = tuple(Verdict(job=job.id, reason=f"arrives at {job.submit_time:.10g} s") for job in ahead)
     return found.model_copy(
@@ -316,9 +321,13 @@ def _waits(job: JobState, why: Explanation, expected: Prediction | None, *, expl
 
 
 def _allocation(
-    session: Session, job: JobState, effect: Applied | None, why: Explanation, expected: Prediction | None
+    session: Session,
+    job: JobState,
+    transition: Transition | None,
+    why: Explanation,
+    expected: Prediction | None,
 ) -> Allocation:
-    step = effect.step if effect is not None else "keep"
+    step = transition.step if transition is not None else "keep"
     return Allocation.model_validate(
         {
             "job": job.id,

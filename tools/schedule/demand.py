@@ -7,7 +7,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 MOST_SAMPLES: Final = 1e18

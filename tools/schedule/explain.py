@@ -9,9 +9,9 @@ from pliant.schemas.schedule import Schedule
 from pliant.schemas.text.table import Column, text_table
 from pliant.schemas.text.times import when_text
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState, Phase
 
 Row = tuple[str, ...]
 COLUMNS: Final = (

@@ -24,17 +24,18 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.saved import (
     Basis,
-    KeptSession,
+    SavedSession,
     SessionFacts,
     facts_of,
     states_of,
     take_up,
 )
-from pliant.tools.schedule.session.session import Holding, Outcome, Session
-from pliant.tools.schedule.snapshot import JobState, Observation
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding, Outcome
 
 _HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
@@ -50,7 +51,7 @@ def session_from_events(
     now_s: float | None = None,
     seed: int = 0,
     source: str = "events",
-    kept: KeptSession | None = None,
+    kept: SavedSession | None = None,
 ) -> Session:
     """The session that the events tell of, up to ``now_s``, ready for its next decision.
 
@@ -76,7 +77,7 @@ class SessionFold:
     :param kept: where it begins, instead of the log's beginning.
     """
 
-    def __init__(self, session: Session, source: str, kept: KeptSession | None = None) -> None:
+    def __init__(self, session: Session, source: str, kept: SavedSession | None = None) -> None:
         self._session = session
         self._source = source
         self._together: list[Event] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 
 
 class Oracle(Protocol):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pliant.schemas.job import Elasticity
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Snapshot
+from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

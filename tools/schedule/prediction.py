@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.job import GpuTimeWork
-from pliant.tools.schedule.session.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Transition
 
 DECISIONS_AHEAD: Final = 1000
 """A predicted start is looked for this many decisions ahead and no further."""
@@ -89,12 +90,12 @@ def _starts(
             end_s = speeds.end_s(job)
             if end_s is not None and end_s <= time_s:
                 session.end(job.id, time_s)
-        effects = session.decide(time_s)
-        speeds.correct(effects)
-        for effect in effects:
-            if effect.step in ("start", "resume") and effect.job.id in waiting:
-                waiting.remove(effect.job.id)
-                starts[effect.job.id] = time_s
+        transitions = session.decide(time_s)
+        speeds.correct(transitions)
+        for transition in transitions:
+            if transition.step in ("start", "resume") and transition.job.id in waiting:
+                waiting.remove(transition.job.id)
+                starts[transition.job.id] = time_s
     return starts
 
 
@@ -134,11 +135,11 @@ class _Speeds:
     def _ratio(self, job: JobState) -> float:
         return self._ratios.get(job.id) or self._by_model.get(job.spec.model, 1.0)
 
-    def correct(self, effects: Iterable[Applied]) -> None:
+    def correct(self, transitions: Iterable[Transition]) -> None:
         """Take up changes of GPUs, after which the session has predicted speeds."""
-        for effect in effects:
-            if effect.job.gpus:
-                effect.job.samples_per_second *= self._ratio(effect.job)
+        for transition in transitions:
+            if transition.job.gpus:
+                transition.job.samples_per_second *= self._ratio(transition.job)
 
     def end_s(self, job: JobState) -> float | None:
         """When a job ends at its speed; without any speed that was measured, only GPU time is known."""

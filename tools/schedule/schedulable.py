@@ -15,7 +15,7 @@ from pliant.tools.schedule.speeds import Speeds
 from pliant.tools.schedule.submit_detail import submit_detail
 
 
-class Intake:
+class JobCheck:
     """Says what a policy on a cluster cannot take up, and why.
 
     :param policy: None: not known yet.

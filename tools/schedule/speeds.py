@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.throughput import Placement, Throughput, local_limit
-from pliant.tools.schedule.snapshot import JobState, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeState
 
 _Key = tuple[str, str, int | Placement, int, int | None]
 """Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pliant.schemas.formats.jobs import job_fields
 from pliant.tools.schedule.demand import demand_gpu_s
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 

@@ -15,7 +15,7 @@ from pliant.tools.replay.progress.epochs import EpochRules, Epochs
 from pliant.tools.replay.progress.goodput import Goodput, efficiency
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.replay.run import Inputs, Run, replay
-from pliant.tools.schedule.snapshot import Observation
+from pliant.tools.schedule.jobs import Observation
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Told, ends, play
 

@@ -22,9 +22,9 @@ from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.parquet import parquet_bytes
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import policy_names
-from pliant.tools.schedule.snapshot import JobState
 from tests.builders import cluster
 from tests.tools.replay.any_world import (
     EVENT_DRIVEN,

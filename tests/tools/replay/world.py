@@ -14,9 +14,10 @@ from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.submissions import Submissions
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import NodeGpus, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

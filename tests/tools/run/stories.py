@@ -25,9 +25,10 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.from_log import correct
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Transition
 from pliant.tools.schedule.submit_detail import submit_detail
 from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster
@@ -101,12 +102,12 @@ class Story:
 
         :param last: keep the schedule, which takes longer than the decision.
         """
-        effects = self.session.decide(self.now_s)
+        transitions = self.session.decide(self.now_s)
         self.events.append(decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
-        for effect in effects:
-            self.events.append(_effect_event(effect, self.now_s))
+        for transition in transitions:
+            self.events.append(_transition_event(transition, self.now_s))
         if last:
-            self.schedule = schedule_of(self.session, effects, self.now_s)
+            self.schedule = schedule_of(self.session, transitions, self.now_s)
 
     def write(self, state: Path) -> StateDir:
         """A state directory that this run has left."""
@@ -183,10 +184,10 @@ class Story:
         correct(job, event)
 
 
-def _effect_event(effect: Applied, now_s: float) -> Event:
-    job = effect.job
-    if effect.step == "reject":
-        return reject_event(job.id, now_s, effect.reason)
-    step = "move" if effect.step == "rebatch" else effect.step
+def _transition_event(transition: Transition, now_s: float) -> Event:
+    job = transition.job
+    if transition.step == "reject":
+        return reject_event(job.id, now_s, transition.reason)
+    step = "move" if transition.step == "rebatch" else transition.step
     detail = {"accum": 1, "lr_scale": 1.0, "reason": "the policy said so"}
     return Event(now_s, step, job.id, job.gpus, job.placement, job.global_batch, detail=detail)

@@ -6,7 +6,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.snapshot import NodeState
+from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.speeds import Speeds
 from tests.builders import job
 

@@ -13,10 +13,10 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
+from pliant.tools.schedule.jobs import Observation, Phase
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Observation, Phase
 from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster, job
 
@@ -146,7 +146,7 @@ def test_a_schedule_is_taken_up_where_it_stands():
     held = session_from_schedule(found, make_policy("fifo"), CurveThroughput())
     assert ({state.id: state.gpus for state in held.jobs.values()}) == {"a": 8, "b": 0}
     held.end("a", 10)
-    assert [(effect.job.id, effect.step) for effect in held.decide(10)] == [("b", "start")]
+    assert [(transition.job.id, transition.step) for transition in held.decide(10)] == [("b", "start")]
 
 
 def test_a_rejection_in_a_schedule_is_known():
@@ -195,9 +195,9 @@ class Live:
             self.log.append(Event(self.time, f"node_{kind}", detail={"node": name}))
 
     def decide(self) -> None:
-        for effect in self.held.decide(self.time):
-            state = effect.job
-            step = "move" if effect.step == "rebatch" else effect.step
+        for transition in self.held.decide(self.time):
+            state = transition.job
+            step = "move" if transition.step == "rebatch" else transition.step
             place, batch = state.placement, state.global_batch
             self.log.append(Event(self.time, step, state.id, state.gpus, place, batch))
 

@@ -7,10 +7,10 @@ import pytest
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measured import throughput_from
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState
 from tests.builders import cluster, job, session
 from tests.tools.schedule.test_decide import PROFILE
 

@@ -10,7 +10,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.snapshot import JobState, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.speeds import Speeds
 from tests.builders import job
 

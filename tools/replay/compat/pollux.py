@@ -16,8 +16,8 @@ from pliant.schemas.job import Batch, Gpus, Job
 from pliant.tools.profile.by_placement import PlacementTimes
 from pliant.tools.replay.progress.epochs import Cut, EpochRules, Epochs, epoch_of
 from pliant.tools.replay.progress.tables import Validation
+from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.snapshot import JobState, Observation
 
 ROW: Final = "row"
 """Label in which importers note the place of a job in its file."""

@@ -31,9 +31,10 @@ from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.schedule.session.idle_limit import Patience
-from pliant.tools.schedule.session.session import Applied, Session
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Observation
+from pliant.tools.schedule.jobs import JobState, NodeGpus, Observation
+from pliant.tools.schedule.session.idle_limit import IdleLimit
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Transition
 
 Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
@@ -119,7 +120,7 @@ class Engine:
         self._runs: dict[str, _Run] = {}
         self._now_s = 0.0
         self._asked_s = -math.inf
-        self._patience = Patience()
+        self._idle_limit = IdleLimit()
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
         self._ended_late = False
@@ -181,9 +182,9 @@ class Engine:
     def _is_given_up(self) -> bool:
         """Nobody will arrive or end, and the policy is not asked again or was asked often enough."""
         idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
-        self._patience.asked(idle=idle)
+        self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
-        return idle and (self._patience.is_over or not asked_again)
+        return idle and (self._idle_limit.is_reached or not asked_again)
 
     def _stands_still(self, now_s: float) -> bool:
         """No job has trained since the last look, none is about to, and nothing comes from outside."""
@@ -273,26 +274,26 @@ class Engine:
         self._asked_s = now_s
         self.counters.decisions += 1
         started = time.perf_counter()
-        effects = self.session.decide(now_s)
+        transitions = self.session.decide(now_s)
         self.counters.decision_seconds += time.perf_counter() - started
-        for effect in effects:
-            self._apply(effect, now_s)
+        for transition in transitions:
+            self._apply(transition, now_s)
 
-    def _apply(self, effect: Applied, now_s: float) -> None:
-        job, done = effect.job, effect.job.samples_done(now_s)
+    def _apply(self, transition: Transition, now_s: float) -> None:
+        job, done = transition.job, transition.job.samples_done(now_s)
         left = self._leave_gpus(job.id, now_s) if job.id in self._runs else None
-        if effect.step == "reject":
+        if transition.step == "reject":
             self.counters.rejected += 1
-            detail = compact_json({"reason": effect.reason})
+            detail = compact_json({"reason": transition.reason})
             self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
             self._tell_progress()
             return
-        name: EventName = "move" if effect.step == "rebatch" else effect.step
+        name: EventName = "move" if transition.step == "rebatch" else transition.step
         if not job.gpus:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
-        cost_s = self._cost_of(effect).of(job.spec.model)
-        if effect.step == "rebatch" and left is not None and self.simulated.free_rebatch:
+        cost_s = self._cost_of(transition).of(job.spec.model)
+        if transition.step == "rebatch" and left is not None and self.simulated.free_rebatch:
             cost_s = max(0.0, left.paid_s - now_s)
         row = self.log.add(
             now_s,
@@ -309,10 +310,10 @@ class Engine:
         run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, done)
         self._train(job, run, now_s, paid_s)
 
-    def _cost_of(self, effect: Applied) -> Cost:
-        if effect.job.id not in self._trained:
+    def _cost_of(self, transition: Transition) -> Cost:
+        if transition.job.id not in self._trained:
             return self._start_cost
-        return self._resume_cost if effect.step == "resume" else self._rescale_cost
+        return self._resume_cost if transition.step == "resume" else self._rescale_cost
 
     def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
         """A job's present allocation ends; if it was still being paid for, only that much was paid."""

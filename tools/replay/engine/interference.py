@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus
 
 
 class Interference:

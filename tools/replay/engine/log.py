@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
 from pliant.schemas.formats.jsonlines import header
-from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus
 
 Detail = str | Callable[[], str]
 """A detail as JSON text, or what makes that text when it is asked for."""

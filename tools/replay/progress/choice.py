@@ -22,9 +22,9 @@ from pliant.tools.replay.progress.epochs import Epochs
 from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples, Segment
 from pliant.tools.replay.progress.tables import Validation
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.snapshot import JobState
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 _SHOWN: Final = 5

@@ -12,7 +12,7 @@ from pliant.schemas.job import EpochWork
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
-from pliant.tools.schedule.snapshot import JobState, Observation
+from pliant.tools.schedule.jobs import JobState, Observation
 
 TARGET: Final = "target_metric"
 """Label of a job that ends at the first epoch whose metric reaches its value."""

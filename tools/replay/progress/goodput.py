@@ -8,7 +8,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 
 
 class Goodput:

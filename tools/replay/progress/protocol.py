@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from pliant.tools.schedule.snapshot import JobState, Observation, Trajectory
+from pliant.tools.schedule.jobs import JobState, Observation, Trajectory
 
 
 class EndingTrajectory(Trajectory, Protocol):

@@ -39,10 +39,11 @@ from pliant.tools.run.statedir.requests import Spool, unheard
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.from_log import correct, tell_slot, tell_wait
-from pliant.tools.schedule.schedulable import Intake
-from pliant.tools.schedule.session.idle_limit import Patience, why_left
-from pliant.tools.schedule.session.session import Applied, Holding, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.schedulable import JobCheck
+from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding, Transition
 from pliant.tools.schedule.submit_detail import submit_detail
 
 
@@ -78,7 +79,7 @@ class LiveRun:
         self._follow = parts.follow
         self._future = sorted(future, key=lambda job: (job.submit_time, job.id), reverse=True)
         self._spool = Spool(self.state.dirs)
-        self._intake = Intake(self.session.cluster, self.session.speeds, self.session.policy)
+        self._job_check = JobCheck(self.session.cluster, self.session.speeds, self.session.policy)
         self._faults = Faults(self.state.dirs.path, self._give_up)
         self._policy_faults = PolicyFaults(self.session.policy.name)
         self._given_up: dict[str, str] = {}
@@ -88,7 +89,7 @@ class LiveRun:
         self._asked_s = parts.schedule.time
         self._looked_s = 0.0
         self._ask = False
-        self._patience = Patience()
+        self._idle_limit = IdleLimit()
         self._drained: str | None = None
 
     @property
@@ -122,7 +123,7 @@ class LiveRun:
         submitted = [self._submit_event(job, now) for job in sorted(known, key=lambda job: job.arrival)]
         self.session.turned_away.clear()  # the schedule's own verdicts say so
         self._change(shares_of(found), now, [decision, *submitted, *rejected])
-        self._patience.asked(idle=self._idle)
+        self._idle_limit.count(idle=self._idle)
 
     def carry_on(self) -> None:
         """Take over what an earlier process left: the log says who holds what, the executor adopted it."""
@@ -149,7 +150,7 @@ class LiveRun:
         happened |= self._end_given_up()
         if happened or self._now() >= self._ask_at():
             self._decide()
-            self._patience.asked(idle=self._idle)
+            self._idle_limit.count(idle=self._idle)
         self._check_hope()
 
     def drain(self, reason: str) -> None:
@@ -216,7 +217,7 @@ class LiveRun:
         """A job arrives now; one that cannot be served is out at once, with the reason."""
         now = self.clock()
         with self._faults.of(job.id):
-            state, reason = self.session.take_up(job, self._now()), self._intake.refusal(job)
+            state, reason = self.session.take_up(job, self._now()), self._job_check.refusal(job)
             if state is not None and reason is None:
                 return [self._submit_event(state, now)]
             if state is not None:
@@ -317,9 +318,9 @@ class LiveRun:
         began, now = time.perf_counter(), self.clock()
         self._asked_s = now - self._origin_s
         try:
-            effects = self.session.decide(self._asked_s)
+            transitions = self.session.decide(self._asked_s)
             seconds = time.perf_counter() - began
-            found = self._schedule_of(effects, self._asked_s)
+            found = self._schedule_of(transitions, self._asked_s)
             given = shares_of(found)
         except Exception as error:
             if not self._follow:
@@ -328,19 +329,19 @@ class LiveRun:
             return
         self._policy_faults.answered()
         decision = decision_event(now, self._origin_s, self.session.policy.name, seconds)
-        rejected = [reject_event(e.job.id, now, e.reason) for e in effects if e.step == "reject"]
-        changed = {effect.job.id for effect in effects}
+        rejected = [reject_event(e.job.id, now, e.reason) for e in transitions if e.step == "reject"]
+        changed = {transition.job.id for transition in transitions}
         kept = {job_id: share for job_id, share in self._shares.items() if job_id not in changed}
         given = {job_id: share for job_id, share in given.items() if job_id in changed}
         self._keep(found, seconds)
         self._change({**kept, **given}, now, [decision, *rejected])
 
-    def _schedule_of(self, effects: Iterable[Applied], time_s: float) -> Schedule:
+    def _schedule_of(self, transitions: Iterable[Transition], time_s: float) -> Schedule:
         """The session as a schedule; what the policy cannot say of it is left out."""
         left_out = "the schedule does without what it would have said"
         return schedule_of(
             self.session,
-            effects,
+            transitions,
             time_s,
             forgive=lambda error: self._policy_faults.of(error, left_out),
         )
@@ -385,7 +386,7 @@ class LiveRun:
         )
 
     def _check_hope(self) -> None:
-        if self._idle and (self._patience.is_over or self._ask_at() == float("inf")):
+        if self._idle and (self._idle_limit.is_reached or self._ask_at() == float("inf")):
             left = sorted(self.session.jobs.values(), key=lambda job: job.arrival)
             name = self.session.policy.name
             raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))

@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool, unheard
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.schedulable import Intake
+from pliant.tools.schedule.schedulable import JobCheck
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.submit_detail import submit_detail
 
@@ -52,7 +52,7 @@ class Once:
         self._schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)
         self._speeds = session.speeds
-        self._intake = Intake(session.cluster, session.speeds, session.policy)
+        self._job_check = JobCheck(session.cluster, session.speeds, session.policy)
         self._faults = Faults(state.dirs.path, self._give_up)
         self._given_up: dict[str, str] = {}
         self._clock = clock
@@ -151,7 +151,7 @@ class Once:
         """A job arrives; one that cannot be served is out at once. ``job``: with its submit_time in UTC."""
         time_s = min(now, job.submit_time)
         with self._faults.of(job.id):
-            reason = self._intake.refusal(job)
+            reason = self._job_check.refusal(job)
             if reason is None:
                 return [submit_event(job, time_s, submit_detail(job_state(job, self._speeds), self._speeds))]
             self._give_up(job.id, reason)

@@ -9,7 +9,8 @@ from typing import Final
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.tools.run.service.steps import Share
 from pliant.tools.schedule.policy_error import PolicyError, in_words
-from pliant.tools.schedule.session.session import Holding, Session
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
 
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)
 _log = logging.getLogger("pliant")

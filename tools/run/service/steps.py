@@ -12,7 +12,7 @@ from typing import Literal
 
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.slots import Slot, alike, filled, kept
-from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,16 +98,16 @@ def _with_folder(dirs: StateDir) -> set[str]:
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
     """Refuse what the run of the directory could not take up."""
     from pliant.tools.schedule.decide import throughput_for
+    from pliant.tools.schedule.jobs import node_states
     from pliant.tools.schedule.registry import make_policy
-    from pliant.tools.schedule.schedulable import Intake
-    from pliant.tools.schedule.snapshot import node_states
+    from pliant.tools.schedule.schedulable import JobCheck
     from pliant.tools.schedule.speeds import Speeds
 
     cluster = read_cluster(dirs.cluster)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
     use = read_schedule(dirs.schedule).policy if dirs.schedule.exists() else None
     policy = None if use is None else make_policy(use.name, use.parameters)
-    Intake(cluster, Speeds(throughput_for(profile, cluster), node_states(cluster)), policy).check(
+    JobCheck(cluster, Speeds(throughput_for(profile, cluster), node_states(cluster)), policy).check(
         jobs, source
     )
 

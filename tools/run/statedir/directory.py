@@ -25,7 +25,7 @@ from pliant.tools.run.statedir.log.refine import with_progress
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import PRIVATE, check_job, make_own
-from pliant.tools.schedule.session.saved import Basis, KeptSession
+from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 Sink = Callable[[Sequence[Event]], None]
 _GLANCE_S: Final = 0.25
@@ -184,7 +184,7 @@ class State:
             if sink in self._sinks:
                 self._tell(sink, events)
 
-    def history(self, basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+    def history(self, basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
         """What the session of this log is rebuilt from."""
         return self._view.history(basis)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pliant.tools.schedule.snapshot import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,7 +17,7 @@ from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import check_seen
 from pliant.tools.run.statedir.requests import Request, Spool
 from pliant.tools.schedule.decide import History
-from pliant.tools.schedule.session.saved import Basis, KeptSession
+from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Glance:
         :param asked: what the next run will add to the log before it does anything else.
         """
 
-        def since(basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+        def since(basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
             kept, events = self.view.history(basis, now_s)
             return kept, (*events, *asked)
 

@@ -13,8 +13,8 @@ from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.watch.status import Status, measured_ends
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.prediction import Prediction
-from pliant.tools.schedule.snapshot import NodeGpus
 
 CHANGING: Final = {
     "start": "starting",

@@ -24,7 +24,7 @@ from pliant.tools.run.statedir.private import check_seen
 from pliant.tools.run.statedir.requests import Request, Spool, requested
 from pliant.tools.schedule.decide import History, Question, session_from_history, turn_away_unfit
 from pliant.tools.schedule.prediction import Prediction, predictions
-from pliant.tools.schedule.session.saved import Basis, KeptSession
+from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
 """A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
@@ -151,7 +151,7 @@ def _asked(
     log, asked = view.log, requested(requests, view.log, now_s)
     more = [*reported(dirs, log, now_s), *asked]
 
-    def since(basis: Basis) -> tuple[KeptSession | None, Iterable[Event]]:
+    def since(basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
         kept, events = view.history(basis, now_s)
         return kept, (*events, *more)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import GpuBudget, Grant
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 
 @dataclass(slots=True)

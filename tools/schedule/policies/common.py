@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
 Sizes = Callable[[JobState], Iterable[int]]

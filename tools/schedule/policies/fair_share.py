@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     Grant,
     decision_from_grants,
@@ -16,7 +17,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import Reservation, reserve
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Snapshot
+from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.snapshot import Snapshot
 
 
 class Room:

@@ -8,11 +8,12 @@ from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, decision_from_grants, why_impossible
 from pliant.tools.schedule.policies.free_gpus import Room
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_impossible, requested_service_s, serve_in_order
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Seat the jobs of a decision: from sizes, types and wishes to exact nodes, all jobs of it at once."""
+"""Which GPUs the jobs of a decision get: from sizes, types and wishes to exact nodes, all jobs at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from pliant.tools.schedule.free_gpus import FreeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.session.placement import FreeGpus
 from pliant.tools.schedule.session.withheld import Withheld
-from pliant.tools.schedule.snapshot import JobState, NodeGpus
 from pliant.tools.schedule.speeds import Speeds
 
 Wish = tuple[JobState, Target]
@@ -17,7 +17,7 @@ _NO_PLACE: Final[NodeGpus] = ()
 
 
 class PlacementTakenError(Exception):
-    """A placement that a policy named is not free, even after everybody moved who does."""
+    """A placement that a policy named is not free, even after every job that moves has moved."""
 
     def __init__(self, job_id: str, placement: NodeGpus) -> None:
         super().__init__(job_id)
@@ -28,10 +28,10 @@ class PlacementTakenError(Exception):
 def differs(job: JobState, target: Target) -> bool:
     """Whether a target asks for anything that the job does not have already."""
     batch = target.global_batch
-    return needs_seat(job, target) or (bool(target.gpus) and batch not in (None, job.global_batch))
+    return changes_gpus(job, target) or (bool(target.gpus) and batch not in (None, job.global_batch))
 
 
-def needs_seat(job: JobState, target: Target) -> bool:
+def changes_gpus(job: JobState, target: Target) -> bool:
     """Whether a target asks for other GPUs than the job holds."""
     return (
         target.gpus != job.gpus
@@ -40,13 +40,13 @@ def needs_seat(job: JobState, target: Target) -> bool:
     )
 
 
-def seat(
+def assign(
     wishes: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld | None = None
 ) -> dict[str, NodeGpus]:
-    """Places of all jobs that can be seated, taken from ``free``; every other job keeps what it holds.
+    """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
-    On one GPU type everybody can be seated who may get what it wishes for. On several, the GPUs left of each
-    may be too few for a job whose policy named no type: it then keeps its place, or goes on waiting.
+    On one GPU type every job that may get what it wishes for can have a place. On several, the GPUs left of
+    each may be too few for a job whose policy named no type: it then keeps its place, or goes on waiting.
 
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
@@ -68,7 +68,7 @@ def seat(
 def _attempt(
     moving: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld
 ) -> tuple[dict[str, NodeGpus], str | None]:
-    """Seat everybody, or nobody and say who found no place."""
+    """Assign GPUs to all jobs, or to none and say which job found no place."""
     for job, _ in moving.values():
         free.give(job.placement)
     places: dict[str, NodeGpus] = {}

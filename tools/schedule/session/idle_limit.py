@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from pliant.tools.schedule.snapshot import JobState, Phase
+from pliant.tools.schedule.jobs import JobState, Phase
 
 IDLE_ROUNDS: Final = 1000
 """While nothing runs and nothing can arrive, a policy that is asked in rounds is asked so many times more."""
 
 
-class Patience:
+class IdleLimit:
     """Counts the decisions in a row that left nothing running and nothing to come."""
 
     def __init__(self) -> None:
         self._idle = 0
 
-    def asked(self, *, idle: bool) -> None:
+    def count(self, *, idle: bool) -> None:
         """A decision was made; ``idle``: nothing runs after it and nothing can arrive."""
         self._idle = self._idle + 1 if idle else 0
 
     @property
-    def is_over(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the first such decision had :data:`IDLE_ROUNDS` more after it."""
         return self._idle > IDLE_ROUNDS
 

@@ -1,6 +1,6 @@
 """The random numbers of a session, made when the first one is drawn.
 
-Importing NumPy takes longer than a decision of most policies, and most of them draw no lots.
+Importing NumPy takes longer than a decision of most policies, and most of them draw none.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def lots(seed: int) -> np.random.Generator:
+def lazy_rng(seed: int) -> np.random.Generator:
     """What ``np.random.default_rng(seed)`` is, from the first use on."""
-    return cast("np.random.Generator", _Lots(seed))
+    return cast("np.random.Generator", _LazyRng(seed))
 
 
-class _Lots:
+class _LazyRng:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._made: np.random.Generator | None = None

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.policy_error import PolicyError
-from pliant.tools.schedule.snapshot import JobState, NodeState
 
 
 class RuleBook:

@@ -18,10 +18,11 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
+from pliant.tools.schedule.free_gpus import FreeGpus
+from pliant.tools.schedule.jobs import JobState, NodeState, Observation, Phase, node_states
 from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
-from pliant.tools.schedule.session.placement import FreeGpus
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Change, JobState, NodeState, Observation, Phase, node_states
+from pliant.tools.schedule.snapshot import Change
 
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes of a job's state that are its own from the beginning."""
@@ -98,7 +99,7 @@ class SessionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSession:
+class SavedSession:
     """Facts, and the states of the jobs that they name."""
 
     facts: SessionFacts
@@ -114,10 +115,10 @@ class KeptSession:
 
     def state_of(self, job_id: str, raw: bytes) -> JobState:
         """The state of a job."""
-        return _KeptState(job_id, from_json(raw), self.spec_of)
+        return _SavedState(job_id, from_json(raw), self.spec_of)
 
 
-class _KeptState(JobState):
+class _SavedState(JobState):
     """The state of a job whose specification is looked up when somebody asks for it."""
 
     __slots__ = ("_spec", "_spec_of")
@@ -174,7 +175,7 @@ def states_of(session: Session) -> dict[str, bytes]:
     return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
 
 
-def take_up(session: Session, kept: KeptSession) -> list[Event]:
+def take_up(session: Session, kept: SavedSession) -> list[Event]:
     """Bring a session without jobs to where another one was; returns the events that it is yet to be told."""
     facts = kept.facts
     for name, values in facts.nodes.items():

@@ -17,31 +17,22 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.free_gpus import FreeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blame
-from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, differs, needs_seat, seat
-from pliant.tools.schedule.session.lazy_rng import lots
-from pliant.tools.schedule.session.placement import FreeGpus
+from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
+from pliant.tools.schedule.session.lazy_rng import lazy_rng
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.session.transitions import Applied, Holding, Outcome, Step, hold, step_of
+from pliant.tools.schedule.session.transitions import Holding, Outcome, Transition, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
-from pliant.tools.schedule.snapshot import (
-    Change,
-    ChangeKind,
-    JobState,
-    NodeGpus,
-    NodeState,
-    Snapshot,
-    node_states,
-)
+from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pliant.tools.schedule.oracle import Oracle
-
-__all__ = ["Applied", "Holding", "Outcome", "PolicyError", "Session", "Step"]
 
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
@@ -87,7 +78,7 @@ class Session:
         self.up_gpus = sum(node.gpus for node in self.nodes)
         """GPUs of the nodes that are up."""
         self.seed = seed
-        self._rng = lots(seed) if rng is None else rng
+        self._rng = lazy_rng(seed) if rng is None else rng
         self._rules = RuleBook(policy, self.nodes)
         self._index = {node.name: node.index for node in self.nodes}
         self.noted_until_s = 0.0
@@ -209,7 +200,7 @@ class Session:
             self.free.give(((node.name, 1),))
         self._note("capacity", time_s, node=node, gpus=1)
 
-    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Applied]:
+    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
         """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
 
         All of them change at once, so jobs may take over each other's GPUs. Returns what changed.
@@ -221,22 +212,22 @@ class Session:
         jobs = [(self.jobs[holding.job_id], holding) for holding in holdings]
         for job, _ in jobs:
             self.free.give(job.placement)
-        effects = [self._adopt(job, holding, time_s) for job, holding in jobs]
-        return [effect for effect in effects if effect is not None]
+        transitions = [self._adopt(job, holding, time_s) for job, holding in jobs]
+        return [transition for transition in transitions if transition is not None]
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
         """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 
-    def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Applied | None:
+    def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Transition | None:
         for name, count in holding.placement:
             if name not in self._index or self.free.free_on(name) < count:
                 raise ValueError(
                     f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
                 )
         self.free.take(holding.placement)
-        return self._take_effect(job, holding.placement, holding.global_batch or job.global_batch, time_s)
+        return self._change(job, holding.placement, holding.global_batch or job.global_batch, time_s)
 
     # What the session asks and tells.
 
@@ -254,8 +245,8 @@ class Session:
             self.oracle,
         )
 
-    def decide(self, time_s: float) -> list[Applied]:
-        """Ask the policy, check its answer, place it; returns the effects, GPUs freed before GPUs taken.
+    def decide(self, time_s: float) -> list[Transition]:
+        """Ask the policy, check its answer, place it; returns the transitions, GPUs freed before GPUs taken.
 
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
@@ -365,41 +356,41 @@ class Session:
         self._note(kind, time_s, job=state)
         return state
 
-    def _apply(self, decision: Decision, time_s: float) -> list[Applied]:
-        effects = []
+    def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
+        transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
-            effects.append(Applied(self._leave(job_id, time_s, "rejected"), "reject", before, reason))
+            transitions.append(Transition(self._leave(job_id, time_s, "rejected"), "reject", before, reason))
         wishes = {
             job_id: (self.jobs[job_id], target)
             for job_id, target in decision.targets.items()
             if differs(self.jobs[job_id], target)
         }
         try:
-            places = self._seat(wishes)
+            places = self._assign(wishes)
         except PolicyError:  # the rejected jobs have left
             self.turned_away.update(decision.rejected)
             raise
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
-            if place is None and needs_seat(job, target):
+            if place is None and changes_gpus(job, target):
                 if not job.gpus and self.withheld.next_s < math.inf:
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
-            effect = self._take_effect(job, job.placement if place is None else place, batch, time_s)
-            effects.extend([effect] if effect else [])
-        return sorted(effects, key=lambda effect: _FREES_FIRST.get(effect.step, 5))
+            transition = self._change(job, job.placement if place is None else place, batch, time_s)
+            transitions.extend([transition] if transition else [])
+        return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
-    def _seat(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
-        movers = {job_id: wish for job_id, wish in wishes.items() if needs_seat(*wish)}
+    def _assign(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
+        movers = {job_id: wish for job_id, wish in wishes.items() if changes_gpus(*wish)}
         try:
-            return seat(movers, self.free, self.speeds, self.withheld)
+            return assign(movers, self.free, self.speeds, self.withheld)
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
-    def _take_effect(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Applied | None:
+    def _change(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition | None:
         before = job.placement
         if place == before and (not place or batch == job.global_batch):
             return None
@@ -415,4 +406,4 @@ class Session:
             job.preemptions += 1
         elif step not in ("start", "resume"):
             job.rescales += 1
-        return Applied(job, step, before)
+        return Transition(job, step, before)

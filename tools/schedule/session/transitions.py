@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Phase, gpus_of
+from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase, gpus_of
 
 Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
 Outcome = Literal["finished", "cancelled", "failed"]
 
 
-class Applied(NamedTuple):
+class Transition(NamedTuple):
     """One effect of a decision on one job; the job's state already shows it.
 
     ``rebatch`` changes only the global batch. ``before`` is the placement held until now.

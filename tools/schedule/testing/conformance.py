@@ -20,11 +20,20 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.session import Holding, Session
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
 from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
-from pliant.tools.schedule.testing.harness import Audited, cluster, elastic, job, node, require, some_jobs
+from pliant.tools.schedule.testing.harness import (
+    CheckedSession,
+    cluster,
+    elastic,
+    job,
+    node,
+    require,
+    some_jobs,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,9 +63,9 @@ def _jobs(make: Factory, count: int) -> list[Job]:
     return [each for each in jobs if each.work is not None] if "demand" in make().needs else jobs
 
 
-def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[Audited, bytes]:
+def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[CheckedSession, bytes]:
     """Submit each job at its time, let everything run out; returns every allocation of every moment."""
-    held, told = Audited(make(), nodes, seed), []
+    held, told = CheckedSession(make(), nodes, seed), []
     waiting = sorted(jobs, key=lambda each: (each.submit_time, each.id), reverse=True)
     for _ in range(_STEPS_TO_DRAIN):
         while waiting and waiting[-1].submit_time <= held.time_s:
@@ -71,14 +80,14 @@ def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) ->
     return held, json.dumps(told).encode()
 
 
-def _next_end(held: Audited) -> float:
+def _next_end(held: CheckedSession) -> float:
     ends = (state.finish_time_s() for state in held.jobs.values())
     return min((end for end in ends if end is not None), default=float("inf"))
 
 
 def check_empty_queue(make: Factory) -> None:
     """No jobs: nothing to decide, at once and again."""
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     held.decide()
     held.time_s = 60.0
     held.decide()
@@ -87,7 +96,7 @@ def check_empty_queue(make: Factory) -> None:
 def check_empty_cluster(make: Factory) -> None:
     """No GPU anywhere: everybody waits or is turned away, nothing breaks."""
     for nodes in (cluster(), cluster(node(0, 2))):
-        held = Audited(make(), nodes)
+        held = CheckedSession(make(), nodes)
         held.submit([elastic("a"), job("b", work={"samples": 100.0})])
         held.decide()
         require(
@@ -97,11 +106,11 @@ def check_empty_cluster(make: Factory) -> None:
 
 def check_one_giant_job(make: Factory) -> None:
     """A job that needs every GPU gets them when it is alone; one that needs more never holds any."""
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     held.submit([job("whole", gpus=8)])
     held.decide()
     require(held.jobs["whole"].gpus == 8, "a job that fits the empty cluster exactly did not start")
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     held.submit([job("giant", gpus=9), job("small", gpus=1)])
     held.decide()
     giant = held.jobs.get("giant")
@@ -110,7 +119,7 @@ def check_one_giant_job(make: Factory) -> None:
 
 def check_gangs_are_whole(make: Factory) -> None:
     """Two gangs of eight on eight GPUs: one runs, one waits."""
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     held.submit([job("a", gpus=8), job("b", gpus=8)])
     held.decide()
     running = [state.gpus for state in held.jobs.values() if state.gpus]
@@ -119,7 +128,7 @@ def check_gangs_are_whole(make: Factory) -> None:
 
 def check_limits_are_kept(make: Factory) -> None:
     """Minimum or nothing, and never more than the maximum: held against every job of a crowded cluster."""
-    held = Audited(make(), cluster(node(4, 3)))
+    held = CheckedSession(make(), cluster(node(4, 3)))
     held.submit([elastic(f"j{i}", gpus=3, low=1 + i % 3, high=3 + i % 4) for i in range(9)])
     held.decide()
     require(any(state.gpus for state in held.jobs.values()), "twelve free GPUs and nobody got any")
@@ -137,7 +146,7 @@ def check_input_order_is_irrelevant(make: Factory) -> None:
     jobs = [each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 30)]
     answers = []
     for order in (jobs, jobs[::-1]):
-        held = Audited(make(), cluster(node(4, 4)))
+        held = CheckedSession(make(), cluster(node(4, 4)))
         held.submit(order)
         held.decide()
         answers.append({state.id: state.placement for state in held.jobs.values()})
@@ -170,7 +179,7 @@ def check_state_survives(make: Factory) -> None:
 
 def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[str, object]:
     """Decide at every arrival; from ``stop`` on with the policy kept, its state carried, or rebuilt."""
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     history: list[Callable[[Session], object]] = []
     for position, each in enumerate(jobs):
         if position == stop and how != "kept":
@@ -202,7 +211,7 @@ def _arrival(each: Job, time_s: float) -> Callable[[Session], object]:
     return lambda session: session.submit(each, time_s)
 
 
-def _holdings(held: Audited) -> Callable[[Session], object]:
+def _holdings(held: CheckedSession) -> Callable[[Session], object]:
     time_s = held.time_s
     holdings = [Holding(state.id, state.placement, state.global_batch) for state in held.jobs.values()]
     return lambda session: session.adopt(holdings, time_s)
@@ -213,9 +222,9 @@ def _turned_away(job_id: str, time_s: float) -> Callable[[Session], object]:
 
 
 def _reopened(
-    make: Factory, held: Audited, history: Iterable[Callable[[Session], object]], how: str
-) -> Audited:
-    again = Audited(make(), held.session.cluster)
+    make: Factory, held: CheckedSession, history: Iterable[Callable[[Session], object]], how: str
+) -> CheckedSession:
+    again = CheckedSession(make(), held.session.cluster)
     again.time_s = held.time_s
     for happen in history:
         happen(again.session)
@@ -227,7 +236,7 @@ def _reopened(
 
 def check_a_vanishing_node(make: Factory) -> None:
     """A node goes down with its jobs and comes back: nobody sits on it meanwhile, work goes on, all end."""
-    held = Audited(make(), cluster(node(4, 3)))
+    held = CheckedSession(make(), cluster(node(4, 3)))
     held.submit([each for each in _jobs(make, 12) if each.work is not None])
     held.decide()
     name = held.session.nodes[1].name
@@ -256,7 +265,7 @@ def check_mixed_types(make: Factory) -> None:
 
 def check_ten_thousand_jobs(make: Factory) -> None:
     """A queue of 10,000 jobs is one decision like any other."""
-    held = Audited(make(), cluster(node(8, 64)))
+    held = CheckedSession(make(), cluster(node(8, 64)))
     held.submit([each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 10_000)])
     held.decide()
     require(
@@ -274,7 +283,7 @@ def check_parameters(make: Factory) -> None:
 
 def check_explanations(make: Factory) -> None:
     """Every active job can be asked why; the answer is one line and changes nothing."""
-    held = Audited(make(), cluster(node(4, 2)))
+    held = CheckedSession(make(), cluster(node(4, 2)))
     held.submit([each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 20)])
     held.decide()
     before = {state.id: state.placement for state in held.jobs.values()}
@@ -290,7 +299,7 @@ def check_explanations(make: Factory) -> None:
 
 def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster | None = None) -> None:
     """Any sequence of events, each followed by a decision, keeps every rule."""
-    held = Audited(make(), nodes or cluster(node(4, 2), node(2)))
+    held = CheckedSession(make(), nodes or cluster(node(4, 2), node(2)))
     pool = _jobs(make, 200)
     for op in ops:
         held.time_s += op.seconds
@@ -298,7 +307,7 @@ def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster | None = None) ->
         held.decide()
 
 
-def _happen(held: Audited, op: Op, pool: list[Job]) -> None:
+def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
     active = sorted(held.jobs)
     session = held.session
     name = session.nodes[op.index % len(session.nodes)].name

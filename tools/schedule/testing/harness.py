@@ -9,10 +9,10 @@ from typing import Any, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState
 
 _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.0, 8: 1.0}}
 
@@ -69,7 +69,7 @@ def some_jobs(count: int) -> list[Job]:
     return found
 
 
-class Audited:
+class CheckedSession:
     """A session whose every decision is looked at from outside: only what jobs and nodes say counts."""
 
     def __init__(self, policy: Policy, nodes: Cluster, seed: int = 0) -> None:

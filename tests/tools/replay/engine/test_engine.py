@@ -8,11 +8,11 @@ from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.unfinished import unfinished
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
 from pliant.tools.schedule.session.idle_limit import IDLE_ROUNDS
-from pliant.tools.schedule.snapshot import JobState
 from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Told, ends, play, story
 

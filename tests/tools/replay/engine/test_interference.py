@@ -15,8 +15,9 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.snapshot import NodeGpus, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
 from tests.tools.replay.world import Seats, ends, play
 

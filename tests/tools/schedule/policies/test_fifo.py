@@ -74,9 +74,12 @@ def test_a_cancelled_job_frees_the_way():
 
 def test_a_job_larger_than_every_type_is_turned_away_and_blocks_nobody():
     held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=6), job("b", at=1, gpus=4))
-    effects = held.decide(1)
-    assert [(effect.job.id, effect.step) for effect in effects] == [("a", "reject"), ("b", "start")]
-    assert effects[0].reason == "needs 6 GPUs of one type, the cluster has 4"
+    transitions = held.decide(1)
+    assert [(transition.job.id, transition.step) for transition in transitions] == [
+        ("a", "reject"),
+        ("b", "start"),
+    ]
+    assert transitions[0].reason == "needs 6 GPUs of one type, the cluster has 4"
 
 
 def test_a_batch_too_small_for_the_gang_is_turned_away():
@@ -179,8 +182,8 @@ def test_skip_starts_whoever_fits():
 
 def test_an_elastic_job_that_requests_too_much_hears_what_the_policy_gives():
     held = opened(mixed_cluster(one=(4,), two=(4,)), job("a", gpus=6, low=2))
-    effects = held.decide(0)
-    assert [(effect.step, effect.reason) for effect in effects] == [
+    transitions = held.decide(0)
+    assert [(transition.step, transition.reason) for transition in transitions] == [
         (
             "reject",
             "needs 6 GPUs of one type, the cluster has 4; this policy gives the requested 6 GPUs",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.optimus import Optimus
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 SPEEDS = curves(good={1: 1, 2: 2, 3: 3, 4: 4}, poor={1: 1, 2: 1.25, 3: 1.25, 4: 1.25})

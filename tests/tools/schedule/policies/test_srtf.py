@@ -92,7 +92,7 @@ def test_on_two_types_a_running_job_moves_only_when_it_is_pushed_out():
 
 def test_a_job_that_can_never_run_is_turned_away():
     held = opened(Srtf(), cluster(4), job("a", gpus=5))
-    assert [effect.step for effect in held.decide(0)] == ["reject"]
+    assert [transition.step for transition in held.decide(0)] == ["reject"]
 
 
 def test_sjf_never_preempts():

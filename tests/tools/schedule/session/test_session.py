@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.jobs import Phase
 from pliant.tools.schedule.policy import Decision, Policy, Target
-from pliant.tools.schedule.session.session import Holding, PolicyError, Session
-from pliant.tools.schedule.snapshot import Phase, Snapshot
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
+from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 
@@ -35,11 +38,11 @@ def steps(held: Session, time: float, **targets: Target | int) -> list[tuple[str
     policy = held.policy
     assert isinstance(policy, Says)
     policy.say(**targets)
-    return [(effect.job.id, effect.step) for effect in held.decide(time)]
+    return [(transition.job.id, transition.step) for transition in held.decide(time)]
 
 
 def adopt(held: Session, time: float, *holdings: Holding) -> list[str]:
-    return [effect.step for effect in held.adopt(holdings, time)]
+    return [transition.step for transition in held.adopt(holdings, time)]
 
 
 def opened(nodes, *jobs, throughput=None) -> Session:
@@ -206,12 +209,12 @@ def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
     steps(held, 0, a=4)
     assert isinstance(held.policy, Says)
     held.policy.next = Decision({"b": Target(4)}, {"a": "too slow"})
-    effects = held.decide(10)
-    assert [(e.job.id, e.step, e.reason) for e in effects] == [
+    transitions = held.decide(10)
+    assert [(e.job.id, e.step, e.reason) for e in transitions] == [
         ("a", "reject", "too slow"),
         ("b", "start", ""),
     ]
-    assert effects[0].before == (("n0", 4),)
+    assert transitions[0].before == (("n0", 4),)
     assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
 
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.log.events import interruption_event
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
-from pliant.tools.schedule.snapshot import NodeGpus
 
 _HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _FREES: Final = frozenset({"requeue", "finish", "fail", "cancel", "reject"})

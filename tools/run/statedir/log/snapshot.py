@@ -31,11 +31,12 @@ from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.private import PRIVATE
 from pliant.tools.schedule.from_log import SessionFold
+from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
-from pliant.tools.schedule.session.saved import Basis, KeptSession, SessionFacts
+from pliant.tools.schedule.session.saved import Basis, SavedSession, SessionFacts
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import Withheld
-from pliant.tools.schedule.snapshot import Change, JobState, NodeState
+from pliant.tools.schedule.snapshot import Change
 
 SCHEMA: Final = "pliant.snapshot/1"
 MEANING: Final = 2
@@ -52,7 +53,7 @@ class Snapshot:
 
     place: Place
     log: RunLog
-    session: KeptSession | None
+    session: SavedSession | None
     """None: there was no cluster to rebuild one under."""
     size: int
     """Bytes of the file."""
@@ -101,7 +102,7 @@ def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int)
     if values["session"] is not None:
         facts = SessionFacts.from_json(values["session"])
         states = dict(zip([*facts.active, *facts.ended], lines[len(ids) :], strict=False))
-        kept = KeptSession(facts, states, lambda job_id: spec_on_clock(log, job_id, facts.origin_s))
+        kept = SavedSession(facts, states, lambda job_id: spec_on_clock(log, job_id, facts.origin_s))
     return Snapshot(Place(**values["place"]), log, kept, size)
 
 
@@ -138,7 +139,7 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -
 
 
 def _session(
-    rebuilding: Rebuilding, kept: KeptSession | None, events: Iterable[Event], dirs: StateDir
+    rebuilding: Rebuilding, kept: SavedSession | None, events: Iterable[Event], dirs: StateDir
 ) -> tuple[SessionFacts, Mapping[str, bytes]] | None:
     fold = SessionFold(rebuilding.session(), str(dirs.events), kept)
     try:

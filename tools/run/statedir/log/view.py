@@ -13,7 +13,7 @@ from pliant.schemas.formats.files import read_failure
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Snapshot, clocked, read_snapshot
-from pliant.tools.schedule.session.saved import Basis, KeptSession
+from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 _log = logging.getLogger("pliant")
 
@@ -66,7 +66,9 @@ class LogView:
         found = self._snapshot
         return (0, 0) if found is None else (found.place.bytes, found.size)
 
-    def history(self, basis: Basis, now_s: float | None = None) -> tuple[KeptSession | None, Iterable[Event]]:
+    def history(
+        self, basis: Basis, now_s: float | None = None
+    ) -> tuple[SavedSession | None, Iterable[Event]]:
         """What the session is rebuilt from that stands where :meth:`refresh` got to. To be asked once.
 
         :param now_s: nothing later counts (on the session's clock).

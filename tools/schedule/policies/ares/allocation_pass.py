@@ -1,8 +1,8 @@
-"""The walk of Ares over its jobs in order of F, redone only where something changed.
+"""The allocation pass of Ares over its jobs in order of F, redone only where something changed.
 
 Every entry remembers the GPUs that were free before its turn. A newcomer, a departure or another capacity
-makes the walk start there, and it ends as soon as an entry finds the same GPUs free as last time: all after
-it stays as it is. The result is the same as that of a walk over everybody from an empty cluster.
+makes the pass start there, and it ends as soon as an entry finds the same GPUs free as last time: all after
+it stays as it is. The result is the same as that of a pass over all jobs from an empty cluster.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from operator import attrgetter
 
-from pliant.tools.schedule.policies.ares.allowed_sizes import Ladder, Ladders, efficiency
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, efficiency
 
 Key = tuple[float, float, str]
 """(F, submit time, id): whose turn comes first."""
 Free = tuple[int, ...]
-"""Free GPUs by type, in the order of ``Ladders.gpu_types``."""
+"""Free GPUs by type, in the order of ``SizesByJob.gpu_types``."""
 
 _key = attrgetter("key")
 
 
 class Entry:
-    """One job in the queue and what the last walk gave it."""
+    """One job in the queue and what the last pass gave it."""
 
-    __slots__ = ("after", "before", "extra", "job", "key", "kind", "ladders", "size")
+    __slots__ = ("after", "allowed_by_type", "before", "extra", "job", "key", "kind", "size")
 
-    def __init__(self, key: Key, job: JobState, ladders: tuple[Ladder, ...]) -> None:
+    def __init__(self, key: Key, job: JobState, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
         self.key = key
         self.job = job
-        self.ladders = ladders
+        self.allowed_by_type = allowed_by_type
         self.before: Free | None = None
-        """GPUs free before its turn; None: the walk has to come by."""
+        """GPUs free before its turn; None: the next pass looks at it."""
         self.after: Free = ()
         self.kind = 0
         """Index of its GPU type."""
         self.size = 0
-        """GPUs by the ladder."""
+        """One of its allowed sizes."""
         self.extra = 0
         """GPUs on top, between two steps, that nobody else can use."""
 
@@ -47,9 +47,9 @@ class Entry:
         return self.size + self.extra
 
     @property
-    def ladder(self) -> Ladder:
-        """The ladder on its GPU type."""
-        return self.ladders[self.kind]
+    def allowed(self) -> AllowedSizes:
+        """The sizes allowed on its GPU type."""
+        return self.allowed_by_type[self.kind]
 
     def serve(self, free: Free, held_kind: int | None) -> Free:
         """Take the largest step that is free; returns what is left.
@@ -57,8 +57,8 @@ class Entry:
         A running job stays on its type (``held_kind``) while that offers at least the step it holds. Any
         other takes the type that is fastest for it, of equally fast ones the one it holds, then the first.
         """
-        if held_kind is not None and self._may_stay(free[held_kind], self.ladders[held_kind]):
-            self.kind, self.size = held_kind, self.ladders[held_kind].step(free[held_kind])
+        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
+            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
         else:
             self.kind, self.size = self._fastest(free, held_kind)
         self.before = self.after = free
@@ -68,28 +68,28 @@ class Entry:
             self.after = tuple(left)
         return self.after
 
-    def _may_stay(self, free: int, ladder: Ladder) -> bool:
+    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
         """GPUs between two steps are on top: a job that lost only those may stay."""
-        return 0 < ladder.step(self.job.gpus) <= free
+        return 0 < allowed.largest_within(self.job.gpus) <= free
 
     def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
         """The type and the step on it that make the job fastest; (0, 0) where none is free."""
         best = (0.0, False, 0, 0)
-        for kind, ladder in enumerate(self.ladders):
-            index = bisect_right(ladder.steps, free[kind]) - 1
+        for kind, allowed in enumerate(self.allowed_by_type):
+            index = bisect_right(allowed.sizes, free[kind]) - 1
             if index >= 0:
-                best = max(best, (ladder.rates[index], kind == held_kind, -kind, ladder.steps[index]))
+                best = max(best, (allowed.rates[index], kind == held_kind, -kind, allowed.sizes[index]))
         return -best[2], best[3]
 
 
 class Queue:
     """The jobs of known demand in order of F, and the sizes they are to have."""
 
-    def __init__(self, ladders: Ladders, jobs: Iterable[tuple[float, JobState]] = ()) -> None:
-        self.ladders = ladders
+    def __init__(self, sizes: SizesByJob, jobs: Iterable[tuple[float, JobState]] = ()) -> None:
+        self.sizes = sizes
         self.entries = sorted((self._entry(finish, job) for finish, job in jobs), key=_key)
         self.by_id = {entry.job.id: entry for entry in self.entries}
-        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(ladders.gpu_types)}
+        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(sizes.gpu_types)}
         self._stale = {self.entries[0].key} if self.entries else set()
         self._held_back: dict[Key, Entry] = {}
         """Running jobs below their ceiling: few, as each left less than its own size free."""
@@ -120,7 +120,7 @@ class Queue:
             self._stale.add(self.entries[index].key)
 
     def check(self, job_id: str) -> None:
-        """A job (if it is here) may not hold what the last walk gave it; if so, it is looked at again."""
+        """A job (if it is here) may not hold what the last pass gave it; if so, it is looked at again."""
         entry = self.by_id.get(job_id)
         if entry and (entry.gpus, entry.gpus and entry.kind) != (entry.job.gpus, self._held_kind(entry) or 0):
             entry.before = None
@@ -129,20 +129,20 @@ class Queue:
     def _held_kind(self, entry: Entry) -> int | None:
         return self._kinds.get(entry.job.gpu_type or "")
 
-    def walk(self, capacity: Free) -> list[Entry]:
+    def allocate(self, capacity: Free) -> list[Entry]:
         """Serve everybody in order with ``capacity`` GPUs; returns whom that may have changed."""
         if self.entries and self.entries[0].before != capacity:
             self._stale.add(self.entries[0].key)
         changed: list[Entry] = []
         for key in sorted(self._stale):
-            changed += self._walk_from(self.position(key), capacity)
+            changed += self._allocate_from(self.position(key), capacity)
         self._stale.clear()
         return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
 
     def _entry(self, finish: float, job: JobState) -> Entry:
-        return Entry((finish, *job.arrival), job, self.ladders.of(job))
+        return Entry((finish, *job.arrival), job, self.sizes.of(job))
 
-    def _walk_from(self, index: int, capacity: Free) -> list[Entry]:
+    def _allocate_from(self, index: int, capacity: Free) -> list[Entry]:
         """Serve everybody from ``index`` on until nothing differs any more; returns whom that changed."""
         changed = []
         free = self.entries[index - 1].after if index else capacity
@@ -157,13 +157,13 @@ class Queue:
         return changed
 
     def _watch(self, entry: Entry) -> None:
-        if 0 < entry.size < entry.ladder.ceiling:
+        if 0 < entry.size < entry.allowed.ceiling:
             self._held_back[entry.key] = entry
         else:
             self._held_back.pop(entry.key, None)
 
     def _share_leftover(self, free: Free) -> list[Entry]:
-        """Give what nobody's ladder can use to the first jobs that gain from it.
+        """Give what no job can use as its next size to the first jobs that gain from it.
 
         This keeps the cluster busy (Ares, section 3.1) without exceeding a ceiling: with 6 GPUs a job of
         the sizes 1, 2, 4 runs on 6. Returns the entries that had or got such GPUs.
@@ -183,11 +183,11 @@ class Queue:
 
     def _useful_extra(self, entry: Entry, free: int) -> int:
         """The most of ``free`` GPUs that make a job faster and pay off by alpha; 0 if none do."""
-        ladders, job, ladder = self.ladders, entry.job, entry.ladder
-        kind = ladders.gpu_types[entry.kind]
-        rate = ladders.speeds.rate(job, entry.size, kind)
-        for size in range(min(entry.size + free, ladder.ceiling), entry.size, -1):
-            pays = efficiency(job, size, ladder.base, kind, ladders.speeds) >= ladders.alpha
-            if pays and ladders.speeds.rate(job, size, kind) > rate:
+        sizes, job, allowed = self.sizes, entry.job, entry.allowed
+        kind = sizes.gpu_types[entry.kind]
+        rate = sizes.speeds.rate(job, entry.size, kind)
+        for size in range(min(entry.size + free, allowed.ceiling), entry.size, -1):
+            pays = efficiency(job, size, allowed.base, kind, sizes.speeds) >= sizes.alpha
+            if pays and sizes.speeds.rate(job, size, kind) > rate:
                 return size - entry.size
         return 0

@@ -1,12 +1,12 @@
-"""Which sizes a job may have under Ares: scaling control and the ladder of sizes.
+"""Which sizes a job may have under Ares: scaling control.
 
 Ares, section 3.3. Efficiency of ``k`` GPUs relative to the requested number ``d``, at the job's own global
 batch: ``eff(k) = (T(k)/k) / (T(d)/d)``. Starting at ``d`` the size doubles while ``eff(2k) >= alpha``; where
-that ends is the job's ceiling, which nothing exceeds. Below ``d`` the ladder goes down over the powers of two
+that ends is the job's ceiling, which nothing exceeds. Below ``d`` the sizes go down over the powers of two
 to the job's minimum. Departures from the paper: where not alpha but the job's maximum, its batch or the
-cluster ends the doubling, that limit is the last step (if still efficient); the minimum is a step as well;
-sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible size
-below it takes its place as the base.
+cluster ends the doubling, that limit is the largest size (if still efficient); the minimum is allowed as
+well; sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible
+size below it takes its place as the base.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from dataclasses import dataclass
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.demand import sizes_below
-from pliant.tools.schedule.snapshot import JobState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class AllowedSizes:
     """The sizes of one job on one GPU type, ascending, with the speed of each."""
 
-    steps: tuple[int, ...]
+    sizes: tuple[int, ...]
     rates: tuple[float, ...]
-    """Samples per second at each step."""
+    """Samples per second at each size."""
     base: int
     """The size that efficiency is relative to; 0: no size is feasible."""
     reason: str
-    """What ends the ladder at its ceiling."""
+    """What limits it at its ceiling."""
 
     @property
     def ceiling(self) -> int:
         """The largest size; 0: no size is feasible."""
-        return self.steps[-1] if self.steps else 0
+        return self.sizes[-1] if self.sizes else 0
 
-    def step(self, gpus: int) -> int:
+    def largest_within(self, gpus: int) -> int:
         """The largest size within ``gpus``; 0: none is."""
-        index = bisect_right(self.steps, gpus)
-        return self.steps[index - 1] if index else 0
+        index = bisect_right(self.sizes, gpus)
+        return self.sizes[index - 1] if index else 0
 
 
 def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Speeds) -> float:
@@ -48,18 +48,18 @@ def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Speed
     return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
 
 
-def build_ladder(job: JobState, gpu_type: str, speeds: Speeds, alpha: float) -> Ladder:
-    """The ladder of ``job`` on one GPU type of the cluster."""
+def allowed_sizes(job: JobState, gpu_type: str, speeds: Speeds, alpha: float) -> AllowedSizes:
+    """The sizes of ``job`` on one GPU type of the cluster."""
     most = speeds.gpu_types[gpu_type]
     requested = job.spec.gpus.requested
     low = [k for k in sizes_below(job) if k <= most and speeds.rate(job, k, gpu_type)]
     if requested <= most and speeds.rate(job, requested, gpu_type):
         low.insert(0, requested)
     if not low:
-        return Ladder((), (), 0, _why_empty(job, gpu_type, most))
+        return AllowedSizes((), (), 0, _why_empty(job, gpu_type, most))
     high, reason = _above(job, low[0], gpu_type, speeds, alpha)
-    steps = (*reversed(low), *high)
-    return Ladder(steps, tuple(speeds.rate(job, k, gpu_type) for k in steps), low[0], reason)
+    sizes = (*reversed(low), *high)
+    return AllowedSizes(sizes, tuple(speeds.rate(job, k, gpu_type) for k in sizes), low[0], reason)
 
 
 def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
@@ -69,18 +69,18 @@ def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
 
 
 def _above(job: JobState, base: int, gpu_type: str, speeds: Speeds, alpha: float) -> tuple[list[int], str]:
-    """Steps above ``base`` and what ends them."""
+    """Sizes above ``base`` and what ends them."""
     limit, reason = _limit(job, speeds.gpu_types[gpu_type])
-    steps: list[int] = []
+    sizes: list[int] = []
     reached = base
     while reached < limit:
-        step = min(2 * reached, limit)
-        found = efficiency(job, step, base, gpu_type, speeds)
+        size = min(2 * reached, limit)
+        found = efficiency(job, size, base, gpu_type, speeds)
         if found < alpha:
-            return steps, f"alpha {alpha:g} (eff({step}) = {found:.2f})"
-        steps.append(step)
-        reached = step
-    return steps, reason
+            return sizes, f"alpha {alpha:g} (eff({size}) = {found:.2f})"
+        sizes.append(size)
+        reached = size
+    return sizes, reason
 
 
 def _limit(job: JobState, most: int) -> tuple[int, str]:
@@ -98,17 +98,17 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
     return min(limits, key=lambda item: item[0])
 
 
-class Ladders:
-    """Ladders of all jobs by GPU type, each kind of job computed once."""
+class SizesByJob:
+    """SizesByJob of all jobs by GPU type, each kind of job computed once."""
 
     def __init__(self, speeds: Speeds, alpha: float) -> None:
         self.speeds = speeds
         self.alpha = alpha
         self.gpu_types = tuple(speeds.gpu_types)
-        self._known: dict[tuple[object, ...], tuple[Ladder, ...]] = {}
+        self._known: dict[tuple[object, ...], tuple[AllowedSizes, ...]] = {}
 
-    def of(self, job: JobState) -> tuple[Ladder, ...]:
-        """One ladder for each GPU type, in the order of ``gpu_types``."""
+    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        """Those on each GPU type, in the order of ``gpu_types``."""
         spec = job.spec
         key = (
             spec.model,
@@ -120,5 +120,5 @@ class Ladders:
             spec.batch.per_gpu_max,
         )
         if key not in self._known:
-            self._known[key] = tuple(build_ladder(job, t, self.speeds, self.alpha) for t in self.gpu_types)
+            self._known[key] = tuple(allowed_sizes(job, t, self.speeds, self.alpha) for t in self.gpu_types)
         return self._known[key]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pliant.tools.schedule.free_gpus import FreeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Target
-from pliant.tools.schedule.session.placement import FreeGpus
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 
 def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) -> dict[str, Target]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation_pass import Entry, Queue
 from pliant.tools.schedule.policy import Explanation
-from pliant.tools.schedule.snapshot import JobState
 
 
 def explain_queue(queue: Queue) -> dict[str, Explanation]:
@@ -19,7 +19,7 @@ def explain_queue(queue: Queue) -> dict[str, Explanation]:
     }
 
 
-def explain_pool(jobs: Iterable[JobState]) -> dict[str, Explanation]:
+def explain_unknown(jobs: Iterable[JobState]) -> dict[str, Explanation]:
     """One explanation for each job of unknown demand."""
     return {
         job.id: Explanation("unknown demand: an equal share of the pool")
@@ -33,15 +33,15 @@ def explain_pool(jobs: Iterable[JobState]) -> dict[str, Explanation]:
 
 
 def _explain(entry: Entry, rank: str) -> Explanation:
-    if not any(ladder.steps for ladder in entry.ladders):
-        reason = "; ".join(ladder.reason for ladder in entry.ladders)
+    if not any(allowed.sizes for allowed in entry.allowed_by_type):
+        reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
         return Explanation(reason or "the cluster has no GPUs")
     free = max(entry.before or (0,))
     if entry.gpus:
-        ladder = entry.ladder
-        short = f", {free} free after the jobs before it" if entry.gpus < ladder.ceiling else ""
-        return Explanation(f"{rank}, ceiling {ladder.ceiling} by {ladder.reason}{short}")
-    least = min(ladder.steps[0] for ladder in entry.ladders if ladder.steps)
+        allowed = entry.allowed
+        short = f", {free} free after the jobs before it" if entry.gpus < allowed.ceiling else ""
+        return Explanation(f"{rank}, ceiling {allowed.ceiling} by {allowed.reason}{short}")
+    least = min(allowed.sizes[0] for allowed in entry.allowed_by_type if allowed.sizes)
     reason = f"{rank}, needs {in_gpus(least)}, {free} free after the jobs before it"
     return Explanation(reason, least)
 

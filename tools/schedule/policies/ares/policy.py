@@ -1,11 +1,11 @@
 """Ares: elastic fair queuing. Serve jobs in the order in which equal sharing would have finished them.
 
 Ares (ACM TACO 2025), sections 3 and 4; symbols as there. :mod:`gps` keeps the reference system and its
-virtual time, :mod:`ladder` the sizes that scaling control allows, :mod:`walk` the allocation, :mod:`pool` the
-jobs of unknown demand. Departures from the paper: sizes that are no powers of two where that keeps the
-cluster busy (see :mod:`ladder` and :mod:`walk`); decisions at every event instead of every 60 s. GPS shares
-all GPUs that are up, those of the pool included. A job that no GPU type can run at any of its sizes is
-rejected and takes no share of GPS.
+virtual time, :mod:`allowed_sizes` the sizes that scaling control allows, :mod:`allocation_pass` gives them
+out, :mod:`unknown_demand` serves jobs of unknown demand. Departures from the paper: sizes that are not powers
+of two where that keeps the cluster busy (see :mod:`allowed_sizes` and :mod:`allocation_pass`); decisions at
+every event instead of every 60 s. GPS shares all GPUs that are up, those of the pool included. A job that no
+GPU type can run at any of its sizes is rejected and takes no share of GPS.
 
 On mixed types a job that waits takes the type on which it is fastest then; a job that runs stays on its type
 as long as that offers at least the size it holds, however fast another one is: each move costs a rescale.
@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.demand import demand_gpu_s, sizes_below
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allocation_pass import Free, Queue
-from pliant.tools.schedule.policies.ares.allowed_sizes import Ladders
+from pliant.tools.schedule.policies.ares.allowed_sizes import SizesByJob
 from pliant.tools.schedule.policies.ares.consolidate import consolidations
 from pliant.tools.schedule.policies.ares.gps import VirtualTime
-from pliant.tools.schedule.policies.ares.unknown_demand import Pool, Seat
+from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand
 from pliant.tools.schedule.policies.common import reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import Change, JobState, Snapshot
+from pliant.tools.schedule.snapshot import Change, Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Ares(Policy):
         """Jobs whose state may differ from what the queue last said."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Follow GPS through the changes, walk the queue where they touch it, name what differs."""
+        """Follow GPS through the changes, run the allocation pass from there on, name what differs."""
         self._follow(snapshot)
         queue = self._up_to_date(snapshot)
         most = max(snapshot.speeds.gpu_types.values(), default=0)
@@ -84,12 +85,12 @@ class Ares(Policy):
             self._unknown.pop(job_id, None)
         for job_id in self._look_again:
             queue.check(job_id)
-        seats, capacity = self._capacity(snapshot, queue)
-        changed = {entry.job.id for entry in queue.walk(capacity)}
+        shares, capacity = self._capacity(snapshot, queue)
+        changed = {entry.job.id for entry in queue.allocate(capacity)}
         changed.update(job_id for job_id in self._look_again if job_id in queue.by_id)
         entries = sorted((queue.by_id[job_id] for job_id in changed), key=lambda entry: entry.key)
-        wanted = {entry.job.id: (entry.kind, entry.gpus) for entry in entries} | seats
-        targets = _targets(snapshot, wanted, queue.ladders.gpu_types)
+        wanted = {entry.job.id: (entry.kind, entry.gpus) for entry in entries} | shares
+        targets = _targets(snapshot, wanted, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:
             targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
         self._look_again = list(targets)
@@ -97,11 +98,11 @@ class Ares(Policy):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """F and rank, the ceiling and what sets it; for a waiting job what it lacks."""
-        from pliant.tools.schedule.policies.ares.explain import explain_pool, explain_queue
+        from pliant.tools.schedule.policies.ares.explain import explain_queue, explain_unknown
 
         if self._queue is None:
             return {}
-        return explain_queue(self._queue) | explain_pool(self._unknown.values())
+        return explain_queue(self._queue) | explain_unknown(self._unknown.values())
 
     def dump_state(self) -> dict[str, Any]:
         """Virtual time, and F of the jobs active in GPS and of those active in the cluster."""
@@ -142,7 +143,7 @@ class Ares(Policy):
 
     def _up_to_date(self, snapshot: Snapshot) -> Queue:
         """The queue with everybody who joined and without everybody who left."""
-        if self._queue is None or self._queue.ladders.speeds is not snapshot.speeds:
+        if self._queue is None or self._queue.sizes.speeds is not snapshot.speeds:
             self._queue = self._new_queue(snapshot)
             return self._queue
         for change in snapshot.changes:
@@ -163,30 +164,32 @@ class Ares(Policy):
         self._up = ()
         known = [(self._finish[i], job) for i, job in snapshot.jobs.items() if i in self._finish]
         self._unknown = {i: job for i, job in snapshot.jobs.items() if i not in self._finish}
-        return Queue(Ladders(snapshot.speeds, self.alpha), known)
+        return Queue(SizesByJob(snapshot.speeds, self.alpha), known)
 
-    def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[dict[str, Seat], Free]:
-        """Seats of the pool's jobs, and the GPUs that remain for the queue, by type."""
+    def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[dict[str, Share], Free]:
+        """Shares of the pool's jobs, and the GPUs that remain for the queue, by type."""
         if not self._up:
             up = snapshot.gpus_by_type()
-            self._up = tuple(up.get(gpu_type, 0) for gpu_type in queue.ladders.gpu_types)
+            self._up = tuple(up.get(gpu_type, 0) for gpu_type in queue.sizes.gpu_types)
         unknown = sorted(self._unknown.values(), key=lambda job: job.arrival)
-        seats = Pool(self.pool, queue.ladders.speeds).share(unknown, self._up, alone=not queue.entries)
+        shares = UnknownDemand(self.pool, queue.sizes.speeds).share(
+            unknown, self._up, alone=not queue.entries
+        )
         left = list(self._up)
-        for kind, gpus in seats.values():
+        for kind, gpus in shares.values():
             if gpus:
                 left[kind] -= gpus
-        return seats, tuple(left)
+        return shares, tuple(left)
 
 
 def _sizes(job: JobState, most: int) -> Iterable[int]:
-    """All sizes that a job may get: those of its ladder, or any within its limits where demand is unknown."""
+    """All sizes that a job may get: the allowed ones, or any within its limits where demand is unknown."""
     if job.total_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
     return range(max(job.spec.min_gpus, job.spec.max_gpus(most)), job.spec.min_gpus - 1, -1)
 
 
-def _targets(snapshot: Snapshot, wanted: Mapping[str, Seat], gpu_types: Sequence[str]) -> dict[str, Target]:
+def _targets(snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]) -> dict[str, Target]:
     """What differs from what the jobs hold; the global batch is always the author's."""
     targets = {}
     for job_id, (kind, gpus) in wanted.items():

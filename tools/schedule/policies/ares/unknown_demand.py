@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares
-from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds
 
-Seat = tuple[int, int]
+Share = tuple[int, int]
 """(index of the GPU type, GPUs)."""
 
 
-def pool_gpus(pool: float, gpus: int) -> int:
+def reserved_gpus(pool: float, gpus: int) -> int:
     """GPUs reserved out of ``gpus``: a fraction below one is rounded up, from one on it is their number."""
     return min(gpus, int(pool) if pool >= 1 else ceil(round(pool * gpus, 9)))
 
@@ -52,7 +52,7 @@ def equal_split(total: int, limits: Sequence[tuple[int, int]]) -> list[int]:
     return [sizes.get(index, 0) for index in range(len(limits))]
 
 
-class Pool:
+class UnknownDemand:
     """The jobs of unknown demand on one cluster and what they get."""
 
     def __init__(self, pool: float, speeds: Speeds) -> None:
@@ -60,8 +60,8 @@ class Pool:
         self.speeds = speeds
         self.gpu_types = tuple(speeds.gpu_types)
 
-    def share(self, jobs: Sequence[JobState], up: Sequence[int], *, alone: bool) -> dict[str, Seat]:
-        """Seats by id for all ``jobs`` (in order of arrival), with ``up`` GPUs of each type.
+    def share(self, jobs: Sequence[JobState], up: Sequence[int], *, alone: bool) -> dict[str, Share]:
+        """Shares by id for all ``jobs`` (in order of arrival), with ``up`` GPUs of each type.
 
         ``alone``: no job of known demand is there. On mixed types each type gives its part of the pool and
         shares it among the jobs on it; a job stays on its type, a new one joins where most is left per job.
@@ -70,14 +70,14 @@ class Pool:
             return {}
         parts = list(up) if alone else self._parts(jobs, up)
         teams = self._teams(jobs, parts)
-        seats: dict[str, Seat] = {job.id: (0, 0) for job in jobs}
+        shares: dict[str, Share] = {job.id: (0, 0) for job in jobs}
         for kind, team in enumerate(teams):
             for job, gpus in zip(team, self._sizes(team, parts[kind], kind), strict=True):
-                seats[job.id] = (kind, gpus)
-        return seats
+                shares[job.id] = (kind, gpus)
+        return shares
 
     def _parts(self, jobs: Sequence[JobState], up: Sequence[int]) -> list[int]:
-        parts = apportion(pool_gpus(self.pool, sum(up)), up)
+        parts = apportion(reserved_gpus(self.pool, sum(up)), up)
         first = next((job for job in jobs if self._kinds(job, up)), None)
         if first and not self._kinds(first, parts):
             kind = max(self._kinds(first, up), key=lambda k: (up[k], -k))

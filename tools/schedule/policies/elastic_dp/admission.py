@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, ScalingCurve
 from pliant.tools.schedule.policies.elastic_dp.gains import Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 from pliant.tools.schedule.policy import Explanation
-from pliant.tools.schedule.snapshot import JobState
 
 Batches = Callable[[JobState], BatchRange]
 """The global batches that a policy chooses from."""
@@ -89,7 +89,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class AdmissionControl:
     """Tries jobs in turn."""
 
     curves: Curves

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from pliant.tools.profile.throughput import local_limit
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains, Ints
-from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 _ALL_TRIED: Final = 16

@@ -12,8 +12,9 @@ from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.tools.schedule.jobs import JobState
     from pliant.tools.schedule.policy import Decision
-    from pliant.tools.schedule.snapshot import JobState, Snapshot
+    from pliant.tools.schedule.snapshot import Snapshot
 
 
 class MaxBs(ElasticDp):

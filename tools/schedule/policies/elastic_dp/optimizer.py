@@ -6,8 +6,8 @@ hold more than a quota. Departures from the paper, none of which changes the opt
 
 - The smallest sizes are paid first. A set of jobs is feasible if and only if these fit, so that trying one
   more job takes no row of the dynamic program.
-- Jobs with concave gains need no rows: their increments are merged (:mod:`elastic_dp_merge`). Only the
-  others go through the table (:mod:`elastic_dp_table`); one look at both says how they share the rest.
+- Jobs with concave gains need no rows: their increments are merged (:mod:`merge`). Only the
+  others go through the table (:mod:`table`); one look at both says how they share the rest.
 - A user with a quota is solved alone, up to the quota, and takes part in the whole as one job.
 
 Equally good: nobody gets a GPU that gains nothing; jobs without concave gains (users with a quota among

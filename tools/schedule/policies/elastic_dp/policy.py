@@ -1,8 +1,8 @@
 """Elastic scaling with batch sizes: the largest total throughput, by dynamic programming.
 
-"Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): :mod:`elastic_dp_curves` is the
-job scalability analyzer, :mod:`elastic_dp_optimizer` the optimizer; the autoscaler is in
-:mod:`elastic_dp_admission`, who takes part, and :mod:`elastic_dp_rounds`, when.
+"Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): :mod:`curves` is the job
+scalability analyzer, :mod:`optimizer` the optimizer; the autoscaler is in :mod:`admission`, who takes part,
+and :mod:`rounds`, when.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import why_impossible
-from pliant.tools.schedule.policies.elastic_dp.admission import Admission, Desk, Objective
+from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
-from pliant.tools.schedule.policies.elastic_dp.rounds import Moments
+from pliant.tools.schedule.policies.elastic_dp.rounds import ScalingTimes
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 _log = logging.getLogger("pliant")
 
@@ -77,7 +78,7 @@ class ElasticDp(Policy):
         self.quota = quota
         self.rescale_s = rescale_s
         self._noted = False
-        self._moments = Moments(interval_s, ended_part)
+        self._scaling_times = ScalingTimes(interval_s, ended_part)
         self._curves: Curves | None = None
         self._waiting: dict[str, Explanation] = {}
 
@@ -87,16 +88,18 @@ class ElasticDp(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Reject what never fits; at a scaling moment admit, solve and name what differs."""
-        desk = self._desk(snapshot)
-        decision = Decision(rejected=self._impossible(snapshot, desk))
-        due = self._moments.due(snapshot.changes, snapshot.time_s, sum(snapshot.speeds.gpu_types.values()))
+        control = self._admission_control(snapshot)
+        decision = Decision(rejected=self._impossible(snapshot, control))
+        due = self._scaling_times.due(
+            snapshot.changes, snapshot.time_s, sum(snapshot.speeds.gpu_types.values())
+        )
         idle = sum(snapshot.free_gpus.values()) == snapshot.total_gpus
         if not (due or idle):
-            decision.ask_again_s = self._moments.next_s(snapshot.time_s)
+            decision.ask_again_s = self._scaling_times.next_s(snapshot.time_s)
             return decision
-        self._moments.hold(snapshot.time_s)
+        self._scaling_times.hold(snapshot.time_s)
         jobs = [job for job in snapshot.jobs.values() if job.id not in decision.rejected]
-        admission = desk.admit(jobs, snapshot.gpus_by_type(), self.quota, strict=self.strict)
+        admission = control.admit(jobs, snapshot.gpus_by_type(), self.quota, strict=self.strict)
         self._waiting = admission.waiting
         decision.targets = _targets(snapshot, admission)
         if self.mode == "drop":
@@ -109,19 +112,19 @@ class ElasticDp(Policy):
         """The scaling factor and what one GPU more would add; for a waiting job what it lacks."""
         if self._curves is None:
             return {}
-        desk = self._desk(snapshot)
+        control = self._admission_control(snapshot)
         return {
-            job.id: _explain(job, desk) if job.gpus else self._why_waiting(job, snapshot.time_s)
+            job.id: _explain(job, control) if job.gpus else self._why_waiting(job, snapshot.time_s)
             for job in snapshot.jobs.values()
         }
 
     def dump_state(self) -> dict[str, Any]:
         """When sizes were looked at, and what has happened since."""
-        return self._moments.dump()
+        return self._scaling_times.dump()
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the moments; curves are made anew."""
-        self._moments.load(state)
+        """Take up the scaling_times; curves are made anew."""
+        self._scaling_times.load(state)
 
     def _check(
         self,
@@ -144,11 +147,11 @@ class ElasticDp(Policy):
             if holds:
                 raise UsageError(f'policy "{self.name}": {complaint}')
 
-    def _desk(self, snapshot: Snapshot) -> Desk:
+    def _admission_control(self, snapshot: Snapshot) -> AdmissionControl:
         if self._curves is None or self._curves.speeds is not snapshot.speeds:
             self._curves = Curves(snapshot.speeds)
         charge = partial(self._rescale_part, self._curves.speeds) if self.rescale_s else None
-        return Desk(self._curves, self.batches, Objective(self.priority_base, charge))
+        return AdmissionControl(self._curves, self.batches, Objective(self.priority_base, charge))
 
     def _rescale_part(self, speeds: Speeds, model: str) -> float:
         seconds = speeds.rescale_seconds(model) if self.rescale_s == "measured" else self.rescale_s
@@ -166,21 +169,21 @@ class ElasticDp(Policy):
                 self.name,
             )
 
-    def _impossible(self, snapshot: Snapshot, desk: Desk) -> dict[str, str]:
+    def _impossible(self, snapshot: Snapshot, control: AdmissionControl) -> dict[str, str]:
         """Jobs among the arrivals since the last call that never fit, were they alone, and why."""
         verdicts = {}
         for change in snapshot.changes:
             job = change.job
             if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-                reason = self._why_never(job, desk)
+                reason = self._why_never(job, control)
                 if reason is not None:
                     verdicts[job.id] = reason
         return verdicts
 
-    def _why_never(self, job: JobState, desk: Desk) -> str | None:
-        choices = desk.choices(job)
+    def _why_never(self, job: JobState, control: AdmissionControl) -> str | None:
+        choices = control.choices(job)
         if not choices:
-            reason = why_impossible(job, job.spec.min_gpus, desk.curves.speeds)
+            reason = why_impossible(job, job.spec.min_gpus, control.curves.speeds)
             return reason or f'model "{job.spec.model}" runs at none of its sizes with a batch that it allows'
         least = min(member.curve.least for member in choices)
         if self.quota is not None and job.spec.user and least > self.quota:
@@ -190,7 +193,7 @@ class ElasticDp(Policy):
     def _why_waiting(self, job: JobState, now_s: float) -> Explanation:
         if job.id in self._waiting:
             return self._waiting[job.id]
-        next_s = self._moments.next_s(now_s)
+        next_s = self._scaling_times.next_s(now_s)
         return Explanation(f"waits for the next scaling, in {next_s - now_s:.0f} s")
 
 
@@ -208,9 +211,9 @@ def _targets(snapshot: Snapshot, admission: Admission) -> dict[str, Target]:
     return targets
 
 
-def _explain(job: JobState, desk: Desk) -> Explanation:
+def _explain(job: JobState, control: AdmissionControl) -> Explanation:
     """Why a running job has the size that it has."""
-    curve = desk.curves.of(job, job.gpu_type or "", desk.batches(job))
+    curve = control.curves.of(job, job.gpu_type or "", control.batches(job))
     if curve is None or not 0 < job.gpus < len(curve.factors) or curve.factors[job.gpus] < 0:
         return Explanation("keeps a size that it would not be given")
     factor = f"{curve.factors[job.gpus]:.2f} times one GPU at batch {job.global_batch}"

@@ -11,8 +11,8 @@ from pliant.tools.schedule.snapshot import Change
 _ENDED: Final = frozenset({"finished", "cancelled", "failed"})
 
 
-class Moments:
-    """The moments at which sizes may change; a change belongs to the first moment that is not before it.
+class ScalingTimes:
+    """The times at which sizes may change; a change belongs to the first scaling time that is not before it.
 
     They follow from the times of the changes, so that an object that is told the whole history at once knows
     them as well as one that was there all along. It takes the latest changes for those that nobody answered.
@@ -27,13 +27,13 @@ class Moments:
         self._held_s: float | None = None
         """When sizes were last looked at."""
         self._early_s = -math.inf
-        """The last moment that came because jobs had ended."""
+        """The last scaling time that came because jobs had ended."""
         self._active = 0
         self._ended = 0
-        """Jobs that have ended since the last moment."""
+        """Jobs that have ended since the last scaling time."""
 
     def due(self, changes: Sequence[Change], now_s: float, gpus: int) -> bool:
-        """Take in what happened; whether there was a moment since the last look, or with a change told now.
+        """Take in what happened; whether a scaling time came since the last look, or with a new change.
 
         :param gpus: GPUs of the cluster, up or down.
         """

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pliant.tools.schedule.snapshot import Observation
+from pliant.tools.schedule.jobs import Observation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

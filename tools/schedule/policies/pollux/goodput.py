@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from pliant.tools.profile.throughput import Placement
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pollux.fit import Fit, Floats, Ints
-from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 _GRID: Final = 32

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from pliant.tools.profile.throughput import local_limit
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pollux.fit import Fit, fit
 from pliant.tools.schedule.policies.pollux.goodput import (
     Candidates,
@@ -18,7 +19,6 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     from_fit,
 )
 from pliant.tools.schedule.policies.pollux.pools import Pool
-from pliant.tools.schedule.snapshot import JobState
 from pliant.tools.schedule.speeds import Speeds
 
 Knowledge = Literal["profile", "measured"]

@@ -1,8 +1,8 @@
 """Pollux: co-adaptive goodput scheduling. Sizes, places and batches that make the mean slowdown least.
 
-Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`pollux_fit` is the throughput model and its fit,
-:mod:`pollux_goodput` goodput and the choice of the batch, :mod:`pollux_jobs` keeps both by job,
-:mod:`pollux_pools` says who takes part, :mod:`pollux_search` searches.
+Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`fit` is the throughput model and its fit,
+:mod:`goodput` goodput and the choice of the batch, :mod:`jobs` keeps both by job,
+:mod:`pools` says who takes part, :mod:`search` searches.
 
 Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
 job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
@@ -20,13 +20,14 @@ import numpy as np
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.wording import in_gpus
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import why_impossible
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
 from pliant.tools.schedule.policies.pollux.pools import Members, Population, pools
 from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 _CELLS: Final = 4_000_000
 """Matrix elements that one search may make, over all generations."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.search import Matrices
-from pliant.tools.schedule.snapshot import JobState, NodeGpus, NodeState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.tiresias.gittins_index import Services
 from pliant.tools.schedule.policies.tiresias.policy import Tiresias
 from pliant.tools.schedule.policy import Decision, Explanation, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 _HOUR_S = 3600.0
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
@@ -16,7 +17,7 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policies.free_gpus import Room
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
-from pliant.tools.schedule.snapshot import JobState, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,11 +30,11 @@ from pliant.tools.run.statedir.log.snapshot import Rebuilding, read_snapshot, re
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.watch.between_runs import look_at
 from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.lazy_dict import LazyDict
 from pliant.tools.schedule.session.saved import Basis, Past
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import JobState
 from tests.tools.run.stories import BEGAN_S, NODES, Story
 
 BASIS = Basis.of(NODES, None)

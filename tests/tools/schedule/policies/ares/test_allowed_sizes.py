@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.demand import demand_gpu_s, job_state
-from pliant.tools.schedule.policies.ares.allowed_sizes import Ladder, Ladders, build_ladder
-from pliant.tools.schedule.snapshot import NodeState
+from pliant.tools.schedule.jobs import NodeState
+from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, allowed_sizes
 from pliant.tools.schedule.speeds import Speeds
 from tests.builders import job
 
@@ -25,21 +25,21 @@ def speeds(gpus: int = 16, throughput: CurveThroughput | None = None) -> Speeds:
     )
 
 
-def ladder(spec: Job, alpha: float = 0.75, gpus: int = 16) -> Ladder:
+def sizes(spec: Job, alpha: float = 0.75, gpus: int = 16) -> AllowedSizes:
     known = speeds(gpus)
-    return build_ladder(job_state(spec, known), "gpu", known, alpha)
+    return allowed_sizes(job_state(spec, known), "gpu", known, alpha)
 
 
 @pytest.mark.parametrize(
-    ("spec", "steps", "reason"),
+    ("spec", "expected", "reason"),
     [
         pytest.param(job(model="m", gpus=1, low=1), (1, 2, 4), "alpha 0.75 (eff(8) = 0.62)", id="from 1"),
         pytest.param(job(model="m", gpus=4, low=1), (1, 2, 4), "alpha 0.75 (eff(8) = 0.74)", id="from 4"),
         pytest.param(job(model="m", gpus=8, low=1), (1, 2, 4, 8), "alpha 0.75 (eff(16) = 0.64)", id="from 8"),
         pytest.param(job(gpus=6, low=1), (1, 2, 4, 6, 12, 16), "the cluster", id="powers of two below 6"),
-        pytest.param(job(gpus=6, low=3), (3, 4, 6, 12, 16), "the cluster", id="the minimum is a step"),
+        pytest.param(job(gpus=6, low=3), (3, 4, 6, 12, 16), "the cluster", id="the minimum is a size"),
         pytest.param(job(gpus=8, low=8), (8, 16), "the cluster", id="no room below"),
-        pytest.param(job(gpus=2, high=6), (1, 2, 4, 6), "its maximum", id="the maximum is a step"),
+        pytest.param(job(gpus=2, high=6), (1, 2, 4, 6), "its maximum", id="the maximum is a size"),
         pytest.param(
             job(gpus=2, high=99), (1, 2, 4, 8, 16), "the cluster", id="a maximum beyond the cluster"
         ),
@@ -53,28 +53,28 @@ def ladder(spec: Job, alpha: float = 0.75, gpus: int = 16) -> Ladder:
         pytest.param(job(gpus=8, low=8, batch=5), (), "no size of it is feasible on gpu", id="cannot run"),
     ],
 )
-def test_the_ladder_of_a_job(spec: Job, steps: tuple[int, ...], reason: str) -> None:
-    found = ladder(spec)
-    assert found.steps == steps
+def test_the_sizes_of_a_job(spec: Job, expected: tuple[int, ...], reason: str) -> None:
+    found = sizes(spec)
+    assert found.sizes == expected
     assert found.reason == reason
-    assert len(found.rates) == len(steps)
+    assert len(found.rates) == len(expected)
 
 
 def test_alpha_moves_the_ceiling() -> None:
     spec = job(model="m", gpus=1, low=1)
-    assert [ladder(spec, alpha).ceiling for alpha in (0.96, 0.95, 0.7, 0.6, 0.4)] == [1, 2, 4, 8, 16]
+    assert [sizes(spec, alpha).ceiling for alpha in (0.96, 0.95, 0.7, 0.6, 0.4)] == [1, 2, 4, 8, 16]
 
 
-def test_a_limit_off_the_ladder_must_be_efficient_too() -> None:
+def test_a_limit_between_two_sizes_must_be_efficient_too() -> None:
     # 6 GPUs of 6: T = 3.4 + 0.8, eff = 4.2 / 6 = 0.7.
-    assert ladder(job(model="m", gpus=1, low=1), gpus=6).reason == "alpha 0.75 (eff(6) = 0.70)"
-    assert ladder(job(model="m", gpus=1, low=1), alpha=0.7, gpus=6).steps == (1, 2, 4, 6)
+    assert sizes(job(model="m", gpus=1, low=1), gpus=6).reason == "alpha 0.75 (eff(6) = 0.70)"
+    assert sizes(job(model="m", gpus=1, low=1), alpha=0.7, gpus=6).sizes == (1, 2, 4, 6)
 
 
 def test_shrinking_is_not_limited_by_alpha() -> None:
-    # Superlinear: one GPU is a tenth as fast as two (it thrashes), yet a step of the ladder.
+    # Superlinear: one GPU is a tenth as fast as two (it thrashes), yet an allowed size.
     known = speeds(throughput=CurveThroughput({"m": {1: 0.2, 2: 2.0}}))
-    assert build_ladder(job_state(job(model="m", gpus=2, low=1), known), "gpu", known, 0.75).steps == (1, 2)
+    assert allowed_sizes(job_state(job(model="m", gpus=2, low=1), known), "gpu", known, 0.75).sizes == (1, 2)
 
 
 class Unprobed(CurveThroughput):
@@ -93,18 +93,18 @@ class Unprobed(CurveThroughput):
 
 
 @pytest.mark.parametrize(
-    ("unprobed", "steps", "demand"),
+    ("unprobed", "expected", "demand"),
     [
         pytest.param((2,), (1, 4, 8, 16), 100, id="a smaller one is left out"),
-        pytest.param((8,), (1, 2, 4), 100, id="a larger one ends the ladder"),
+        pytest.param((8,), (1, 2, 4), 100, id="a larger one ends them"),
         pytest.param((4,), (1, 2), 100, id="the requested one: the next below is the base"),
         pytest.param((1, 2, 4), (), 0, id="all below: nothing runs, nothing is demanded"),
     ],
 )
-def test_infeasible_sizes(unprobed: tuple[int, ...], steps: tuple[int, ...], demand: float) -> None:
+def test_infeasible_sizes(unprobed: tuple[int, ...], expected: tuple[int, ...], demand: float) -> None:
     known = speeds(throughput=Unprobed(*unprobed))
     state = job_state(job(gpus=4, low=1, work={"samples": 100}), known)
-    assert build_ladder(state, "gpu", known, 0.75).steps == steps
+    assert allowed_sizes(state, "gpu", known, 0.75).sizes == expected
     assert demand_gpu_s(state, known) == pytest.approx(demand)
 
 
@@ -116,12 +116,12 @@ def test_demand_is_gpu_time_at_the_requested_size() -> None:
         assert demand_gpu_s(state, known) == pytest.approx(demand)
 
 
-def test_alike_jobs_share_one_ladder() -> None:
+def test_alike_jobs_share_their_sizes() -> None:
     known = speeds()
-    ladders = Ladders(known, 0.75)
-    first, second = (ladders.of(job_state(job(i, model="m", gpus=2, low=1), known)) for i in "ab")
+    by_job = SizesByJob(known, 0.75)
+    first, second = (by_job.of(job_state(job(i, model="m", gpus=2, low=1), known)) for i in "ab")
     assert first is second
-    assert ladders.of(job_state(job("c", model="m", gpus=2, low=2), known)) is not first
+    assert by_job.of(job_state(job("c", model="m", gpus=2, low=2), known)) is not first
 
 
 @settings(max_examples=200, deadline=None)
@@ -141,14 +141,14 @@ def test_every_step_is_within_the_limits_and_every_growth_pays(
     curve = {k: sum(gains[:k]) for k in range(1, 41)}
     known = speeds(gpus, CurveThroughput({"m": curve}))
     spec = job(model="m", gpus=requested, low=low, high=high, batch=batch)
-    found = build_ladder(job_state(spec, known), "gpu", known, alpha)
-    assert list(found.steps) == sorted(set(found.steps))
-    assert all(low <= step <= min(high, gpus, batch) for step in found.steps)
+    found = allowed_sizes(job_state(spec, known), "gpu", known, alpha)
+    assert list(found.sizes) == sorted(set(found.sizes))
+    assert all(low <= size <= min(high, gpus, batch) for size in found.sizes)
     per_gpu = curve[found.base] / found.base if found.base else 0.0
-    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in found.steps if k > found.base)
-    assert bool(found.steps) == (low <= min(gpus, batch))
+    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in found.sizes if k > found.base)
+    assert bool(found.sizes) == (low <= min(gpus, batch))
 
 
 def test_a_job_that_states_no_batch_grows_as_far_as_the_cluster() -> None:
     unstated = job("a", gpus=2, low=1, batch={"size": None}, gpu_seconds=80)
-    assert ladder(unstated, gpus=8).steps == (1, 2, 4, 8)
+    assert sizes(unstated, gpus=8).sizes == (1, 2, 4, 8)

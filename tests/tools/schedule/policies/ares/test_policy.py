@@ -23,7 +23,7 @@ BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
 
 def steps(held: Session, time_s: float) -> dict[str, str]:
     """What the decision at a time does, by job."""
-    return {effect.job.id: effect.step for effect in held.decide(time_s)}
+    return {transition.job.id: transition.step for transition in held.decide(time_s)}
 
 
 def test_the_earliest_virtual_finish_time_is_served_first_and_as_wide_as_possible() -> None:
@@ -80,7 +80,7 @@ def test_gpus_beyond_every_ceiling_stay_idle() -> None:
 
 
 def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -> None:
-    # 7 GPUs: a has its ceiling 4; of the other 3, b's ladder takes 2 and nobody's the last.
+    # 7 GPUs: a has its ceiling 4; of the other 3, b takes 2 and no job the last.
     held = session(Ares(), cluster(7), curves(bent=BENT))
     held.submit(job("a", gpus=1, low=1, gpu_seconds=10, model="bent"), 0)
     held.submit(job("b", gpus=1, low=1, gpu_seconds=20, model="bent"), 0)
@@ -336,7 +336,7 @@ def test_nothing_is_explained_before_the_first_decision() -> None:
 def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible: Job, reason: str) -> None:
     held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
     held.submit(impossible, 0)
-    assert [(effect.step, effect.reason) for effect in held.decide(0)] == [("reject", reason)]
+    assert [(transition.step, transition.reason) for transition in held.decide(0)] == [("reject", reason)]
     assert held.explain(0) == {}
 
 

@@ -136,9 +136,9 @@ def assert_work_conserving(held: Session) -> None:
     assert queue is not None
     for entry in queue.entries:
         assert entry.gpus == entry.job.gpus
-        for kind, ladder in enumerate(entry.ladders):
-            free = held.free.by_type[queue.ladders.gpu_types[kind]]
-            assert entry.gpus or not ladder.steps or ladder.steps[0] > free
+        for kind, allowed in enumerate(entry.allowed_by_type):
+            free = held.free.by_type[queue.sizes.gpu_types[kind]]
+            assert entry.gpus or not allowed.sizes or allowed.sizes[0] > free
 
 
 def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:

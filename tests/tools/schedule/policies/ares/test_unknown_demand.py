@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.ares.policy import Ares
-from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, pool_gpus
+from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
 from tests.builders import cluster, job, mixed_cluster, session, sizes
 
 
@@ -16,7 +16,7 @@ from tests.builders import cluster, job, mixed_cluster, session, sizes
     [(0.1, 64, 7), (0.1, 30, 3), (0.01, 4, 1), (0.5, 0, 0), (4, 64, 4), (80, 64, 64)],
 )
 def test_the_pool_is_a_number_of_gpus_or_a_fraction_rounded_up(pool: float, gpus: int, reserved: int) -> None:
-    assert pool_gpus(pool, gpus) == reserved
+    assert reserved_gpus(pool, gpus) == reserved
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_a_running_job_that_the_pool_no_longer_holds_gives_its_gpus_back() -> No
 def test_a_cluster_without_nodes_can_run_nobody() -> None:
     held = session(Ares(), cluster())
     held.submit(job("x", gpus=2), 0)
-    assert [effect.reason for effect in held.decide(0)] == ["needs 2 GPUs of one type, the cluster has 0"]
+    assert [transition.reason for transition in held.decide(0)] == [
+        "needs 2 GPUs of one type, the cluster has 0"
+    ]
 
 
 def test_without_jobs_of_known_demand_the_pool_is_the_whole_cluster() -> None:

@@ -14,8 +14,8 @@ from pliant.tools.profile.by_placement import PlacementTimes
 from pliant.tools.profile.measured import MeasuredThroughput
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
-from pliant.tools.schedule.snapshot import JobState, node_states
 from pliant.tools.schedule.speeds import Speeds
 from tests.builders import cluster, curves, job
 

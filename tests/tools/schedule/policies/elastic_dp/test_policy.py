@@ -183,8 +183,10 @@ def test_a_job_that_has_run_before_is_never_dropped():
 
 def test_what_never_fits_is_rejected_at_once():
     held = opened(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
-    effects = held.decide(0)
-    reasons = {effect.job.id: effect.reason for effect in effects if effect.step == "reject"}
+    transitions = held.decide(0)
+    reasons = {
+        transition.job.id: transition.reason for transition in transitions if transition.step == "reject"
+    }
     assert reasons == {
         "giant": "needs 9 GPUs of one type, the cluster has 8",
         "wide": "needs 12 GPUs of one type, the cluster has 8",

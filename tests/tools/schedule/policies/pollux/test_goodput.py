@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.fit import Fit
 from pliant.tools.schedule.policies.pollux.goodput import (
@@ -21,7 +22,6 @@ from pliant.tools.schedule.policies.pollux.goodput import (
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs
 from pliant.tools.schedule.policies.pollux.pools import Pool
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Observation
 from tests.builders import cluster, curves, job
 
 PLAIN = Fit(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.0, alpha_r=0.1, beta_r=0.0, gamma=1.0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import UsageError
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput, Placement
+from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Observation
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 FLAT = curves(flat={1: 10.0, 8: 10.0}, fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
@@ -134,8 +134,8 @@ def test_a_waiting_job_queues_for_the_type_with_most_speed_for_it():
 def test_a_job_too_large_for_every_type_is_turned_away():
     held = session(Pollux(), mixed_cluster(t4=(4,), a100=(4,)))
     held.submit(job("giant", gpus=5), 0.0)
-    effects = held.decide(0.0)
-    assert [effect.step for effect in effects] == ["reject"]
+    transitions = held.decide(0.0)
+    assert [transition.step for transition in transitions] == ["reject"]
 
 
 def test_no_node_holds_two_jobs_of_several_nodes():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from pliant.tools.schedule.snapshot import NodeGpus, NodeState
+from pliant.tools.schedule.jobs import NodeGpus, NodeState
 
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""

@@ -1,0 +1,207 @@
+"""Facts: what a job asked for and how far it is; what a node has and whether it is up.
+
+The caller owns these objects; a policy reads them and must not write to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from pliant.schemas.job import Job
+
+if TYPE_CHECKING:
+    from pliant.schemas.cluster import Cluster
+
+NodeGpus = tuple[tuple[str, int], ...]
+"""((node name, GPUs on it), …): where a job sits."""
+
+
+class Observation(NamedTuple):
+    """What one job measured of its own speed in one configuration."""
+
+    placement: tuple[int, ...]
+    """GPUs on each node that it held, descending: ``(4, 2)``."""
+    local_batch: int
+    """Samples per GPU and micro-step."""
+    accum: int
+    """Micro-steps per optimizer step, 1 without accumulation."""
+    step_seconds: float
+    """One optimizer step, all of its micro-steps included."""
+    sync_seconds: float | None = None
+    """The part of it that waited for the all-reduce; None: not told apart."""
+
+
+class Trajectory(Protocol):
+    """Progress along a known line that is not straight: a job whose rate differs from epoch to epoch."""
+
+    def samples_done(self, since_s: float, time_s: float) -> float:
+        """Samples trained until ``time_s`` by a job that trains along it since ``since_s``, the start too."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """From its start to the end of the work."""
+        ...
+
+
+class Phase(StrEnum):
+    """Where an active job stands."""
+
+    WAITING = "waiting"
+    """Never held a GPU."""
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Held GPUs before and holds none now."""
+
+
+class JobState:
+    """One active job: what it asked for and how far it is.
+
+    Progress and attained service grow while time passes; ask for them with the snapshot's time.
+    """
+
+    __slots__ = (
+        "_attained_gpu_s",
+        "_holds_since_s",
+        "_samples_done",
+        "_trains_since_s",
+        "_trajectory",
+        "arrival",
+        "first_start_s",
+        "global_batch",
+        "gpu_type",
+        "gpus",
+        "id",
+        "losses",
+        "noise_scale",
+        "observations",
+        "phase",
+        "placement",
+        "preemptions",
+        "reference_batch",
+        "rescales",
+        "samples_per_second",
+        "spec",
+        "total_samples",
+    )
+
+    def __init__(self, spec: Job, reference_batch: int, total_samples: float | None) -> None:
+        self.spec = spec
+        self.id = spec.id
+        self.arrival: tuple[float, str] = (spec.submit_time, spec.id)
+        """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
+        self.reference_batch = reference_batch
+        """Global batch that the author chose; the base of the learning rate and of the demand."""
+        self.total_samples = total_samples
+        """All the work in samples; None: unknown."""
+        self.phase = Phase.WAITING
+        self.gpus = 0
+        self.gpu_type: str | None = None
+        self.placement: NodeGpus = ()
+        self.global_batch = reference_batch
+        self.samples_per_second = 0.0
+        """Present speed: measured, or predicted by the throughput model."""
+        self.first_start_s: float | None = None
+        self.preemptions = 0
+        self.rescales = 0
+        self.losses: Sequence[float] = ()
+        """Training loss by epoch, as far as known."""
+        self.noise_scale: float | None = None
+        """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
+        sample as the reference batch B0 times (φ + B0) / (φ + B). None: nobody knows."""
+        self.observations: Sequence[Observation] = ()
+        """What the job measured so far, one for each configuration that it ran in, oldest first."""
+        self._samples_done = 0.0
+        self._attained_gpu_s = 0.0
+        self._holds_since_s = 0.0
+        self._trains_since_s = 0.0
+        self._trajectory: Trajectory | None = None
+
+    def samples_done(self, time_s: float) -> float:
+        """Samples trained until ``time_s``, never more than the total."""
+        if self._trajectory is not None:
+            return self._trajectory.samples_done(self._trains_since_s, time_s)
+        done = self._samples_done
+        if self.gpus and time_s > self._trains_since_s:
+            done += (time_s - self._trains_since_s) * self.samples_per_second
+        total = self.total_samples
+        return done if total is None or done <= total else total
+
+    def remaining_samples(self, time_s: float) -> float | None:
+        """Samples still to train; None: unknown."""
+        return None if self.total_samples is None else self.total_samples - self.samples_done(time_s)
+
+    def attained_service_s(self, time_s: float) -> float:
+        """GPU-seconds received until ``time_s``, those without progress included."""
+        if not self.gpus or time_s <= self._holds_since_s:
+            return self._attained_gpu_s
+        return self._attained_gpu_s + self.gpus * (time_s - self._holds_since_s)
+
+    def finish_time_s(self) -> float | None:
+        """When the job ends if nothing changes; None: not running, or work unknown."""
+        if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
+            return None
+        if self._trajectory is not None:
+            return self._trains_since_s + self._trajectory.seconds
+        return self._trains_since_s + (self.total_samples - self._samples_done) / self.samples_per_second
+
+    # What follows is for the owner of the state (session, engine, runtime), not for policies.
+
+    def settle(self, time_s: float) -> None:
+        """Book what was done until ``time_s``; the present allocation goes on from there."""
+        self._samples_done = self.samples_done(time_s)
+        self._attained_gpu_s = self.attained_service_s(time_s)
+        self._holds_since_s = time_s
+        self._trains_since_s = max(self._trains_since_s, time_s)
+        self._trajectory = None
+
+    def train_from(self, time_s: float, samples_per_second: float) -> None:
+        """From ``time_s`` on (not before: rescale cost) the job advances at the given rate."""
+        self._trains_since_s = time_s
+        self.samples_per_second = samples_per_second
+        self._trajectory = None
+
+    def train_along(self, time_s: float, trajectory: Trajectory, samples_per_second: float) -> None:
+        """From ``time_s`` on the job advances along a trajectory, which begins at the given rate."""
+        self.train_from(time_s, samples_per_second)
+        self._trajectory = trajectory
+
+    def observe(self, observation: Observation) -> None:
+        """The job ran in a configuration and was measured; one that is known already adds nothing."""
+        if all(known[:3] != observation[:3] for known in self.observations):
+            self.observations = (*self.observations, observation)
+
+    def report_progress(self, time_s: float, samples: float) -> None:
+        """Correct the progress by a measurement: ``samples`` were done at ``time_s``."""
+        self._samples_done, self._trajectory = samples, None
+        self._trains_since_s = max(self._trains_since_s, time_s)
+
+
+class NodeState:
+    """One node: what is in it and whether it is up."""
+
+    __slots__ = ("gpu_type", "gpus", "index", "name", "switch", "up")
+
+    def __init__(self, index: int, name: str, gpus: int, gpu_type: str, switch: str | None) -> None:
+        self.index = index
+        self.name = name
+        self.gpus = gpus
+        """GPUs in service, whether the node is up or down."""
+        self.gpu_type = gpu_type
+        self.switch = switch
+        self.up = True
+
+
+def gpus_of(placement: NodeGpus) -> int:
+    """GPUs of a placement on all its nodes; most have one."""
+    return placement[0][1] if len(placement) == 1 else sum(count for _, count in placement)
+
+
+def node_states(cluster: Cluster) -> list[NodeState]:
+    """The nodes of a cluster, all up."""
+    return [
+        NodeState(index, node.name, node.gpus, node.gpu_type, node.switch)
+        for index, node in enumerate(cluster.expanded())
+    ]
