@@ -19,10 +19,10 @@ from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.reports import Ended, Said
 from pliant.tools.run.service.run import POLL_S
-from pliant.tools.run.service.steps import Share
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.share import Share
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3

@@ -17,7 +17,7 @@ from experiments.harness.study import page_of, read_findings
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.statedir.layout import JobDir
+from pliant.tools.run.statedir.contract.folders import JobDir
 
 TRAINED = ("fixed", "elastic", "regrouped", "warm", "abrupt")
 BATCH, FIRST = SMOKE.batch, SMOKE.first

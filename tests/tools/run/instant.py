@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
-from pliant.tools.run.statedir.contract.plan import WorkerOutcome
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.layout import StateDir
 
 Trap = Callable[[], None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pliant.tools.run.statedir.layout import AttemptDir, JobDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 
 StopLevel = Literal["term", "kill"]
 """``term``: SIGTERM to what was started. ``kill``: SIGKILL to all of it, stray descendants included."""

@@ -14,15 +14,9 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.formats.digits import whole_number
 from pliant.tools.run.elastic.membership.vote import read_plan
 from pliant.tools.run.statedir.contract.files import UnreadableError, write_record
-from pliant.tools.run.statedir.contract.plan import (
-    ENV_JOB_DIR,
-    ENV_SLOT,
-    ENV_WORKER,
-    SLOT_FROM_RANK,
-    Plan,
-    WorkerOutcome,
-)
-from pliant.tools.run.statedir.layout import AttemptDir, JobDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan
 
 
 @dataclass(frozen=True, slots=True)

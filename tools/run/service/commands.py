@@ -14,6 +14,7 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.command import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.steps import Target
+from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import (
     ENV_JOB_DIR,
     ENV_LOG_BYTES,
@@ -22,7 +23,6 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_WORKER,
     SLOT_FROM_RANK,
 )
-from pliant.tools.run.statedir.layout import AttemptDir
 from pliant.tools.run.statedir.slots import Slot, by_node
 
 

@@ -32,18 +32,19 @@ from pliant.tools.run.service.plan_file import (
 from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.service.runnable import check_startable
 from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.steps import Share, Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.steps import Step, StopJob, Target, plan_steps
 from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.service.unclear import UnclearJobs
+from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.service.way import InPlace, Relaunch, way_to
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
-from pliant.tools.run.statedir.contract.outcome import Verdict
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.private import check_job
+from pliant.tools.run.statedir.share import Share
 from pliant.tools.run.statedir.slots import Slot
 
 _log = logging.getLogger("pliant")

@@ -23,15 +23,17 @@ from pliant.tools.run.service.lost_workers import YOUNG_S, Losses
 from pliant.tools.run.service.members import Roll
 from pliant.tools.run.service.plan_file import aborted, next_plan, read_reached, write_plan
 from pliant.tools.run.service.setback import Setback, listed
-from pliant.tools.run.service.steps import Share, Target
+from pliant.tools.run.service.steps import Target
 from pliant.tools.run.service.timeouts import Stage, Timeouts
+from pliant.tools.run.service.verdict import Verdict, broken, judge
 from pliant.tools.run.service.way import Crew
-from pliant.tools.run.statedir.contract.outcome import Verdict, broken, judge
-from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import ProgressFile
 from pliant.tools.run.statedir.folder_cache import FolderCache
-from pliant.tools.run.statedir.layout import JobDir
 from pliant.tools.run.statedir.log.tail import Tail
+from pliant.tools.run.statedir.share import Share
 from pliant.tools.run.statedir.slots import Slot, by_node, counts
 
 _log = logging.getLogger("pliant")

@@ -18,25 +18,31 @@ from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.policy_fault import PolicyFaults, put_back
-from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report
-from pliant.tools.run.service.runnable import shares_of
-from pliant.tools.run.service.steps import Share, StopJob
+from pliant.tools.run.service.reports import (
+    Ended,
+    Hindered,
+    Progressed,
+    Proven,
+    Report,
+    change_event,
+    progress_event,
+    report_events,
+)
+from pliant.tools.run.service.steps import StopJob
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
-    change_event,
     decision_event,
     give_up_event,
     interruption_event,
-    progress_event,
     reject_event,
     release_event,
-    report_events,
     submit_event,
 )
 from pliant.tools.run.statedir.requests import Spool, unheard
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
+from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.from_log import correct, tell_slot, tell_wait
 from pliant.tools.schedule.jobs import JobState

@@ -8,24 +8,22 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.reports import Progressed, Report
-from pliant.tools.run.service.runnable import shares_of
+from pliant.tools.run.service.reports import Progressed, Report, change_event, report_events
 from pliant.tools.run.service.steps import Step
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
-    change_event,
     decision_event,
     give_up_event,
     reject_event,
     release_event,
-    report_events,
     submit_event,
 )
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool, unheard
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
+from pliant.tools.run.statedir.share import shares_of
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.schedulable import JobCheck
 from pliant.tools.schedule.session.session import Session

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pliant.schemas.errors import PliantError, ServiceMissingError
-from pliant.tools.run.service.steps import Share
+from pliant.tools.run.statedir.share import Share
 from pliant.tools.schedule.policy_error import PolicyError, in_words
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding

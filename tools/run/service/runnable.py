@@ -9,7 +9,6 @@ from pathlib import Path
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.steps import Share
 
 
 def runnable(schedule: Schedule, source: str, folder: Path, accepted: Collection[str] = ()) -> Schedule:
@@ -85,19 +84,3 @@ def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
                 text = f"node {node} does not have so many GPUs free"
                 problems.append(Problem(source, None, f"{where}/placement", text))
     return problems
-
-
-def shares_of(schedule: Schedule) -> dict[str, Share]:
-    """What the schedule gives each job that holds something."""
-    jobs = {job.id: job for job in schedule.jobs}
-    return {
-        found.job: Share(
-            jobs[found.job],
-            found.placement,
-            found.batch.global_ if found.batch else None,
-            found.batch.accum if found.batch else 1,
-            found.lr_scale,
-        )
-        for found in schedule.allocations
-        if found.gpus
-    }

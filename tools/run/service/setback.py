@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pliant.tools.run.service.steps import Share, Target
+from pliant.tools.run.service.steps import Target
+from pliant.tools.run.statedir.share import Share
 from pliant.tools.run.statedir.slots import Slot, counts
 
 

@@ -11,24 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.job import Job
+from pliant.tools.run.statedir.share import Share
 from pliant.tools.run.statedir.slots import Slot, alike, filled, kept
-from pliant.tools.schedule.jobs import NodeGpus
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a schedule gives a job: GPUs by node, and how the batch is cut."""
-
-    job: Job
-    placement: NodeGpus
-    global_batch: int | None = None
-    accum: int = 1
-    lr_scale: float = 1.0
-
-    @property
-    def gpus(self) -> int:
-        """All GPUs of the share."""
-        return sum(count for _, count in self.placement)
 
 
 @dataclass(frozen=True, slots=True)

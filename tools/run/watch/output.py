@@ -18,7 +18,8 @@ from pliant.schemas.formats.events import event_lines
 from pliant.schemas.formats.jsonlines import header
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.service.executor import next_handle
-from pliant.tools.run.statedir.layout import AttemptDir, StateDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.log.view import repairable
 from pliant.tools.run.statedir.private import check_job, check_seen

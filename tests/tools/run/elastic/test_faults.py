@@ -20,7 +20,7 @@ from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
 from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Cursor
 from pliant.tools.run.elastic.membership.failure import Recurrence, released
 from pliant.tools.run.elastic.report.exit import described
-from pliant.tools.run.statedir.contract.plan import LOST_PEER
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 
 pytestmark = pytest.mark.torch

@@ -10,8 +10,9 @@ import pytest
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic.context import Orders
 from pliant.tools.run.elastic.membership import vote as watch
-from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
-from pliant.tools.run.statedir.layout import JobDir
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import Member, Plan
 from tests.tools.run.elastic.alone import Alone
 
 

@@ -29,7 +29,8 @@ from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.saving import Saving
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.elastic.state.training import Training
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER
+from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence
 
 _LOOK_S: Final = 0.25

@@ -19,7 +19,7 @@ from typing import Final
 from pliant.tools.run.elastic.context import Orders
 from pliant.tools.run.elastic.membership.cursor import Cursor, written
 from pliant.tools.run.elastic.membership.folder_store import FolderStore
-from pliant.tools.run.statedir.layout import AttemptDir
+from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 _VERDICT: Final = "verdict"
 _NEWER: Final = "newer"

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.statedir.contract.files import UnreadableError, read_record
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import life
-from pliant.tools.run.statedir.layout import JobDir
 
 STOP: Final = 1 << 62
 """Counts as newer than every generation: a worker was asked by signal to stop."""

@@ -13,7 +13,7 @@ from pliant.schemas.errors import PliantError
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.state.state import Counters
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
 
 _log = logging.getLogger("pliant")
 How = Literal["done", "stopped", "crashed", "left"]

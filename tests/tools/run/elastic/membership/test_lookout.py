@@ -16,9 +16,9 @@ from pliant.tools.run.elastic.membership.lookout import Lookout
 from pliant.tools.run.elastic.membership.process_group import Group
 from pliant.tools.run.elastic.membership.vote import PlanWatch, world
 from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence
-from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.elastic.membership.test_process_group import LIMIT, in_processes, never
 from tests.tools.run.site import until
 

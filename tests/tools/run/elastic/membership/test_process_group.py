@@ -31,8 +31,8 @@ from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, Group,
 from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting
 from pliant.tools.run.elastic.membership.vote import PlanWatch, world
 from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone

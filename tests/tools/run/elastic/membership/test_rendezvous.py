@@ -14,8 +14,8 @@ from pliant.tools.run.elastic.context import Orders
 from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
 from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting, remove_earlier
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch

@@ -18,8 +18,8 @@ from pliant.tools.run.elastic.state import saving
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.saving import Saving
 from pliant.tools.run.elastic.state.state import Counters
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.layout import JobDir
 from tests.tools.run.elastic.alone import Alone, Author
 
 EVERY_S = 10.0

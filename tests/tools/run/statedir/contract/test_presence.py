@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from pliant.tools.run.service.members import Roll
+from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.presence import Sighting, last_beat, life
-from pliant.tools.run.statedir.layout import AttemptDir
 from tests.tools.run.site import until
 
 PRESENT = """

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.service.reports import Ended
-from pliant.tools.run.statedir.contract.outcome import Verdict
+from pliant.tools.run.service.reports import Ended, report_events
+from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.statedir.contract.progress import write_progress
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
-from pliant.tools.run.statedir.log.events import report_events, submit_event
+from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.refine import Reports, refined, reported, with_progress
 from pliant.tools.run.watch.screen import status_text

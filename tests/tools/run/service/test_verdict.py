@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.statedir.contract.outcome import Verdict, broken, describe, judge
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
+from pliant.tools.run.service.verdict import Verdict, broken, describe, judge
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
 
 KILLED = "killed by SIGKILL, which the system sends where memory runs out"
 CLEAN = UnitStatus("exited", 0)

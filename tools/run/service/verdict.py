@@ -1,0 +1,126 @@
+"""How an attempt ended, judged from what its workers wrote; exit codes count where they wrote nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an attempt ended. ``stopped``: it can go on from its last checkpoint, on request."""
+
+    end: Literal["done", "stopped", "failed"]
+    message: str = ""
+    samples_done: float | None = None
+    """Samples trained so far; None: the script does not say."""
+
+
+def judge(
+    outcomes: Mapping[int, WorkerOutcome],
+    units: Sequence[UnitStatus],
+    *,
+    ranks: int,
+    elastic: bool,
+    stop_requested: bool,
+    at_break: Sequence[UnitStatus] = (),
+    words: Callable[[int], str] = lambda _unit: "",
+) -> Verdict:
+    """The verdict on an attempt whose units have all ended.
+
+    :param outcomes: what ranks wrote as their last act.
+    :param at_break: the units when the first of them was found gone: whatever ended later was sent home.
+    :param elastic: the script is one that uses the elastic library, so an outcome must be there.
+    :param words: the last words on stderr of a unit, by its place in ``units``.
+    :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
+    """
+    cause = describe(at_break or units, words)
+    verdict = (
+        _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
+    )
+    if stop_requested and verdict.end == "failed":
+        return Verdict("stopped", verdict.message, verdict.samples_done)
+    if not stop_requested and verdict.end == "stopped":
+        return Verdict("failed", "stopped by somebody else", verdict.samples_done)
+    return verdict
+
+
+def _by_outcomes(
+    outcomes: Mapping[int, WorkerOutcome], units: Sequence[UnitStatus], ranks: int, cause: str
+) -> Verdict:
+    samples = max(outcome.samples_done for outcome in outcomes.values())
+    crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome == "crashed"}
+    if 0 in outcomes and outcomes[0].outcome == "done":
+        return _by_first(outcomes[0], units)
+    if crashed:
+        # the others noticed only that this one was gone
+        rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
+        return Verdict("failed", f"rank {rank} crashed: {found.message or cause}", samples)
+    missing = sorted(set(range(ranks)) - set(outcomes))
+    if missing:
+        return Verdict("failed", f"rank {missing[0]} vanished ({cause})", samples)
+    return Verdict("stopped", samples_done=samples)
+
+
+def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Verdict:
+    """Rank 0 is done, unless its script says otherwise by its exit code: ``sys.exit("diverged")``."""
+    code = units[0].code if units else None
+    if found.exit_counts and code is not None and code > 0:
+        return Verdict("failed", f"the script ended with exit code {code}: its log tells more")
+    return Verdict("done", samples_done=found.samples_done)
+
+
+def _by_codes(units: Sequence[UnitStatus], cause: str, *, elastic: bool) -> Verdict:
+    clean = bool(units) and all(unit.code == 0 for unit in units)
+    if clean and not elastic:
+        return Verdict("done")
+    if clean:
+        message = 'the script ended without an outcome: use the elastic library, or set "elastic" to "none"'
+        return Verdict("failed", message)
+    return Verdict("failed", cause)
+
+
+def broken(units: Sequence[UnitStatus], outcomes: Mapping[int, WorkerOutcome]) -> bool:
+    """Whether a part of a gang that still runs is gone for good, so that the rest only waits for it.
+
+    A launcher that was killed after its worker had said how it ended is not.
+    """
+    said = {rank for rank, outcome in outcomes.items() if outcome.outcome != "crashed"}
+    return any(
+        unit.state == "exited" and unit.code is not None and unit.code > 0
+        if rank in said
+        else unit.state == "lost" or (unit.state == "exited" and unit.code != 0)
+        for rank, unit in enumerate(units)
+    ) or any(outcome.outcome == "crashed" for outcome in outcomes.values())
+
+
+def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _unit: "") -> str:
+    """The exit of the first unit that did not end well, in words.
+
+    :param words: the last words of a unit, by its place in ``units``.
+    """
+    place = next((i for i, unit in enumerate(units) if unit.state != "running" and unit.code != 0), None)
+    if place is None:
+        return "no exit code"
+    code = units[place].code
+    if code is None:
+        return "killed, no exit code"
+    if code < 0:
+        return f"killed by {_name(-code)}{_by_whom(-code)}"
+    return ": ".join(filter(None, (f"exit code {code}", words(place))))
+
+
+def _by_whom(number: int) -> str:
+    return ", which the system sends where memory runs out" if number == signal.SIGKILL else ""
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
