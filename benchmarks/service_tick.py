@@ -35,13 +35,14 @@ from pliant.tools.run.elastic.report import history, newest
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import StartJob, Target
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import LiveRun
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
-from pliant.tools.run.service.steps import StartJob, Target
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.directory import State
@@ -50,7 +51,6 @@ from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 from pliant.tools.schedule.decide import Question
 
 WORKERS: Final = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,19 @@ ALLOWED = {
     "tools.report": {"schemas", "tools.report"},
     "cli": {"cli", "schemas", "tools"},
 }
+RUN_LAYERS = ("statedir", "backends", "service", "watch")
+"""Of tools/run: each knows those before it."""
+IN_CIRCLES = {
+    "tools.schedule.session.placement",
+    "tools.schedule.oracle",
+    "tools.schedule.snapshot",
+    "tools.schedule.speeds",
+    "tools.replay.assumptions",
+    "tools.replay.run",
+    "tools.replay.sweep.tasks",
+    "tools.replay.sweep.origin",
+}
+"""Modules that import each other; none may join them."""
 HEAVY = {
     "torch": (
         "tools/profile/measuring/worker",
@@ -37,7 +51,8 @@ def modules() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -45,7 +60,18 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
+
+
+def name_of(path: Path) -> str:
+    """Of a module, without ``pliant``; a package's is that of its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(path: Path, known: set[str]) -> set[str]:
+    """The modules of this package that a module imports, at its top or inside of its functions."""
+    return known & {name.removeprefix("pliant.") for name in imported(path)}
 
 
 def layer(dotted: str) -> str:
@@ -61,6 +87,53 @@ def test_imports_go_one_way(path: Path) -> None:
             target = layer(name.removeprefix("pliant."))
             allowed = ALLOWED[own]
             assert target in allowed or target.split(".")[0] in allowed or target == "tools", name
+
+
+def run_parts() -> list[Path]:
+    return sorted((ROOT / "tools/run").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", run_parts(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_layers_of_run_know_those_below_them(path: Path) -> None:
+    own = name_of(path).removeprefix("tools.run").strip(".").partition(".")[0]
+    prefix = "pliant.tools.run."
+    for name in (name for name in imported(path) if name.startswith(prefix)):
+        part = name.removeprefix(prefix)
+        target = part.partition(".")[0]
+        if "statedir.contract." in name_of(path):
+            assert f"{part}.".startswith("statedir.contract."), name
+        elif own == "elastic":  # a worker knows what it shares with its launcher, and nothing else of that
+            assert target == "elastic" or f"{part}.".startswith("statedir.contract."), name
+        elif own in RUN_LAYERS:
+            assert target in RUN_LAYERS[: RUN_LAYERS.index(own) + 1], name
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {name_of(path) for path in modules()}
+    needs = {name_of(path): modules_imported(path, known) - {name_of(path)} for path in modules()}
+    ready = [name for name, needed in needs.items() if not needed]
+    while ready:  # what needs nothing is in no circle: taken away, it leaves others that need nothing
+        done = ready.pop()
+        del needs[done]
+        for name, needed in needs.items():
+            if done in needed:
+                needed.discard(done)
+                ready += [] if needed else [name]
+    assert _in_circles(needs) <= IN_CIRCLES
+
+
+def _in_circles(needs: dict[str, set[str]]) -> set[str]:
+    """Of modules that need others of them, those that need themselves by way of others."""
+
+    def reached(name: str) -> set[str]:
+        found, open_ends = set[str](), [name]
+        while open_ends:
+            new = needs.get(open_ends.pop(), set()) - found
+            found |= new
+            open_ends += new
+        return found
+
+    return {name for name in needs if name in reached(name)}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))

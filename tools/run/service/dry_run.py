@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import Step, StopJob, Target
 from pliant.tools.run.service.commands import units
 from pliant.tools.run.service.executor import next_handle
-from pliant.tools.run.service.steps import Step, StopJob, Target
 from pliant.tools.run.statedir.layout import StateDir
-from pliant.tools.run.statedir.slots import Slot
 
 PORT = 29500
 """Stands for the free port that is looked for when a job starts on several nodes."""

@@ -18,6 +18,9 @@ from itertools import groupby
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.allocation.way import InPlace, Relaunch, way_to
 from pliant.tools.run.service.commands import meets_at_port, units
 from pliant.tools.run.service.condemned import Condemned
 from pliant.tools.run.service.gang import Gang
@@ -32,11 +35,9 @@ from pliant.tools.run.service.plan_file import (
 from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.service.runnable import check_startable
 from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.steps import Step, StopJob, Target, plan_steps
 from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.service.unclear import UnclearJobs
 from pliant.tools.run.service.verdict import Verdict
-from pliant.tools.run.service.way import InPlace, Relaunch, way_to
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.fault import Faults, may_pass
@@ -45,7 +46,6 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.private import check_job
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 
 _log = logging.getLogger("pliant")
 

@@ -18,15 +18,16 @@ from itertools import islice
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.last_words import last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
+from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.service.allocation.way import Crew
 from pliant.tools.run.service.lingering import Lingering
 from pliant.tools.run.service.lost_workers import YOUNG_S, Losses
 from pliant.tools.run.service.members import Roll
 from pliant.tools.run.service.plan_file import aborted, next_plan, read_reached, write_plan
 from pliant.tools.run.service.setback import Setback, listed
-from pliant.tools.run.service.steps import Target
 from pliant.tools.run.service.timeouts import Stage, Timeouts
 from pliant.tools.run.service.verdict import Verdict, broken, judge
-from pliant.tools.run.service.way import Crew
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -34,7 +35,6 @@ from pliant.tools.run.statedir.contract.progress import ProgressFile
 from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot, by_node, counts
 
 _log = logging.getLogger("pliant")
 

@@ -15,6 +15,7 @@ from pliant.schemas.errors import InfeasibleError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
+from pliant.tools.run.service.allocation.steps import StopJob
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.policy_fault import PolicyFaults, put_back
@@ -28,7 +29,6 @@ from pliant.tools.run.service.reports import (
     progress_event,
     report_events,
 )
-from pliant.tools.run.service.steps import StopJob
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (

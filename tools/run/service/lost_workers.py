@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Final
 
+from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.setback import Setback, ended_early
-from pliant.tools.run.statedir.slots import Slot
 
 YOUNG_S: Final = 5.0
 """A worker that is lost before it has trained for so long has died young."""

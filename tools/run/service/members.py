@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
+from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.plan_file import read_plan_of
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting, last_beat
-from pliant.tools.run.statedir.slots import Slot
 
 _ABSENCE_S: Final = 5.0
 """A launcher that was itself away for longer has seen nothing that it could blame a worker for."""

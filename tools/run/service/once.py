@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
+from pliant.tools.run.service.allocation.steps import Step
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.reports import Progressed, Report, change_event, report_events
-from pliant.tools.run.service.steps import Step
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import (

@@ -10,14 +10,14 @@ from typing import Any
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.digits import whole_number
 from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.service.allocation.slots import Slot, counts
+from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.commands import ranked
-from pliant.tools.run.service.steps import Target
 from pliant.tools.run.statedir.contract.files import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.log.retries import CHECKPOINT_S
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot, counts
 
 _log = logging.getLogger("pliant")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.formats.events import event_lines
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import Step, StopJob
 from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.steps import Step, StopJob
 from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.statedir.contract.progress import Progress
 from pliant.tools.run.statedir.log.events import failure_event, finish_event
@@ -17,7 +18,6 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)

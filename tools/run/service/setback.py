@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pliant.tools.run.service.steps import Target
+from pliant.tools.run.service.allocation.slots import Slot, counts
+from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot, counts
 
 
 @dataclass(frozen=True, slots=True)

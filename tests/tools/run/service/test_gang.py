@@ -14,17 +14,17 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service import gang as gang_module
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Roll
 from pliant.tools.run.service.plan_file import make_member, make_plan, read_plan, write_plan
 from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.steps import Target
 from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir import folder_cache
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 from tests.builders import job
 
 RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)

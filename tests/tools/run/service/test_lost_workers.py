@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.lost_workers import TOO_MANY, YOUNG_S, Losses
 from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.statedir.slots import Slot
 
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 

@@ -8,6 +8,7 @@ from pliant.schemas.formats.events import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
+from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
 from pliant.tools.run.service.setback import Setback
 from pliant.tools.run.service.verdict import Verdict
@@ -21,7 +22,6 @@ from pliant.tools.run.statedir.log.events import (
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
 from pliant.tools.run.statedir.log.retries import Record
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.run.service.steps import ResizeJob, StartJob, Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import ResizeJob, StartJob, Step, StopJob, Target, plan_steps
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot
 from tests.builders import job
 
 NODES = {"n0": 2, "n1": 2}

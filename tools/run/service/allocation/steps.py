@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.job import Job
+from pliant.tools.run.service.allocation.slots import Slot, alike, filled, kept
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot, alike, filled, kept
 
 
 @dataclass(frozen=True, slots=True)

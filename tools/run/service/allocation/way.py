@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pliant.tools.run.service.steps import Target
+from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)

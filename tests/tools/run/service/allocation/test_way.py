@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from pliant.tools.run.service.steps import Target
-from pliant.tools.run.service.way import Crew, InPlace, Relaunch, Wait, Way, way_to
+from pliant.tools.run.service.allocation.slots import Slot, counts
+from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.service.allocation.way import Crew, InPlace, Relaunch, Wait, Way, way_to
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.share import Share
-from pliant.tools.run.statedir.slots import Slot, counts
 from tests.builders import job
 
 
