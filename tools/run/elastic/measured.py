@@ -23,8 +23,8 @@ from pliant.tools.run.elastic.membership.transfer import pass_on
 from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.training import Training
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.layout import JobDir
 
 
 class Measurement:

@@ -46,8 +46,8 @@ from pliant.tools.run.statedir.contract.progress import Progress
 from pliant.tools.run.statedir.log.retries import CHECKPOINT_S, WINDOW_S, Record, is_worth_its_while
 from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
-from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.run.statedir.share import Share
+from pliant.tools.schedule.jobs import NodeGpus
 
 CHANGES: Final = frozenset({"start", "resume", "grow", "shrink", "move"})
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
