@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile, ProfileRow
     from pliant.tools.profile.measuring.plan import Options
-    from pliant.tools.profile.measuring.points import KeptPoints
+    from pliant.tools.profile.measuring.points import PointsFile
     from pliant.tools.profile.measuring.run import Measured
 
 AUTO = "auto"
@@ -206,13 +206,13 @@ class Keeper:
 
     def known(self, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept already and still good; says so."""
-        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
+        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
 
         if self.path is None:
             return ()
         if self.refresh:
             return self._of_other_types(self.path, cluster)
-        kept = KeptAllReduce.read(self.path, cluster_label(cluster))
+        kept = AllReduceCache.read(self.path, cluster_label(cluster))
         if kept is None:
             return ()
         note(
@@ -223,21 +223,21 @@ class Keeper:
 
     def _of_other_types(self, path: str, cluster: Cluster | None) -> tuple[ProfileRow, ...]:
         """What is kept of GPU types that are not those of this machine, if it is of the same cluster."""
-        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
-        from pliant.tools.profile.measuring.node import site_of
+        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
+        from pliant.tools.profile.measuring.node import node_to_measure
 
         try:
-            kept = KeptAllReduce.read(path, cluster_label(cluster))
+            kept = AllReduceCache.read(path, cluster_label(cluster))
         except BadInputError:
             return ()
-        here = site_of(cluster).gpu_type
+        here = node_to_measure(cluster).gpu_type
         return () if kept is None else tuple(row for row in kept.rows if row.gpu_type != here)
 
     def keep(self, measured: Profile, cluster: Cluster | None) -> None:
         """Keep what was measured just now."""
-        from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
+        from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
 
-        kept = KeptAllReduce.of(measured, cluster_label(cluster))
+        kept = AllReduceCache.of(measured, cluster_label(cluster))
         if self.path is None:
             note("all-reduce times are in the profile alone: --allreduce-file keeps them for the next one")
         elif kept.rows:
@@ -256,7 +256,7 @@ def _measured(
     cluster: str | None,
     options: Options,
     keeper: Keeper,
-    kept: KeptPoints,
+    kept: PointsFile,
     *,
     into_pipe: bool,
 ) -> Measured:

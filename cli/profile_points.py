@@ -11,7 +11,7 @@ from pliant.cli.console import note
 from pliant.schemas.formats.files import PIPE
 
 if TYPE_CHECKING:
-    from pliant.tools.profile.measuring.points import KeptPoints
+    from pliant.tools.profile.measuring.points import PointsFile
 
 
 def points_beside(out: str) -> str | None:
@@ -23,18 +23,18 @@ def points_beside(out: str) -> str | None:
 
 
 @contextmanager
-def kept_points(path: str | None) -> Iterator[KeptPoints]:
+def kept_points(path: str | None) -> Iterator[PointsFile]:
     """The points in a file, for more to be added; the file is removed if the body ends well.
 
     :raises BadInputError: it is another file, or damaged.
     :raises UsageError: it could not be written.
     """
     from pliant.schemas.formats.outputs import check_output
-    from pliant.tools.profile.measuring.points import KeptPoints
+    from pliant.tools.profile.measuring.points import PointsFile
 
     if path is not None:
         check_output(path)
-    kept = KeptPoints.read(None if path is None else Path(path))
+    kept = PointsFile.read(None if path is None else Path(path))
     try:
         yield kept
     except BaseException:

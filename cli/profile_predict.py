@@ -12,7 +12,7 @@ from pliant.schemas.errors import BadInputError
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.measured import MeasuredThroughput, Spread
+    from pliant.tools.profile.measured import Spread, ThroughputBySize
     from pliant.tools.profile.predict import Base, Prediction, Question
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.units import TimeUnit
@@ -56,7 +56,7 @@ def predictions_text(
 
     from pliant.schemas.formats.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
-    from pliant.tools.profile.measured import MeasuredThroughput, spreads
+    from pliant.tools.profile.measured import ThroughputBySize, spreads
     from pliant.tools.report.rendering.text import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
     from pliant.tools.schedule.jobs import node_states
@@ -67,7 +67,7 @@ def predictions_text(
         missing = f"no job has the model {' or '.join(wanted.models)}" if wanted.models else "holds no job"
         raise BadInputError.one(source_name(jobs), missing)
     nodes = _cluster_of(profile) if cluster is None else read_cluster(cluster)
-    speed = MeasuredThroughput(profile, nodes.speeds)
+    speed = ThroughputBySize(profile, nodes.speeds)
     speeds, errors = Speeds(speed, node_states(nodes)), spreads(profile)
     answers = [
         answer
@@ -147,7 +147,7 @@ def _finish_text(row: Prediction, unit: TimeUnit) -> str:
 
 def _answers(
     state: JobState,
-    speed: MeasuredThroughput,
+    speed: ThroughputBySize,
     speeds: Speeds,
     wanted: Wanted,
     errors: Mapping[tuple[str, str], Spread],

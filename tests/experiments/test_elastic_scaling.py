@@ -28,7 +28,7 @@ from experiments.harness.page import Results, page_text
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 from pliant.tools.replay.traces.recipe import Recipe
 from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.schedule.demand import job_state
@@ -66,7 +66,7 @@ def test_the_model_says_what_the_paper_says() -> None:
 
 def test_the_profile_answers_as_the_model() -> None:
     model = fitted()
-    speed = MeasuredThroughput(profile_of(model))
+    speed = ThroughputBySize(profile_of(model))
     for job in model.jobs:
         most = job.category.share_max
         alone = speed.step_seconds(job.category.model, "p100", (1,), most, None) or 0.0
@@ -79,7 +79,7 @@ def test_the_profile_answers_as_the_model() -> None:
 
 def test_jobs_take_their_minutes_on_one_gpu() -> None:
     jobs = synthesize(Recipe.model_validate(dict(recipes())["mixed-40"]))
-    speeds = Speeds(MeasuredThroughput(profile_of(fitted())), node_states(cluster_of(SMALL)))
+    speeds = Speeds(ThroughputBySize(profile_of(fitted())), node_states(cluster_of(SMALL)))
     minutes = {category.model: category.minutes for category in CATEGORIES}
     for job in jobs[:20]:
         state = job_state(job, speeds)

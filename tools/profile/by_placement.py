@@ -1,4 +1,4 @@
-"""Step times by placement and local batch, interpolated from measurements: :class:`PlacementTimes`.
+"""Step times by placement and local batch, interpolated from measurements: :class:`ThroughputByPlacement`.
 
 After how the Pollux simulator reads its measurements (replay.md, the semantics of the Pollux simulator):
 
@@ -121,7 +121,7 @@ class PlacementTable:
         return None if found is None else StepTimes(*found)
 
 
-class PlacementTimes:
+class ThroughputByPlacement:
     """The throughput model that tells placements apart; what it answers is said in ``throughput.py``.
 
     A GPU type that a model was not measured on answers as the type with most rows of that model does, its

@@ -65,7 +65,7 @@ class AllReduce:
         return over_sizes(self._curves, place, lambda found: self._curves[found].costly(weights), alone=0.0)
 
 
-class StepTable:
+class SizeTable:
     """Answers from the training rows of one model on one GPU type."""
 
     def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_size import AllReduce, StepTable
+from pliant.tools.profile.by_size import AllReduce, SizeTable
 from pliant.tools.profile.costs import mean_rescale
 from pliant.tools.profile.rows import key, shape
 from pliant.tools.profile.stand_in import stand_in
@@ -28,11 +28,11 @@ def throughput_from(profile: Profile | None, cluster: Cluster) -> Throughput:
     return (
         CurveThroughput(speeds=cluster.speeds)
         if profile is None
-        else MeasuredThroughput(profile, cluster.speeds)
+        else ThroughputBySize(profile, cluster.speeds)
     )
 
 
-class MeasuredThroughput:
+class ThroughputBySize:
     """Answers from a profile; how is said in ``steptable.py``.
 
     A GPU type that a model was not measured on answers as the type with most rows of that model does, its
@@ -51,7 +51,7 @@ class MeasuredThroughput:
                 profile.source, "has no training rows; measure some with `pliant profile`"
             )
         self._allreduce = _allreduces(profile.rows)
-        self._tables: dict[tuple[str, str], tuple[StepTable, float]] = {}
+        self._tables: dict[tuple[str, str], tuple[SizeTable, float]] = {}
         self._seconds: dict[Query, float | None] = {}
 
     def models(self) -> Collection[str]:
@@ -112,19 +112,19 @@ class MeasuredThroughput:
         seconds = None if plan is None else table.seconds(placement, plan)
         return None if seconds is None else seconds * factor
 
-    def _table(self, model: str, gpu_type: str) -> tuple[StepTable, float]:
+    def _table(self, model: str, gpu_type: str) -> tuple[SizeTable, float]:
         """The table that answers for a GPU type, and the factor on its times."""
         found = self._tables.get((model, gpu_type))
         if found is None:
             found = self._tables[model, gpu_type] = self._make(model, gpu_type)
         return found
 
-    def _make(self, model: str, gpu_type: str) -> tuple[StepTable, float]:
+    def _make(self, model: str, gpu_type: str) -> tuple[SizeTable, float]:
         by_type = self._rows.get(model)
         if by_type is None:
             raise BadInputError(_unprofiled(model, self._rows))
         known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
-        table = StepTable(by_type[known], self._allreduce.get(known, AllReduce(())))
+        table = SizeTable(by_type[known], self._allreduce.get(known, AllReduce(())))
         return table, self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
 
 
@@ -171,7 +171,7 @@ def spreads(profile: Profile) -> dict[tuple[str, str], Spread]:
 
 
 def _without(row: ProfileRow, group: Collection[ProfileRow], allreduce: AllReduce) -> float | None:
-    table = StepTable([other for other in group if key(other) != key(row)], allreduce)
+    table = SizeTable([other for other in group if key(other) != key(row)], allreduce)
     plan = table.cut(shape(row), row.gpus * row.local_batch * row.accum_steps, row.local_batch)
     return None if plan is None else table.seconds(shape(row), plan)
 

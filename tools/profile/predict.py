@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.measured import MeasuredThroughput, Spread
+from pliant.tools.profile.measured import Spread, ThroughputBySize
 from pliant.tools.profile.throughput import Placement
 
 Source = Literal["measured", "modelled"]
@@ -75,7 +75,7 @@ class Base:
         return self.local_batch / self.step_seconds
 
 
-def base_of(speed: MeasuredThroughput, question: Question) -> Base | None:
+def base_of(speed: ThroughputBySize, question: Question) -> Base | None:
     """The base of a job's scaling factors; None: no batch fits one GPU.
 
     :raises BadInputError: the model is not profiled.
@@ -90,7 +90,7 @@ def base_of(speed: MeasuredThroughput, question: Question) -> Base | None:
 
 
 def predict(
-    speed: MeasuredThroughput, question: Question, places: Mapping[int, Placement], batches: Iterable[int]
+    speed: ThroughputBySize, question: Question, places: Mapping[int, Placement], batches: Iterable[int]
 ) -> list[Prediction]:
     """All combinations, ordered by GPUs and batch.
 
@@ -105,7 +105,7 @@ def predict(
 
 
 def _predict(
-    speed: MeasuredThroughput, question: Question, base: Base | None, place: Placement, batch: int
+    speed: ThroughputBySize, question: Question, base: Base | None, place: Placement, batch: int
 ) -> Prediction:
     gpus, largest = sum(place), _largest_local(speed, question)
     asked = (question.job, question.model, question.gpu_type, gpus, batch)
@@ -150,7 +150,7 @@ def _beyond(gpus: int, sizes: Sequence[int]) -> str:
     return f"measured on {measured} GPU{'s' * (measured != '1')}; {gpus} need a row or all-reduces"
 
 
-def _largest_local(speed: MeasuredThroughput, question: Question) -> int:
+def _largest_local(speed: ThroughputBySize, question: Question) -> int:
     """Most samples that one GPU may get at a time; 0: no batch fits."""
     fits = speed.max_local_batch(question.model, question.gpu_type)
     return min(fits, question.per_gpu_max or fits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 
 
 def step(
@@ -55,6 +55,6 @@ def reduce(gpus: int | str, weights: int, seconds: float, gpu_type: str = "gpu")
     )
 
 
-def throughput(*rows: ProfileRow, **speeds: float) -> MeasuredThroughput:
+def throughput(*rows: ProfileRow, **speeds: float) -> ThroughputBySize:
     """The model made from the rows."""
-    return MeasuredThroughput(Profile(rows), speeds)
+    return ThroughputBySize(Profile(rows), speeds)

@@ -7,8 +7,8 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.by_placement import (
-    PlacementTimes,
     StepTimes,
+    ThroughputByPlacement,
     smallest_rotation,
     with_triangulations,
 )
@@ -33,8 +33,8 @@ def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = 
     )
 
 
-def times(*rows: ProfileRow, **more) -> PlacementTimes:
-    return PlacementTimes(Profile(rows), **more)
+def times(*rows: ProfileRow, **more) -> ThroughputByPlacement:
+    return ThroughputByPlacement(Profile(rows), **more)
 
 
 def test_rotations_of_a_placement_are_one():
@@ -116,9 +116,9 @@ def test_triangulations_are_kept_in_the_metadata():
     profile = Profile(tuple(grid(counted=True)), (("tool", "x"),))
     kept = with_triangulations(profile)
     assert [key for key, _ in kept.metadata] == ["tool", "triangulation of m on t4"]
-    held = PlacementTimes(kept)
+    held = ThroughputByPlacement(kept)
     held.load(["m", "unknown"], ["t4"])
-    assert held.times("m", "t4", (3, 2), 20) == PlacementTimes(profile).times("m", "t4", (3, 2), 20)
+    assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
 
 
 def test_points_on_one_plane_have_nothing_between_them():

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_placement import PlacementTimes
+from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.costs import rescales
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 from tests.tools.profile.rows_builder import step
 
 ROWS = (
@@ -22,7 +22,7 @@ def test_a_rescale_is_in_place_where_that_was_measured_else_a_relaunch() -> None
 
 
 def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
-    for kind in (MeasuredThroughput, PlacementTimes):
+    for kind in (ThroughputBySize, ThroughputByPlacement):
         model = kind(Profile(ROWS))
         found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
         assert found == [0.5, 3.0, 4.0 / 3, 4.0 / 3]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.measured import MeasuredThroughput, holdout_errors, throughput_from
+from pliant.tools.profile.measured import ThroughputBySize, holdout_errors, throughput_from
 from pliant.tools.profile.throughput import CurveThroughput, local_limit
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import reduce, step, throughput
@@ -18,7 +18,7 @@ ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))
 
 
 def seconds(
-    model: MeasuredThroughput, gpus: int | tuple[int, ...], batch: int, per_gpu_max: int | None = None
+    model: ThroughputBySize, gpus: int | tuple[int, ...], batch: int, per_gpu_max: int | None = None
 ) -> float | None:
     placement = (gpus,) if isinstance(gpus, int) else gpus
     return model.step_seconds("net", "gpu", placement, batch, per_gpu_max)

@@ -16,10 +16,10 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 from pliant.tools.profile.measuring.launch import Script, launch
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome
 from pliant.tools.profile.measuring.run import measure
 from tests.builders import job
 from tests.tools.run.site import until
@@ -31,7 +31,7 @@ MEGABYTE = 1_000_000
 needs_main_thread = pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="needs the main thread"
 )
-QUICK = Order(result="", local_batches=(4,), iterations=2, warmup=1, least_seconds=0.0)
+QUICK = MeasurementRequest(result="", local_batches=(4,), iterations=2, warmup=1, least_seconds=0.0)
 
 
 ELASTIC = """
@@ -95,14 +95,14 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
 
     gang = rows[2, 10, 2]
     assert gang.step_seconds == pytest.approx((gang.compute_seconds or 0) + (gang.sync_seconds or 0))
-    model = MeasuredThroughput(profile)
+    model = ThroughputBySize(profile)
     assert model.step_seconds("net", "cpu", (2,), 40, 16) == gang.step_seconds
     assert model.step_seconds("net", "cpu", (1,), 40, 16) == rows[1, 14, 3].step_seconds
 
 
 def test_a_batch_far_too_large_ends_the_launch_but_not_the_search() -> None:
-    order = QUICK.model_copy(update={"local_batches": (4, 4096), "memory_limit": 900 * MEGABYTE})
-    ended = launch(script("4"), 1, order, quiet)
+    request = QUICK.model_copy(update={"local_batches": (4, 4096), "memory_limit": 900 * MEGABYTE})
+    ended = launch(script("4"), 1, request, quiet)
     assert ended.out_of_memory
     assert [point.local_batch for point in ended.outcome.points] == [4]
     assert ended.outcome.current is not None
@@ -110,9 +110,9 @@ def test_a_batch_far_too_large_ends_the_launch_but_not_the_search() -> None:
 
 
 def test_a_crash_is_told_in_one_line_and_leaves_nothing_behind() -> None:
-    order = QUICK.model_copy(update={"local_batches": (4, 8)})
+    request = QUICK.model_copy(update={"local_batches": (4, 8)})
     with pytest.raises(JobsFailedError) as error:
-        launch(script("1", "4"), 2, order, quiet)
+        launch(script("1", "4"), 2, request, quiet)
     assert str(error.value).startswith(
         'measuring model "net" on 2 workers: the script failed at local batch 8: KeyError:'
     )
@@ -127,16 +127,16 @@ def test_a_script_without_the_library_is_told_so(tmp_path: Path) -> None:
 
 def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELASTIC)
-    order = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
-    points = launch(Script("net", ("train.py",), str(tmp_path)), 2, order, quiet).outcome.points
+    request = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
+    points = launch(Script("net", ("train.py",), str(tmp_path)), 2, request, quiet).outcome.points
     assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 2)]
     assert all(len(point.step_s) == len(point.compute_s) == 2 for point in points)
 
 
 def test_all_reduces_of_two_workers() -> None:
-    order = Order(result="", weights=(10, 1000), iterations=2, warmup=1, least_seconds=0.0)
+    request = MeasurementRequest(result="", weights=(10, 1000), iterations=2, warmup=1, least_seconds=0.0)
     module = Script("all-reduce", ("-m", "pliant.tools.profile.measuring.allreduce"))
-    points = launch(module, 2, order, quiet).outcome.points
+    points = launch(module, 2, request, quiet).outcome.points
     assert [point.weights for point in points] == [10, 1000]
     assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
 

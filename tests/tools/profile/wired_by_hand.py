@@ -31,7 +31,7 @@ if int(os.environ["WORLD_SIZE"]) > 1:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-order = measure.order_from_env()
+order = measure.request_from_env()
 assert order is not None
 sweep = measure.Sweep(order, model, 512, read)
 for x in sweep:

@@ -7,7 +7,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 from pliant.tools.schedule.assumptions import refuse, speeds_assumed
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import step
@@ -49,7 +49,7 @@ def test_a_node_without_gpus_needs_no_speed() -> None:
 def test_what_is_said_is_what_the_throughput_model_does() -> None:
     rows = (step(1, 8, 0.1), step(1, 8, 0.4, gpu_type="rare"), step(1, 16, 0.2))
     usual = rows[0].gpu_type
-    speed = MeasuredThroughput(Profile(rows), {"new": 2.0})
+    speed = ThroughputBySize(Profile(rows), {"new": 2.0})
     assert speed.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.05)
     here = Cluster.model_validate(
         {"nodes": ({"name": "n0", "gpus": 2, "gpu_type": "new"},), "speeds": {"new": 2.0}}

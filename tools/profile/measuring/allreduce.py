@@ -14,27 +14,27 @@ import torch
 import torch.distributed as dist
 
 from pliant.tools.profile.measuring.device import Device, device_of
-from pliant.tools.profile.measuring.request import Order, Point
-from pliant.tools.profile.measuring.worker import MOST, Recorder, order_from_env
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point
+from pliant.tools.profile.measuring.worker import MOST, Recorder, request_from_env
 
 
 def main() -> None:
-    """Carry out the order in the environment."""
-    order = order_from_env()
-    if order is None:
+    """Carry out the request in the environment."""
+    request = request_from_env()
+    if request is None:
         raise SystemExit("started by hand: this module is a part of `pliant profile --allreduce`")
     device = _join()
-    meter = device_of(device, order.memory_limit)
-    record = Recorder(order, dist.get_rank(), 0, meter)
+    meter = device_of(device, request.memory_limit)
+    record = Recorder(request, dist.get_rank(), 0, meter)
     record.start()
-    known = {point.weights for point in order.known}
-    for weights in order.weights:
+    known = {point.weights for point in request.known}
+    for weights in request.weights:
         if weights in known:
             continue
         record.begin(Point(local_batch=0, weights=weights))
         gradients = torch.zeros(weights, device=device)
         meter.reset_peak()
-        step_s = _times(partial(dist.all_reduce, gradients), meter, order, record.is_fresh)
+        step_s = _times(partial(dist.all_reduce, gradients), meter, request, record.is_fresh)
         record.end(Point(local_batch=0, weights=weights, step_s=step_s, peak_memory=meter.peak()))
     record.finish()
     dist.destroy_process_group()
@@ -50,11 +50,13 @@ def _join() -> torch.device:
     return device
 
 
-def _times(action: Callable[[], object], meter: Device, order: Order, fresh: bool) -> tuple[float, ...]:
+def _times(
+    action: Callable[[], object], meter: Device, request: MeasurementRequest, fresh: bool
+) -> tuple[float, ...]:
     """Seconds of each repetition, those that warm up left out."""
-    last = _repeat(action, meter, max(1, order.warmup))[-1]
-    wanted = order.least_seconds / last if last else 0.0
-    count = max(order.iterations, min(int(wanted), MOST * order.iterations))
+    last = _repeat(action, meter, max(1, request.warmup))[-1]
+    wanted = request.least_seconds / last if last else 0.0
+    count = max(request.iterations, min(int(wanted), MOST * request.iterations))
     if fresh:
         _repeat(action, meter, count)
     return tuple(_repeat(action, meter, count))

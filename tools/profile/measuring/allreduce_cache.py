@@ -26,7 +26,7 @@ _CLUSTER: Final = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAllReduce:
+class AllReduceCache:
     """All-reduce rows and the cluster that they were measured on."""
 
     rows: tuple[ProfileRow, ...]

@@ -16,7 +16,12 @@ from typing import Final, Literal
 import psutil
 
 from pliant.schemas.errors import JobsFailedError
-from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome, out_of_memory_mark
+from pliant.tools.profile.measuring.request import (
+    ENV_PROFILE,
+    MeasurementRequest,
+    Outcome,
+    out_of_memory_mark,
+)
 from pliant.tools.profile.torchrun.command import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.profile.torchrun.last_words import last_words
 from pliant.tools.profile.torchrun.processes import child_environment, kill, strays, tree
@@ -41,9 +46,9 @@ class Script:
     slots: Literal["cpu", "gpu"] = "cpu"
 
 
-def environment(script: Script, order: Path) -> dict[str, str]:
+def environment(script: Script, request: Path) -> dict[str, str]:
     """What the workers find in their environment beyond this process's own."""
-    fixed = {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: str(order)}
+    fixed = {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: str(request)}
     if script.slots == "cpu":
         return {**ONE_THREAD, **script.env, **fixed, "CUDA_VISIBLE_DEVICES": ""}
     return {**script.env, **fixed}
@@ -61,19 +66,19 @@ class Ended:
     """What it takes to leave with a checkpoint and come back from it; None: not asked for."""
 
 
-def launch(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
-    """Carry out one order.
+def launch(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+    """Carry out one request.
 
-    :param order: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
+    :param request: its ``result`` is replaced by a file in a folder that lives as long as the launch, its
         ``launcher_pid`` by this process.
     :param advance: called with what was measured so far, also where the launch is cut short.
     :raises JobsFailedError: the script crashed, or never came to serve the sweep.
     """
     with tempfile.TemporaryDirectory(prefix="pliant-profile-") as name:
         folder = Path(name)
-        result, path = folder / "outcome.json", folder / "order.json"
+        result, path = folder / "outcome.json", folder / "request.json"
         ours = {"result": str(result), "launcher_pid": os.getpid()}
-        path.write_text(order.model_copy(update=ours).model_dump_json())
+        path.write_text(request.model_copy(update=ours).model_dump_json())
         argv = torchrun(script.command, workers, standalone("127.0.0.1"), folder / "logs")
         began_s = time.time()
         code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from pliant.tools.profile.measuring.course import is_measured
 from pliant.tools.profile.measuring.launch import Ended
-from pliant.tools.profile.measuring.points import KeptPoints, Measured
-from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.points import Measured, PointsFile
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.search import is_measured
 from pliant.tools.profile.rows import Origin
 
 
@@ -19,7 +19,7 @@ class LaunchLog:
     :param clock: UTC seconds.
     """
 
-    def __init__(self, kept: KeptPoints, key: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kept: PointsFile, key: str, clock: Callable[[], float]) -> None:
         self._kept = kept
         self._key = key
         self._clock = clock
@@ -32,21 +32,21 @@ class LaunchLog:
         """How many points there are."""
         return len(self._points)
 
-    def rest(self, order: Order, workers: int) -> Order | None:
-        """What is left of an order; None: nothing is.
+    def rest(self, request: MeasurementRequest, workers: int) -> MeasurementRequest | None:
+        """What is left of a request; None: nothing is.
 
         Costs are measured at the end of a launch, after a step: where they alone are left, one point is
         measured once more.
         """
         known = tuple(found.point for found in self._points if found.point is not None)
-        rest = below(order, known).model_copy(update={"known": known})
+        rest = below(request, known).model_copy(update={"known": known})
         if not is_measured(rest, workers):
             return rest
         fitting = [point for point in known if point.feasible]
-        if not order.costs or self._costs is not None or not fitting:
+        if not request.costs or self._costs is not None or not fitting:
             return None
         others = tuple(point for point in known if point is not fitting[0])
-        return order.model_copy(update={"known": others})
+        return request.model_copy(update={"known": others})
 
     def take(self, outcome: Outcome, before: int) -> None:
         """Take up what a launch has measured since it was looked at last.
@@ -98,12 +98,12 @@ class LaunchLog:
             self._points.append(found)
 
 
-def below(order: Order, points: Iterable[Point]) -> Order:
-    """The rest of an order, given what has been measured and what did not fit."""
+def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
+    """The rest of a request, given what has been measured and what did not fit."""
     seen = tuple(points)
     misfits = [point.local_batch for point in seen if not point.feasible]
     if not misfits:
-        return order
+        return request
     fits = max((point.local_batch for point in seen if point.feasible), default=0)
     misfit = min(misfits)
-    return order.model_copy(update={"fits": min(max(fits, order.fits), misfit - 1), "misfit": misfit})
+    return request.model_copy(update={"fits": min(max(fits, request.fits), misfit - 1), "misfit": misfit})

@@ -17,7 +17,7 @@ LOOPBACK: Final = (None, "localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MeasuredNode:
     """The node that stands for its type."""
 
     gpu_type: str
@@ -32,7 +32,7 @@ class Site:
     """What the person at the terminal should know."""
 
 
-def site_of(cluster: Cluster | None, devices: int | None = None) -> Site:
+def node_to_measure(cluster: Cluster | None, devices: int | None = None) -> MeasuredNode:
     """The node to measure on: this host by name if it is in the cluster, else the node with the most GPUs.
 
     :param devices: GPUs of this machine; None: look.
@@ -48,7 +48,7 @@ def site_of(cluster: Cluster | None, devices: int | None = None) -> Site:
         what = 'the cluster has slots of kind "gpu" but this machine has none to measure on'
         raise ServiceMissingError(f'{what}; run profile on one of its nodes, or state "slots": "cpu"')
     total = cluster.total_gpus
-    return Site(
+    return MeasuredNode(
         node.gpu_type, cluster.slots, workers, total, _memory(cluster, node), _notes(cluster, node, workers)
     )
 
@@ -61,11 +61,11 @@ def visible_gpus() -> int:
     return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
 
 
-def _this_machine(devices: int) -> Site:
+def _this_machine(devices: int) -> MeasuredNode:
     if devices:
-        return Site("gpu", "gpu", devices, devices)
+        return MeasuredNode("gpu", "gpu", devices, devices)
     cores = len(os.sched_getaffinity(0))
-    return Site("cpu", "cpu", cores, cores)
+    return MeasuredNode("cpu", "cpu", cores, cores)
 
 
 def _node(cluster: Cluster) -> Node:

@@ -1,4 +1,4 @@
-"""What to measure for a file of jobs: one study a model. Pure planning, nothing is started here."""
+"""What to measure for a file of jobs: one plan a model. Pure planning, nothing is started here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.tools.profile.measuring.launch import Script
-from pliant.tools.profile.measuring.node import Site
+from pliant.tools.profile.measuring.node import MeasuredNode
 
 UNKNOWN_CEILING = 1024
 """Largest local batch tried for a job that states neither a batch nor a limit."""
@@ -30,7 +30,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class ModelPlan:
     """One model: the script that trains it, the local batches of one worker, and the gangs to measure."""
 
     script: Script
@@ -44,8 +44,8 @@ class Study:
     notes: tuple[str, ...] = ()
 
 
-def studies(jobs: Iterable[Job], site: Site, options: Options) -> tuple[Study, ...]:
-    """One study for each model, in order of first appearance.
+def model_plans(jobs: Iterable[Job], node: MeasuredNode, options: Options) -> tuple[ModelPlan, ...]:
+    """One plan for each model, in order of first appearance.
 
     Jobs of one model are measured with the command of the first of them that has one.
 
@@ -60,7 +60,7 @@ def studies(jobs: Iterable[Job], site: Site, options: Options) -> tuple[Study, .
         raise BadInputError(f'no job has the model "{missing[0]}"')
     if not by_model:
         raise BadInputError("there is no job to measure")
-    return tuple(_study(model, group, site, options) for model, group in by_model.items())
+    return tuple(_model_plan(model, group, node, options) for model, group in by_model.items())
 
 
 def powers(low: int, high: int) -> tuple[int, ...]:
@@ -69,34 +69,34 @@ def powers(low: int, high: int) -> tuple[int, ...]:
     return tuple(sorted({low, *between, high}))
 
 
-def _study(model: str, jobs: Sequence[Job], site: Site, options: Options) -> Study:
+def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: Options) -> ModelPlan:
     able = [job for job in jobs if job.command]
     if not able:
         raise BadInputError(f'no job of model "{model}" has a command: nothing can be started to measure it')
     first = able[0]
-    script = Script(model, first.command or (), first.workdir, dict(first.env), site.slots)
-    gpus = options.gpus or _sizes(jobs, site)
+    script = Script(model, first.command or (), first.workdir, dict(first.env), node.slots)
+    gpus = options.gpus or _sizes(jobs, node)
     limits = [job.batch.per_gpu_max for job in jobs if job.batch.per_gpu_max]
     per_gpu_max = max(limits) if len(limits) == len(jobs) else None
-    return Study(
+    return ModelPlan(
         script,
         options.batches or _local_batches(jobs, max(gpus, default=1), per_gpu_max),
         tuple(sorted({size for job in jobs for size in _global_batches(job)})),
-        tuple(size for size in gpus if 1 < size <= site.workers),
+        tuple(size for size in gpus if 1 < size <= node.workers),
         per_gpu_max,
         tuple(sorted({job.gpus.requested for job in jobs if job.batch.size is None})),
-        _notes(model, able, options, site),
+        _notes(model, able, options, node),
     )
 
 
-def _sizes(jobs: Sequence[Job], site: Site) -> tuple[int, ...]:
+def _sizes(jobs: Sequence[Job], node: MeasuredNode) -> tuple[int, ...]:
     """Powers of two between the smallest and the largest size of any job, and what jobs ask for."""
     low = min(job.min_gpus for job in jobs)
-    high = max(job.max_gpus(site.cluster_gpus) for job in jobs)
+    high = max(job.max_gpus(node.cluster_gpus) for job in jobs)
     asked = {job.gpus.requested for job in jobs} | {job.min_gpus for job in jobs}
-    reach = min(high, site.workers)
+    reach = min(high, node.workers)
     between = powers(low, reach) if low <= reach else ()
-    return tuple(sorted(size for size in {*between, *asked} if size <= site.workers))
+    return tuple(sorted(size for size in {*between, *asked} if size <= node.workers))
 
 
 def _local_batches(jobs: Sequence[Job], gpus: int, per_gpu_max: int | None) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ def _global_batches(job: Job) -> set[int]:
     return {size for size in (job.batch.size, job.batch.size // 2, *limits) if size}
 
 
-def _notes(model: str, able: Sequence[Job], options: Options, site: Site) -> tuple[str, ...]:
+def _notes(model: str, able: Sequence[Job], options: Options, node: MeasuredNode) -> tuple[str, ...]:
     notes = []
     first = able[0]
     started = (first.command, first.workdir, first.env)
@@ -127,7 +127,7 @@ def _notes(model: str, able: Sequence[Job], options: Options, site: Site) -> tup
         notes.append(
             f'model "{model}" is measured with the command of job {first.id}; that of {others} differs'
         )
-    too_many = [size for size in options.gpus or () if size > site.workers]
+    too_many = [size for size in options.gpus or () if size > node.workers]
     if too_many:
-        notes.append(f'model "{model}": {too_many[0]} workers are more than the {site.workers} of this node')
+        notes.append(f'model "{model}": {too_many[0]} workers are more than the {node.workers} of this node')
     return tuple(notes)

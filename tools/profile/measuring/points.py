@@ -20,7 +20,7 @@ from pliant.schemas.formats.files import atomic_write, read_failure, write_all, 
 from pliant.schemas.formats.jsonlines import encode, header, read_lines
 from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, Record
 from pliant.tools.profile.measuring.launch import Script
-from pliant.tools.profile.measuring.request import Order, Point
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point
 
 KIND: Final = "points"
 MODE: Final = 0o600
@@ -44,7 +44,7 @@ class Measured(Record):
     rescale_s: NonNegativeFloat | None = None
 
 
-class KeptPoints:
+class PointsFile:
     """What was measured before, and a place for what is measured now.
 
     :param path: None: nothing is kept, the profile goes into a pipe.
@@ -119,12 +119,12 @@ class KeptPoints:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
 
-def launch_key(script: Script, workers: int, wanted: Order) -> str:
+def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
     """A hash of all that a measured point depends on, and of the batches that are wanted.
 
     The script's own file is a part of it, the modules that it imports are not.
 
-    :param wanted: of the whole study: what its other launches find out makes no difference.
+    :param wanted: of the whole plan: what its other launches find out makes no difference.
     """
     what = {
         "model": script.name,

@@ -1,6 +1,6 @@
-"""A measurement order: what the workers of one launch measure, as a file that their environment names.
+"""A measurement request: what the workers of one launch measure, as a file that their environment names.
 
-One order is one launch of torchrun: several batches on one number of workers. The launcher writes it,
+One request is one launch of torchrun: several batches on one number of workers. The launcher writes it,
 ``measure.py`` and ``allreduce.py`` carry it out and write an :class:`Outcome` beside it.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
-"""Environment variable with the path of the order; the elastic library then serves the sweep."""
+"""Environment variable with the path of the request; the elastic library then serves the sweep."""
 
 
 class Point(Record):
@@ -30,7 +30,7 @@ class Point(Record):
     """Bytes, the largest over the workers."""
 
 
-class Order(Record):
+class MeasurementRequest(Record):
     """What to measure in one launch. First the local batches, then the global ones cut for the workers."""
 
     result: str

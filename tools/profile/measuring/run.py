@@ -1,4 +1,4 @@
-"""Carry out studies, launch by launch, and collect the profile."""
+"""Carry out model_plans, launch by launch, and collect the profile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script, launch
 from pliant.tools.profile.measuring.launch_log import LaunchLog
-from pliant.tools.profile.measuring.node import Site, site_of
-from pliant.tools.profile.measuring.plan import Options, Study, powers, studies
-from pliant.tools.profile.measuring.points import KeptPoints, launch_key
-from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.node import MeasuredNode, node_to_measure
+from pliant.tools.profile.measuring.plan import ModelPlan, Options, model_plans, powers
+from pliant.tools.profile.measuring.points import PointsFile, launch_key
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.rows import Origin, allreduce_row, merged, train_row
 
-Launch = Callable[[Script, int, Order, Advance], Ended]
+Launch = Callable[[Script, int, MeasurementRequest, Advance], Ended]
 ALLREDUCE: Final = ("-m", "pliant.tools.profile.measuring.allreduce")
 WEIGHTS: Final = {
     "cpu": (100_000, 1_000_000, 5_000_000, 10_000_000),
@@ -48,7 +48,7 @@ def measure(
     progress: Callable[[int, int | None], None] | None = None,
     note: Callable[[str], None] = lambda _text: None,
     allreduce: Collection[ProfileRow] = (),
-    kept: KeptPoints | None = None,
+    kept: PointsFile | None = None,
     start: Launch = launch,
 ) -> Measured:
     """Measure the models of the jobs on this machine. A script that fails costs its own model only.
@@ -61,26 +61,26 @@ def measure(
     :param kept: points of the same command that was cut short; takes the points that are measured now.
     :raises JobsFailedError: no script at all could be measured.
     """
-    site = site_of(cluster)
-    plans = studies(jobs, site, options)
-    for text in (*site.notes, *(line for plan in plans for line in plan.notes)):
+    node = node_to_measure(cluster)
+    plans = model_plans(jobs, node, options)
+    for text in (*node.notes, *(line for plan in plans for line in plan.notes)):
         note(text)
-    sums = options.allreduce and all(row.gpu_type != site.gpu_type for row in allreduce)
-    expected = sum(_points(plan) for plan in plans) + (_sums(site) if sums else 0)
-    bench = Bench(site, options, clock, start, Meter(progress, expected), kept or KeptPoints())
-    if before := bench.measured_before(plans, sums=sums):
+    reduces = options.allreduce and all(row.gpu_type != node.gpu_type for row in allreduce)
+    expected = sum(_points(plan) for plan in plans) + (_allreduce_points(node) if reduces else 0)
+    bench = Bench(node, options, clock, start, Meter(progress, expected), kept or PointsFile())
+    if before := bench.measured_before(plans, reduces=reduces):
         note(f"{before} of {max(before, expected)} points were already measured")
     rows: list[ProfileRow] = []
     failures: list[str] = []
     for plan in plans:
         try:
-            rows += bench.study(plan, note)
+            rows += bench.train_rows(plan, note)
         except JobsFailedError as error:
             failures.append(str(error))
     if not rows:
         raise JobsFailedError("\n".join(failures))
     if options.allreduce:
-        rows += [*allreduce, *(bench.allreduce() if sums else ())]
+        rows += [*allreduce, *(bench.allreduce() if reduces else ())]
     return Measured(Profile(merged((), rows), bench.metadata(command_line)), tuple(failures))
 
 
@@ -106,62 +106,62 @@ class Meter:
 
 @dataclass(slots=True)
 class Bench:
-    """Starts the launches of a site and turns their outcomes into rows."""
+    """Starts the launches of a node and turns their outcomes into rows."""
 
-    site: Site
+    node: MeasuredNode
     options: Options
     clock: Callable[[], float]
     start: Launch
     meter: Meter
-    kept: KeptPoints
+    kept: PointsFile
     facts: dict[str, str] = field(default_factory=dict)
     """What the workers report of their machine."""
 
-    def measured_before(self, plans: Iterable[Study], *, sums: bool) -> int:
-        """How many points of the studies, and of the all-reduces, are kept from a command cut short."""
+    def measured_before(self, plans: Iterable[ModelPlan], *, reduces: bool) -> int:
+        """How many points of the model_plans, and of the all-reduces, are kept from a command cut short."""
         keys = {
             launch_key(plan.script, gpus, self._wanted(plan)) for plan in plans for gpus in (1, *plan.gpus)
         }
-        if sums:
+        if reduces:
             script, wanted = self._all_reduces()
-            keys |= {launch_key(script, gpus, wanted) for gpus in _sizes(self.site)}
+            keys |= {launch_key(script, gpus, wanted) for gpus in _sizes(self.node)}
         return self.kept.count(keys)
 
-    def study(self, study: Study, note: Callable[[str], None]) -> list[ProfileRow]:
+    def train_rows(self, plan: ModelPlan, note: Callable[[str], None]) -> list[ProfileRow]:
         """All training rows of one model: one worker first, because its limit holds for the gangs."""
-        wanted = self._wanted(study)
-        rows = self._rows(study.script, 1, wanted, wanted)
+        wanted = self._wanted(plan)
+        rows = self._rows(plan.script, 1, wanted, wanted)
         fits = largest_that_fits(rows)
         if fits == 0:
-            note(f'model "{study.script.name}": no batch fits one worker; no gang was measured')
+            note(f'model "{plan.script.name}": no batch fits one worker; no gang was measured')
             return rows
-        batches = {*study.global_batches, *(gang * fits for gang in study.gangs_of_largest)}
-        for gpus in study.gpus:
+        batches = {*plan.global_batches, *(gang * fits for gang in plan.gangs_of_largest)}
+        for gpus in plan.gpus:
             sizes = tuple(sorted(size for size in batches if size >= gpus))
-            order = self._order(global_batches=sizes, per_gpu_max=study.per_gpu_max, fits=fits)
-            rows += self._rows(study.script, gpus, order, wanted) if sizes else []
+            request = self._request(global_batches=sizes, per_gpu_max=plan.per_gpu_max, fits=fits)
+            rows += self._rows(plan.script, gpus, request, wanted) if sizes else []
         return rows
 
     def allreduce(self) -> list[ProfileRow]:
-        """All-reduce rows of the site: doubling numbers of workers, a grid of weights."""
-        script, order = self._all_reduces()
+        """All-reduce rows of the node: doubling numbers of workers, a grid of weights."""
+        script, request = self._all_reduces()
         return [
             allreduce_row(point, origin)
-            for gpus in _sizes(self.site)
-            for point, origin in self._points(script, gpus, order, order)
+            for gpus in _sizes(self.node)
+            for point, origin in self._points(script, gpus, request, request)
         ]
 
-    def _wanted(self, study: Study) -> Order:
-        """What is measured on one worker, where the whole study begins."""
-        return self._order(
-            local_batches=study.local_batches,
-            global_batches=study.global_batches,
-            per_gpu_max=study.per_gpu_max,
+    def _wanted(self, plan: ModelPlan) -> MeasurementRequest:
+        """What is measured on one worker, where the whole plan begins."""
+        return self._request(
+            local_batches=plan.local_batches,
+            global_batches=plan.global_batches,
+            per_gpu_max=plan.per_gpu_max,
         )
 
-    def _all_reduces(self) -> tuple[Script, Order]:
-        order = self._order(weights=WEIGHTS[self.site.slots])
-        return Script("all-reduce", ALLREDUCE, slots=self.site.slots), order
+    def _all_reduces(self) -> tuple[Script, MeasurementRequest]:
+        request = self._request(weights=WEIGHTS[self.node.slots])
+        return Script("all-reduce", ALLREDUCE, slots=self.node.slots), request
 
     def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
         """What the file says about itself."""
@@ -170,34 +170,36 @@ class Bench:
             "host": platform.node(),
             **self.facts,
             "command": command_line,
-            "seed": str(self._order().seed),
+            "seed": str(self._request().seed),
         }
         return tuple(facts.items())
 
-    def _order(self, **fields: object) -> Order:
+    def _request(self, **fields: object) -> MeasurementRequest:
         common = {
             "iterations": self.options.iterations,
             "warmup": self.options.warmup,
-            "memory_limit": self.site.memory_limit,
+            "memory_limit": self.node.memory_limit,
             "costs": self.options.costs,
         }
-        return Order.model_validate({"result": "", **common, **fields})
+        return MeasurementRequest.model_validate({"result": "", **common, **fields})
 
-    def _rows(self, script: Script, workers: int, order: Order, wanted: Order) -> list[ProfileRow]:
-        return [train_row(point, origin) for point, origin in self._points(script, workers, order, wanted)]
+    def _rows(
+        self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
+    ) -> list[ProfileRow]:
+        return [train_row(point, origin) for point, origin in self._points(script, workers, request, wanted)]
 
     def _points(
-        self, script: Script, workers: int, order: Order, wanted: Order
+        self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
     ) -> list[tuple[Point, Origin]]:
-        """The points of an order, started again below every batch that ran out of memory.
+        """The points of a request, started again below every batch that ran out of memory.
 
         What is kept of it is not measured again.
 
-        :param wanted: where the study begins.
+        :param wanted: where the plan begins.
         """
         log = LaunchLog(self.kept, launch_key(script, workers, wanted), self.clock)
         self.meter.finished(len(log))
-        while (rest := log.rest(order, workers)) is not None:
+        while (rest := log.rest(request, workers)) is not None:
             before = len(log)
             advance = partial(self._advance, log, before)
             ended = self.start(script, workers, rest, advance)
@@ -208,8 +210,8 @@ class Bench:
                 break
             log.misfit(ended.outcome)
         self.facts = {**self.facts, **log.facts}
-        model = "" if order.weights else script.name
-        return log.found(Origin(model, self.site.gpu_type, workers, None, 0.0))
+        model = "" if request.weights else script.name
+        return log.found(Origin(model, self.node.gpu_type, workers, None, 0.0))
 
     def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
         log.take(outcome, before)
@@ -221,19 +223,19 @@ def largest_that_fits(rows: Iterable[ProfileRow]) -> int:
     return max((row.local_batch for row in rows if row.feasible), default=0)
 
 
-def _sums(site: Site) -> int:
+def _allreduce_points(node: MeasuredNode) -> int:
     """How many all-reduces are measured."""
-    return len(_sizes(site)) * len(WEIGHTS[site.slots])
+    return len(_sizes(node)) * len(WEIGHTS[node.slots])
 
 
-def _sizes(site: Site) -> tuple[int, ...]:
+def _sizes(node: MeasuredNode) -> tuple[int, ...]:
     """Numbers of workers that all-reduces are measured on."""
-    return powers(2, site.workers) if site.workers > 1 else ()
+    return powers(2, node.workers) if node.workers > 1 else ()
 
 
-def _points(study: Study) -> int:
-    gangs = len(study.global_batches) + len(study.gangs_of_largest)
-    return len(study.local_batches) + gangs * len(study.gpus)
+def _points(plan: ModelPlan) -> int:
+    gangs = len(plan.global_batches) + len(plan.gangs_of_largest)
+    return len(plan.local_batches) + gangs * len(plan.gpus)
 
 
 def _version() -> str:

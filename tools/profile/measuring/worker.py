@@ -1,9 +1,9 @@
-"""Inside the workers: carry out a measurement order with the user's own training loop.
+"""Inside the workers: carry out a measurement request with the user's own training loop.
 
 The training script knows nothing of it. The elastic library hands over in three places::
 
-    order = measure.order_from_env()                     # None outside of `pliant profile`
-    sweep = measure.Sweep(order, model, len(dataset), batches)     # in prepare(), after wrapping in DDP
+    request = measure.request_from_env()                     # None outside of `pliant profile`
+    sweep = measure.Sweep(request, model, len(dataset), batches)     # in prepare(), after wrapping in DDP
     yield from sweep                                     # in the loader's __iter__; never returns
     if sweep.boundary: …                                 # in the optimizer's step and zero_grad
 
@@ -36,9 +36,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.course import Course
 from pliant.tools.profile.measuring.device import Device, device_of, world
-from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome, Point, out_of_memory_mark
+from pliant.tools.profile.measuring.request import (
+    ENV_PROFILE,
+    MeasurementRequest,
+    Outcome,
+    Point,
+    out_of_memory_mark,
+)
+from pliant.tools.profile.measuring.search import PointSearch
 
 Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
 Marks = tuple[object, object]
@@ -46,10 +52,10 @@ MOST = 20
 """At most so many times the ordered number of steps are measured where steps are short."""
 
 
-def order_from_env() -> Order | None:
-    """The order that the environment names; None: this process is to train, not to measure."""
+def request_from_env() -> MeasurementRequest | None:
+    """The request that the environment names; None: this process is to train, not to measure."""
     path = os.environ.get(ENV_PROFILE)
-    return Order.model_validate_json(Path(path).read_bytes()) if path else None
+    return MeasurementRequest.model_validate_json(Path(path).read_bytes()) if path else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Sweep:
 
     def __init__(
         self,
-        order: Order,
+        request: MeasurementRequest,
         model: torch.nn.Module,
         dataset_size: int,
         batches: Batches,
@@ -77,7 +83,7 @@ class Sweep:
         """Whether the micro-batch served last ends an optimizer step."""
         self.synchronise = True
         """Whether its backward pass reduces gradients over the workers."""
-        self._order = order
+        self._request = request
         self._model = model
         self._dataset_size = dataset_size
         self._batches = batches
@@ -85,17 +91,17 @@ class Sweep:
         self._workers, self._rank = world()
         self._kinds = 1 if self._workers == 1 else 2
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self._device: Device = device_of(parameters[0].device, order.memory_limit)
-        self._record = Recorder(order, self._rank, sum(p.numel() for p in parameters), self._device)
+        self._device: Device = device_of(parameters[0].device, request.memory_limit)
+        self._record = Recorder(request, self._rank, sum(p.numel() for p in parameters), self._device)
 
     def __iter__(self) -> Iterator[Any]:
-        """Serve every point of the order, then end the process."""
+        """Serve every point of the request, then end the process."""
         self._record.start()
-        course = Course(self._order, self._workers)
-        while (cut := course.next()) is not None:
+        search = PointSearch(self._request, self._workers)
+        while (cut := search.next()) is not None:
             yield from self._serve(*cut)
-            course.tell(cut, fits=self._record.last.feasible)
-        if self._order.costs and self._changes is not None:
+            search.tell(cut, fits=self._record.last.feasible)
+        if self._request.costs and self._changes is not None:
             self._record.costs(self._changes, self._workers)
         self._record.finish()
         if dist.is_initialized():
@@ -109,7 +115,7 @@ class Sweep:
         self._device.reset_peak()
         data = iter(self._batches(self._indices(local)))
         warm: list[Marks] = []
-        yield from self._rounds(data, accum, max(1, self._order.warmup), warm)
+        yield from self._rounds(data, accum, max(1, self._request.warmup), warm)
         marks: list[Marks] = []
         if not self._device.over_limit():
             count = self._enough(warm)
@@ -132,8 +138,8 @@ class Sweep:
     def _enough(self, warm: list[Marks]) -> int:
         """Rounds to measure: those ordered, and more where steps are so short that noise would show."""
         last = self._device.seconds(warm[-self._kinds :])[0]
-        wanted = self._order.least_seconds / last if last else 0.0
-        return max(self._order.iterations, min(int(wanted), MOST * self._order.iterations))
+        wanted = self._request.least_seconds / last if last else 0.0
+        return max(self._request.iterations, min(int(wanted), MOST * self._request.iterations))
 
     def _point(self, local: int, accum: int, seconds: list[float]) -> Point:
         return Point(
@@ -153,7 +159,7 @@ class Sweep:
             yield next(data)
 
     def _indices(self, local: int) -> Iterator[list[int]]:
-        choose = random.Random(self._order.seed * self._workers + self._rank)  # noqa: S311 - no secret
+        choose = random.Random(self._request.seed * self._workers + self._rank)  # noqa: S311 - no secret
         everything = range(self._dataset_size)
         while True:
             yield choose.choices(everything, k=local)
@@ -162,9 +168,9 @@ class Sweep:
 class Recorder:
     """Keeps the outcome of a launch on disk, so that a crash loses only the point under way."""
 
-    def __init__(self, order: Order, rank: int, parameters: int, device: Device) -> None:
-        self._path = Path(order.result)
-        self._launcher_pid = order.launcher_pid
+    def __init__(self, request: MeasurementRequest, rank: int, parameters: int, device: Device) -> None:
+        self._path = Path(request.result)
+        self._launcher_pid = request.launcher_pid
         self._rank = rank
         self._outcome = Outcome(
             parameters=parameters, torch=torch.__version__, device=device.name, driver=device.driver

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from pliant.schemas.errors import UsageError
 from pliant.schemas.formats.digits import whole_number
 from pliant.schemas.job import Batch, Gpus, Job
-from pliant.tools.profile.by_placement import PlacementTimes
+from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.replay.progress.epochs import Cut, EpochRules, Epochs, epoch_of
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.schedule.jobs import JobState, Observation
@@ -138,7 +138,7 @@ def split(
 class SteppedCut:
     """Cuts batches as the Pollux simulator does, at the step time of the very placement."""
 
-    def __init__(self, times: PlacementTimes, tables: Mapping[str, Validation]) -> None:
+    def __init__(self, times: ThroughputByPlacement, tables: Mapping[str, Validation]) -> None:
         """``tables`` by the key that jobs name in ``convergence``."""
         self._times = times
         self._tables = tables
@@ -184,7 +184,7 @@ class Truth:
         compat: Compat,
         model: Epochs,
         cut: SteppedCut,
-        times: PlacementTimes,
+        times: ThroughputByPlacement,
         consolidated: Mapping[str, int],
     ) -> None:
         """``consolidated``: GPUs of a node by GPU type."""

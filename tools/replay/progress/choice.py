@@ -13,7 +13,7 @@ from pliant.schemas.formats.bulk import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.text.wording import counted
-from pliant.tools.profile.by_placement import PlacementTimes
+from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.compat.pollux import Compat, SteppedCut, Truth, file_order, preset
 from pliant.tools.replay.engine.costs import FREE, Cost
@@ -39,7 +39,7 @@ class Training:
     noise_scale: Mapping[str, float] = field(default_factory=dict)
     """Gradient noise scale in samples by model, for ``goodput`` without a table; "" stands for all others."""
     by_placement: bool = False
-    """Speeds are interpolated between measured placements (PlacementTimes)."""
+    """Speeds are interpolated between measured placements (ThroughputByPlacement)."""
     compat: str | None = None
     """Name of a preset of quirks."""
 
@@ -121,7 +121,7 @@ def setting(
     throughput = world.throughput
     times = None
     if world.profile is not None and (training.by_placement or compat.cut == "stepped"):
-        throughput = times = PlacementTimes(world.profile, world.cluster.speeds, compat.most_local)
+        throughput = times = ThroughputByPlacement(world.profile, world.cluster.speeds, compat.most_local)
         times.load((job.model for job in world.jobs), dict.fromkeys(n.gpu_type for n in world.cluster.nodes))
     name = training.progress or ("epochs" if compat.name else None)
     stepwise = policy.elasticity == "size+batch"
@@ -186,7 +186,7 @@ class _Scene(NamedTuple):
 
     compat: Compat
     world: World
-    times: PlacementTimes | None
+    times: ThroughputByPlacement | None
     round_s: float | None
     stepwise: bool
 
@@ -207,7 +207,7 @@ def _model(
     return epochs if name else ByJob(tables, epochs), None
 
 
-def _stepped(scene: _Scene, times: PlacementTimes) -> tuple[ProgressModel, Oracle | None]:
+def _stepped(scene: _Scene, times: ThroughputByPlacement) -> tuple[ProgressModel, Oracle | None]:
     compat, tables = scene.compat, scene.world.tables
     cut = SteppedCut(times, tables)
     epochs = Epochs(tables, compat.epochs, cut, round_s=scene.round_s, stepwise=scene.stepwise)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.profile.measuring.worker import order_from_env
+from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, find_context
 from pliant.tools.run.elastic.loop.batches import Cut
 from pliant.tools.run.elastic.loop.data_loader import DataSource, ElasticLoader
@@ -118,10 +118,10 @@ class ElasticJob:
         averaging = Averaging(find_unused_parameters=find_unused_parameters)
         inner = model.to(self.device)
         source = DataSource(dataset, self.device, num_workers, collate_fn)
-        if (order := order_from_env()) is not None:
+        if (request := request_from_env()) is not None:
             model = self._measured(inner, find_unused_parameters=find_unused_parameters)
             training = Training(inner, optimizer, self._helpers)
-            self._loop = measurement = Measurement(order, model, source, training, self._backend)
+            self._loop = measurement = Measurement(request, model, source, training, self._backend)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return model, optimizer, measurement
         model = self._among_workers(inner, averaging)

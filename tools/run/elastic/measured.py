@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pliant.tools.profile.measuring.request import Order
+from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.loop.data_loader import DataSource
@@ -34,13 +34,18 @@ class Measurement:
     failed = False
 
     def __init__(
-        self, order: Order, model: nn.Module, source: DataSource, training: Training, backend: str | None
+        self,
+        request: MeasurementRequest,
+        model: nn.Module,
+        source: DataSource,
+        training: Training,
+        backend: str | None,
     ) -> None:
         self._source, self._backend = source, backend
         self._device = next(model.parameters()).device
         self._training = training
         changes = Changes(self._checkpoint, self._rescale)
-        self._sweep = Sweep(order, model, source.size, self._read, changes)
+        self._sweep = Sweep(request, model, source.size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""

@@ -12,9 +12,9 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.measuring.allreduce_cache import KeptAllReduce, cluster_label
+from pliant.tools.profile.measuring.allreduce_cache import AllReduceCache, cluster_label
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script
-from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import reduce, step
 
@@ -28,11 +28,11 @@ class Machine:
         self.seconds = 0.002
         self.reduced_on: list[int] = []
 
-    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
-        batches = [batch for batch in (*order.local_batches, *order.global_batches) if batch >= workers]
+    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+        batches = [batch for batch in (*request.local_batches, *request.global_batches) if batch >= workers]
         points = [Point(local_batch=batch, step_s=(0.1,)) for batch in batches]
-        points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in order.weights]
-        self.reduced_on += [workers] if order.weights else []
+        points += [Point(local_batch=0, weights=each, step_s=(self.seconds,)) for each in request.weights]
+        self.reduced_on += [workers] if request.weights else []
         return Ended(Outcome(parameters=7, points=tuple(points), done=True))
 
 
@@ -104,7 +104,7 @@ def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
     both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
     old = reduce(2, 10_000_000, 0.5, gpu_type="old")
     kept = tmp_path / "allreduce.parquet"
-    KeptAllReduce.of(Profile((old,)), cluster_label(both)).write(kept)
+    AllReduceCache.of(Profile((old,)), cluster_label(both)).write(kept)
     found = measured(tmp_path, both, allreduce=True)
     assert machine.reduced_on == [2, 4]
     assert {row.gpu_type for row in found} == {"old", "new"}
@@ -122,7 +122,7 @@ def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> Non
     path = tmp_path / "profile.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
     with pytest.raises(BadInputError, match="is no file of all-reduce times"):
-        KeptAllReduce.read(path, "this cluster")
+        AllReduceCache.read(path, "this cluster")
 
 
 def test_clusters_are_told_apart_by_nodes_slots_and_types() -> None:

@@ -14,7 +14,7 @@ import pytest
 from pliant.schemas.errors import JobsFailedError
 from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
-from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome, Point
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
 from pliant.tools.profile.torchrun.command import NO_STORE, RUN_TORCHRUN, standalone, torchrun
 from pliant.tools.profile.torchrun.last_words import last_words
 from tests.tools.run.site import until
@@ -48,15 +48,15 @@ def test_the_command_is_torchrun_on_this_machine() -> None:
 
 def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:
     script = Script("net", ("train.py",), env={"A": "1", "CUDA_VISIBLE_DEVICES": "0"}, slots="cpu")
-    found = environment(script, Path("order.json"))
+    found = environment(script, Path("request.json"))
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert (found["A"], found[ENV_PROFILE]) == ("1", "order.json")
+    assert (found["A"], found[ENV_PROFILE]) == ("1", "request.json")
 
 
 def test_gpu_workers_keep_their_threads_and_devices() -> None:
-    found = environment(Script("net", ("train.py",), slots="gpu"), Path("order.json"))
-    assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "order.json"}
+    found = environment(Script("net", ("train.py",), slots="gpu"), Path("request.json"))
+    assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "request.json"}
 
 
 def write_log(folder: Path, rank: int, text: str) -> None:
@@ -119,7 +119,7 @@ def test_a_worker_whose_torchrun_was_killed_is_not_left_behind(
     argv = (sys.executable, "-c", LOSES_ITS_WORKER, str(tmp_path / "pid"))
     monkeypatch.setattr(launching, "torchrun", lambda *_: argv)
     with pytest.raises(JobsFailedError):
-        launch(Script("net", ("train.py",)), 1, Order(result=""), lambda _: None)
+        launch(Script("net", ("train.py",)), 1, MeasurementRequest(result=""), lambda _: None)
     pid, foreign = (tmp_path / "pid").read_text().split()
     assert foreign == "False"
     until(lambda: is_gone(int(pid)))

@@ -8,12 +8,12 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.profile.measuring.node import site_of
+from pliant.tools.profile.measuring.node import node_to_measure
 from tests.builders import cluster, mixed_cluster
 
 
 def test_the_largest_node_stands_for_a_cluster_that_this_host_is_not_in() -> None:
-    site = site_of(cluster(2, 8, 4), devices=8)
+    site = node_to_measure(cluster(2, 8, 4), devices=8)
     assert (site.workers, site.cluster_gpus) == (8, 14)
     assert "up to 8 of the cluster's 14 slots" in site.notes[0]
 
@@ -23,49 +23,49 @@ def test_this_host_is_measured_where_the_cluster_names_it() -> None:
         {"name": "big", "gpus": 8, "gpu_type": "a100"},
         {"name": "small", "gpus": 2, "gpu_type": "t4", "address": socket.gethostname()},
     ]
-    site = site_of(Cluster.model_validate({"nodes": tuple(nodes)}), devices=8)
+    site = node_to_measure(Cluster.model_validate({"nodes": tuple(nodes)}), devices=8)
     assert (site.gpu_type, site.workers) == ("t4", 2)
 
 
 def test_other_types_are_left_to_another_run() -> None:
-    site = site_of(mixed_cluster(a100=(8,), t4=(4,)), devices=8)
+    site = node_to_measure(mixed_cluster(a100=(8,), t4=(4,)), devices=8)
     assert site.notes[0] == 'measuring "a100"; run profile on the others too: t4'
 
 
 def test_no_more_workers_than_this_machine_has_gpus() -> None:
-    assert site_of(cluster(8), devices=2).workers == 2
+    assert node_to_measure(cluster(8), devices=2).workers == 2
 
 
 def test_nodes_of_a_local_cluster_share_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(3)))
-    assert site_of(cluster(1, 1, slots="cpu"), devices=0).workers == 2
-    assert site_of(cluster(*[1] * 64, slots="cpu"), devices=0).workers == 3
-    assert site_of(cluster(1, 1), devices=2).workers == 2
+    assert node_to_measure(cluster(1, 1, slots="cpu"), devices=0).workers == 2
+    assert node_to_measure(cluster(*[1] * 64, slots="cpu"), devices=0).workers == 3
+    assert node_to_measure(cluster(1, 1), devices=2).workers == 2
 
 
 def test_nodes_with_addresses_are_elsewhere() -> None:
     nodes = tuple({"name": f"n{i}", "gpus": 2, "address": f"10.0.0.{i}"} for i in range(3))
-    assert site_of(Cluster.model_validate({"nodes": nodes}), devices=8).workers == 2
+    assert node_to_measure(Cluster.model_validate({"nodes": nodes}), devices=8).workers == 2
 
 
 def test_cpu_slots_need_no_gpu() -> None:
-    site = site_of(cluster(4, slots="cpu", gpu_type="cpu"), devices=0)
+    site = node_to_measure(cluster(4, slots="cpu", gpu_type="cpu"), devices=0)
     assert (site.slots, site.workers, site.notes) == ("cpu", 4, ())
 
 
 def test_a_gpu_cluster_cannot_be_measured_without_one() -> None:
     with pytest.raises(ServiceMissingError, match="this machine has none"):
-        site_of(cluster(8), devices=0)
+        node_to_measure(cluster(8), devices=0)
 
 
 def test_an_empty_cluster_is_refused() -> None:
     with pytest.raises(BadInputError, match="nothing to measure on"):
-        site_of(cluster(0), devices=1)
+        node_to_measure(cluster(0), devices=1)
 
 
 def test_without_a_cluster_the_machine_itself_is_measured() -> None:
-    assert site_of(None, devices=3).workers == 3
-    assert site_of(None, devices=0).slots == "cpu"
+    assert node_to_measure(None, devices=3).workers == 3
+    assert node_to_measure(None, devices=0).slots == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,7 @@ def test_without_a_cluster_the_machine_itself_is_measured() -> None:
 )
 def test_the_memory_of_one_slot(slots: str, stated: dict[str, int], limit: int | None) -> None:
     nodes = ({"name": "n", "gpus": 4, **stated},)
-    assert site_of(Cluster.model_validate({"nodes": nodes, "slots": slots}), devices=4).memory_limit == limit
+    assert (
+        node_to_measure(Cluster.model_validate({"nodes": nodes, "slots": slots}), devices=4).memory_limit
+        == limit
+    )

@@ -8,19 +8,19 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
-from pliant.tools.profile.measuring.node import Site
-from pliant.tools.profile.measuring.plan import Options, Study, powers, studies
+from pliant.tools.profile.measuring.node import MeasuredNode
+from pliant.tools.profile.measuring.plan import ModelPlan, Options, model_plans, powers
 from tests.builders import job
 
-EIGHT = Site("gpu", "gpu", workers=8, cluster_gpus=16)
+EIGHT = MeasuredNode("gpu", "gpu", workers=8, cluster_gpus=16)
 
 
 def trained(job_id: str = "a", **more: Any) -> Job:
     return job(job_id, **{"model": "net", "command": ("train.py",), **more})
 
 
-def one(*jobs: Job, site: Site = EIGHT, options: Options | None = None) -> Study:
-    (study,) = studies(jobs, site, options or Options())
+def one(*jobs: Job, site: MeasuredNode = EIGHT, options: Options | None = None) -> ModelPlan:
+    (study,) = model_plans(jobs, site, options or Options())
     return study
 
 
@@ -87,9 +87,9 @@ def test_jobs_of_one_model_with_other_commands_are_named() -> None:
 
 def test_only_the_models_asked_for() -> None:
     jobs = (trained("a"), trained("b", model="other"))
-    assert [s.script.name for s in studies(jobs, EIGHT, Options(models=("other",)))] == ["other"]
+    assert [s.script.name for s in model_plans(jobs, EIGHT, Options(models=("other",)))] == ["other"]
     with pytest.raises(BadInputError, match='no job has the model "third"'):
-        studies(jobs, EIGHT, Options(models=("third",)))
+        model_plans(jobs, EIGHT, Options(models=("third",)))
 
 
 def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
@@ -99,4 +99,4 @@ def test_a_job_of_a_pure_trace_cannot_be_measured() -> None:
 
 def test_no_jobs_no_measurement() -> None:
     with pytest.raises(BadInputError, match="no job"):
-        studies((), EIGHT, Options())
+        model_plans((), EIGHT, Options())

@@ -17,11 +17,11 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
 from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
-from pliant.tools.profile.measuring.course import Course, is_measured
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.points import KeptPoints
-from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.points import PointsFile
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.search import PointSearch, is_measured
 from tests.builders import cluster, job
 from tests.tools.run.site import until
 
@@ -38,10 +38,10 @@ class Machine:
         self.measured: list[tuple[str, int, int]] = []
         """(model, workers, local batch or weights) of every point."""
 
-    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
         outcome = Outcome(parameters=7, torch="2", device="cpu")
         try:
-            for point in self._points(order, workers):
+            for point in self._points(request, workers):
                 if self.trouble:
                     self.trouble(script.name, point.local_batch)
                 self.measured.append((script.name, workers, point.local_batch or point.weights))
@@ -50,19 +50,19 @@ class Machine:
                 outcome = outcome.model_copy(update={"points": (*outcome.points, point)})
         finally:
             advance(outcome)
-        costs = (1.0, 2.0) if order.costs and outcome.points else (None, None)
+        costs = (1.0, 2.0) if request.costs and outcome.points else (None, None)
         return Ended(outcome.model_copy(update={"done": True}), False, *costs)
 
-    def _points(self, order: Order, workers: int):
-        course = Course(order, workers)
+    def _points(self, request: MeasurementRequest, workers: int):
+        course = PointSearch(request, workers)
         while (cut := course.next()) is not None:
             local, accum = cut
             compute_s = (0.01 * local * accum,) if workers > 1 else ()
             yield Point(local_batch=local, accum=accum, step_s=(0.02 * local * accum,), compute_s=compute_s)
             course.tell(cut, fits=local <= self.limit)
-        known = {point.weights for point in order.known}
+        known = {point.weights for point in request.known}
         yield from (
-            Point(local_batch=0, weights=each, step_s=(0.1,)) for each in order.weights if each not in known
+            Point(local_batch=0, weights=each, step_s=(0.1,)) for each in request.weights if each not in known
         )
 
 
@@ -225,8 +225,8 @@ def test_another_file_or_a_damaged_one_is_refused_and_kept(
 def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "points").mkdir()
     with pytest.raises(PliantError, match="points: cannot be read"):
-        KeptPoints.read(tmp_path / "points")
-    assert KeptPoints.read(tmp_path / "missing").count({"a"}) == 0
+        PointsFile.read(tmp_path / "points")
+    assert PointsFile.read(tmp_path / "missing").count({"a"}) == 0
 
 
 def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
@@ -240,18 +240,18 @@ def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
 
 
 def test_a_course_passes_over_what_is_known() -> None:
-    order = Order(result="", local_batches=(2, 4, 32), global_batches=(8, 48), per_gpu_max=64)
-    course, tried = Course(order, 1), []
+    request = MeasurementRequest(result="", local_batches=(2, 4, 32), global_batches=(8, 48), per_gpu_max=64)
+    course, tried = PointSearch(request, 1), []
     while (cut := course.next()) is not None:
         tried.append(cut)
         course.tell(cut, fits=cut[0] <= 17)
     assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
     points = [Point(local_batch=local, accum=accum, feasible=local <= 17) for local, accum in tried]
     for count, cut in enumerate(tried):
-        known = order.model_copy(update={"known": tuple(points[:count])})
-        assert Course(known, 1).next() == cut
+        known = request.model_copy(update={"known": tuple(points[:count])})
+        assert PointSearch(known, 1).next() == cut
         assert not is_measured(known, 1)
-    assert is_measured(order.model_copy(update={"known": tuple(points)}), 1)
+    assert is_measured(request.model_copy(update={"known": tuple(points)}), 1)
 
 
 TROUBLED = f"""

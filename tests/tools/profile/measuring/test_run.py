@@ -10,11 +10,11 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.measuring.bracket import Bracket
 from pliant.tools.profile.measuring.launch import Advance, Ended, Script
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.request import Order, Outcome, Point
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
 from pliant.tools.profile.measuring.run import measure
+from pliant.tools.profile.measuring.search import BatchSearch
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import reduce
 
@@ -24,12 +24,12 @@ class Machine:
     """Ten milliseconds a sample, five a synchronisation; batches above ``crash`` kill the launch."""
 
     crash: int | None = None
-    launches: list[tuple[str, int, Order]] = field(default_factory=list)
+    launches: list[tuple[str, int, MeasurementRequest]] = field(default_factory=list)
 
-    def __call__(self, script: Script, workers: int, order: Order, advance: Advance) -> Ended:
-        self.launches.append((script.name, workers, order))
+    def __call__(self, script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+        self.launches.append((script.name, workers, request))
         points: list[Point] = []
-        for local, accum in self._points(workers, order):
+        for local, accum in self._points(workers, request):
             if self.crash and local > self.crash:
                 outcome = Outcome(
                     parameters=7, torch="2", points=tuple(points), current=Point(local_batch=local)
@@ -37,19 +37,19 @@ class Machine:
                 return Ended(outcome, out_of_memory=True)
             points.append(self._point(workers, local, accum))
             advance(Outcome(parameters=7, torch="2", points=tuple(points)))
-        points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in order.weights]
+        points += [Point(local_batch=0, weights=weights, step_s=(0.002,)) for weights in request.weights]
         return Ended(Outcome(parameters=7, torch="2", points=tuple(points), done=True))
 
-    def _points(self, workers: int, order: Order) -> list[tuple[int, int]]:
-        bracket = Bracket(order.local_batches, fits=order.fits, misfit=order.misfit)
+    def _points(self, workers: int, request: MeasurementRequest) -> list[tuple[int, int]]:
+        bracket = BatchSearch(request.local_batches, fits=request.fits, misfit=request.misfit)
         found = []
-        while order.local_batches and (batch := bracket.next()) is not None:
+        while request.local_batches and (batch := bracket.next()) is not None:
             found.append((batch, 1))
             bracket.tell(batch, fits=self.crash is None or batch <= self.crash)
             if self.crash and batch > self.crash:
                 return found
-        cap = min(limit for limit in (order.per_gpu_max, bracket.fits, 10**9) if limit)
-        plans = [plan_batch(size, workers, cap) for size in order.global_batches]
+        cap = min(limit for limit in (request.per_gpu_max, bracket.fits, 10**9) if limit)
+        plans = [plan_batch(size, workers, cap) for size in request.global_batches]
         return [*found, *((plan.local, plan.accum) for plan in plans)]
 
     def _point(self, workers: int, local: int, accum: int) -> Point:
@@ -111,11 +111,11 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     machine = Machine()
     machine.crash = 0
 
-    def nothing_fits(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
-        machine.launches.append((script.name, workers, order))
-        if order.misfit == 1:
+    def nothing_fits(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
+        machine.launches.append((script.name, workers, request))
+        if request.misfit == 1:
             return Ended(Outcome(done=True))
-        local = (order.misfit or 9) // 2
+        local = (request.misfit or 9) // 2
         return Ended(Outcome(current=Point(local_batch=local)), out_of_memory=True)
 
     notes: list[str] = []
@@ -145,7 +145,7 @@ def test_all_reduces_that_are_known_are_not_measured_again() -> None:
     options = Options(allreduce=True)
     made = measure(jobs, CPUS, options, clock=lambda: 1e9, start=machine, allreduce=known)
     assert known[0] in made.profile.rows
-    assert not any(order.weights for _, _, order in machine.launches)
+    assert not any(request.weights for _, _, request in machine.launches)
 
 
 def test_the_file_says_where_it_comes_from() -> None:
@@ -173,10 +173,10 @@ def test_progress_never_passes_its_total() -> None:
     assert steps[-1][0] == steps[-1][1]
 
 
-def crashes(script: Script, workers: int, order: Order, advance: Advance) -> Ended:
+def crashes(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> Ended:
     if script.name == "bad":
         raise JobsFailedError("bad: KeyError: 7")
-    return Machine()(script, workers, order, advance)
+    return Machine()(script, workers, request, advance)
 
 
 def test_a_script_that_fails_costs_its_own_model_only() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.profile.measuring.request import ENV_PROFILE, Order, Outcome
+from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain, seen
 
 pytestmark = pytest.mark.torch
@@ -109,9 +109,9 @@ def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path)
 
 def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_script(tmp_path: Path) -> None:
     result = tmp_path / "outcome.json"
-    order = Order(result=str(result), local_batches=(4,), global_batches=(9,), least_seconds=0)
-    (tmp_path / "order.json").write_text(order.model_dump_json())
-    plain(tmp_path, env={ENV_PROFILE: str(tmp_path / "order.json")})
+    request = MeasurementRequest(result=str(result), local_batches=(4,), global_batches=(9,), least_seconds=0)
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    plain(tmp_path, env={ENV_PROFILE: str(tmp_path / "request.json")})
     outcome = Outcome.model_validate_json(result.read_bytes())
     assert outcome.done
     assert [(point.local_batch, point.accum) for point in outcome.points] == [(4, 1), (3, 3)]
@@ -120,9 +120,9 @@ def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_scri
 
 def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp_path: Path) -> None:
     result = tmp_path / "outcome.json"
-    order = Order(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
-    (tmp_path / "order.json").write_text(order.model_dump_json())
-    plain(tmp_path, *TORCHRUN, env={ENV_PROFILE: str(tmp_path / "order.json")})
+    request = MeasurementRequest(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
+    (tmp_path / "request.json").write_text(request.model_dump_json())
+    plain(tmp_path, *TORCHRUN, env={ENV_PROFILE: str(tmp_path / "request.json")})
     outcome = Outcome.model_validate_json(result.read_bytes())
     assert outcome.done
     assert outcome.checkpoint_s is not None

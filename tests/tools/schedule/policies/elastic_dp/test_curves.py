@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.by_placement import PlacementTimes
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.by_placement import ThroughputByPlacement
+from pliant.tools.profile.measured import ThroughputBySize
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
@@ -29,9 +29,9 @@ def row(gpus: int, local: int, step_s: float) -> ProfileRow:
     return ProfileRow("train", "conv", "gpu", 1, gpus, str(gpus), local, 1, step_s, samples_per_second=rate)
 
 
-def measured(*sizes: int) -> MeasuredThroughput:
+def measured(*sizes: int) -> ThroughputBySize:
     rows = [row(k, local, s + SYNC_S * (k > 1)) for k in sizes for local, s in STEP_S.items()]
-    return MeasuredThroughput(Profile(tuple(rows)))
+    return ThroughputBySize(Profile(tuple(rows)))
 
 
 def curves_of(throughput: Throughput, gpus: int = 8) -> Curves:
@@ -88,7 +88,7 @@ def test_no_other_batch_is_faster_on_any_size():
 
 def test_measured_placements_name_their_batches_too():
     rows = [row(k, local, s + SYNC_S * (k > 1)) for k in (1, 2, 4, 8) for local, s in STEP_S.items()]
-    known = curves_of(PlacementTimes(Profile(tuple(rows))))
+    known = curves_of(ThroughputByPlacement(Profile(tuple(rows))))
     each = state(known, 8, 500)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve is not None
@@ -132,7 +132,7 @@ def test_sizes_without_a_speed_are_infeasible():
 
 def test_a_job_without_a_speed_on_one_gpu_is_measured_against_its_smallest_size():
     rows = [row(k, local, s + SYNC_S) for k in (2, 4) for local, s in STEP_S.items()]
-    known = curves_of(MeasuredThroughput(Profile(tuple(rows))))
+    known = curves_of(ThroughputBySize(Profile(tuple(rows))))
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve is not None

@@ -9,21 +9,21 @@ import pytest
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState
-from pliant.tools.profile.measured import MeasuredThroughput
+from pliant.tools.profile.measured import ThroughputBySize
 from pliant.tools.schedule.policies.elastic_dp.fixed_batch import MaxBs, MinBs, RandomBs
 from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, sizes
 
 
-def conv() -> MeasuredThroughput:
+def conv() -> ThroughputBySize:
     """32 samples fit a GPU; a step takes 0.1 s and 0.01 s a sample, and 0.1 s more on several GPUs."""
     rows = [
         ProfileRow("train", "conv", "gpu", 1, k, str(k), local, 1, 0.1 + local / 100 + 0.1 * (k > 1))
         for k in (1, 2, 4, 8)
         for local in (8, 16, 32)
     ]
-    return MeasuredThroughput(Profile(tuple(rows)))
+    return ThroughputBySize(Profile(tuple(rows)))
 
 
 def elastic(name: str, at: float = 0.0, least: int = 16, most: int = 128) -> Job:
