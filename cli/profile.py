@@ -297,7 +297,7 @@ def _measured(
 
 def _show_errors(measured: Profile) -> None:
     """The model's error on rows that it has not seen."""
-    from pliant.tools.profile.measured import holdout_errors
+    from pliant.tools.profile.predict import holdout_errors
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.text import as_table
 

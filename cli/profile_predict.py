@@ -12,8 +12,8 @@ from pliant.schemas.errors import BadInputError
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.measured import Spread, ThroughputBySize
-    from pliant.tools.profile.predict import Base, Prediction, Question
+    from pliant.tools.profile.by_size import ThroughputBySize
+    from pliant.tools.profile.predict import Base, Prediction, Question, Spread
     from pliant.tools.report.rendering.sections import Section
     from pliant.tools.report.rendering.units import TimeUnit
     from pliant.tools.schedule.jobs import JobState
@@ -56,7 +56,8 @@ def predictions_text(
 
     from pliant.schemas.formats.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
-    from pliant.tools.profile.measured import ThroughputBySize, spreads
+    from pliant.tools.profile.by_size import ThroughputBySize
+    from pliant.tools.profile.predict import spreads
     from pliant.tools.report.rendering.text import as_csv, as_table
     from pliant.tools.schedule.demand import job_state
     from pliant.tools.schedule.jobs import node_states

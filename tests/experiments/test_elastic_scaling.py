@@ -28,7 +28,7 @@ from experiments.harness.page import Results, page_text
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
-from pliant.tools.profile.measured import ThroughputBySize
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.replay.traces.recipe import Recipe
 from pliant.tools.replay.traces.synthetic import synthesize
 from pliant.tools.schedule.demand import job_state

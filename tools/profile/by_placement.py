@@ -6,7 +6,7 @@ After how the Pollux simulator reads its measurements (replay.md, the semantics 
   for all. A measured one answers linearly between its local batches.
 - Any other is interpolated linearly over (nodes, GPUs, local batch), between the means of the measured
   placements with as many nodes and GPUs and the rows that state those numbers alone, on the Delaunay
-  triangulation of these points. Beyond :data:`MOST_NODES` nodes are counted as so many.
+  triangulation of these points. Larger node counts are clamped to :data:`MOST_NODES`.
 - A step with ``accum`` micro-steps takes the measured step and ``accum - 1`` times its part without sync.
 
 Local batches beyond the measured ones are answered as the nearest measured one. Outside of the triangulation
@@ -15,20 +15,19 @@ nothing is known, and nothing is claimed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.costs import mean_rescale
+from pliant.tools.profile.curve import around, between
+from pliant.tools.profile.profiled import ProfiledThroughput
+from pliant.tools.profile.rows import training_rows
 from pliant.tools.profile.simplices import Point, Simplices
-from pliant.tools.profile.stand_in import stand_in
-from pliant.tools.profile.throughput import Placement
+from pliant.tools.profile.throughput import Placement, local_limit
 
 MOST_NODES: Final = 16
-"""More nodes than that are counted as so many."""
+"""Larger node counts are clamped to this value."""
 
 
 class StepTimes(NamedTuple):
@@ -39,7 +38,7 @@ class StepTimes(NamedTuple):
     """The part that waits for the all-reduce."""
 
     def accumulated(self, micro_steps: int) -> float:
-        """Seconds of an optimizer step of so many micro-steps, 1 without accumulation."""
+        """Seconds of an optimizer step of N micro-steps, 1 without accumulation."""
         return self.step_seconds + (self.step_seconds - self.sync_seconds) * (micro_steps - 1)
 
     def times(self, factor: float) -> StepTimes:
@@ -121,12 +120,8 @@ class PlacementTable:
         return None if found is None else StepTimes(*found)
 
 
-class ThroughputByPlacement:
-    """The throughput model that tells placements apart; what it answers is said in ``throughput.py``.
-
-    A GPU type that a model was not measured on answers as the type with most rows of that model does, its
-    times multiplied by the ratio of the relative speeds (1 where none is given).
-    """
+class ThroughputByPlacement(ProfiledThroughput[PlacementTable]):
+    """The throughput model that tells placements apart; what it answers is said in ``throughput.py``."""
 
     def __init__(
         self,
@@ -138,45 +133,28 @@ class ThroughputByPlacement:
 
         :raises BadInputError: the profile has no training row.
         """
-        self._speeds = dict(speeds or {})
+        super().__init__(profile, speeds, (row for row in profile.rows if row.feasible))
         self._most_local = dict(most_local or {})
-        self._rows: dict[str, dict[str, list[ProfileRow]]] = {}
-        for row in profile.rows:
-            if row.kind == "train" and row.feasible:
-                self._rows.setdefault(row.model, {}).setdefault(row.gpu_type, []).append(row)
-        if not self._rows:
-            raise BadInputError.one(
-                profile.source, "has no training rows; measure some with `pliant profile`"
-            )
         self._metadata = dict(profile.metadata)
-        self._tables: dict[tuple[str, str], tuple[PlacementTable, float]] = {}
 
     def load(self, models: Iterable[str], gpu_types: Iterable[str]) -> None:
         """Compile the tables of some models, so that the first question costs what others do."""
         kinds = list(gpu_types)
-        for model in sorted(set(models) & self._rows.keys()):
+        for model in sorted(set(models) & set(self.models())):
             for gpu_type in kinds:
-                self._table(model, gpu_type)[0].load()
-
-    def models(self) -> Collection[str]:
-        """Models with training rows."""
-        return self._rows.keys()
+                self.table(model, gpu_type)[0].load()
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
         """Largest number of samples known to fit one GPU of the type."""
         limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def local_batches(self, model: str, gpu_type: str) -> Sequence[int]:
-        """Local batches of measured placements, ascending."""
-        return self._table(model, gpu_type)[0].local_batches
-
     def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
         """Of one micro-batch on the GPUs of ``ring``, a placement in the order of the ring.
 
         None: nothing is known. Raises ``BadInputError`` for a model that is not known.
         """
-        table, factor = self._table(model, gpu_type)
+        table, factor = self.table(model, gpu_type)
         found = table.times(ring, local_batch)
         return found if found is None or factor == 1.0 else found.times(factor)
 
@@ -187,38 +165,22 @@ class ThroughputByPlacement:
         gpus = sum(placement)
         if global_batch < gpus:
             return None
-        limits = (self.max_local_batch(model, gpu_type), per_gpu_max)
-        most = min((limit for limit in limits if limit is not None), default=None)
-        plan = plan_batch(global_batch, gpus, most)
+        plan = plan_batch(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
         found = self.times(model, gpu_type, placement, plan.local)
         return None if found is None else found.accumulated(plan.accum)
 
-    def rescale_seconds(self, model: str) -> float | None:
-        """The mean of the model's rows, or of all rows where none of the model tells; None: none tells."""
-        return mean_rescale(self._rows, model)
-
-    def _table(self, model: str, gpu_type: str) -> tuple[PlacementTable, float]:
-        found = self._tables.get((model, gpu_type))
-        if found is None:
-            found = self._tables[model, gpu_type] = self._make(model, gpu_type)
-        return found
-
-    def _make(self, model: str, gpu_type: str) -> tuple[PlacementTable, float]:
-        by_type = self._rows.get(model)
-        if by_type is None:
-            raise BadInputError(f"model '{model}' is not in the profile; measure it with `pliant profile`")
-        known = stand_in({name: len(rows) for name, rows in by_type.items()}, gpu_type)
-        table = PlacementTable(by_type[known], self._metadata.get(_key(model, known), ""))
-        return table, self._speeds.get(known, 1.0) / self._speeds.get(gpu_type, 1.0)
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> PlacementTable:
+        return PlacementTable(rows, self._metadata.get(_key(model, gpu_type), ""))
 
 
 def with_triangulations(profile: Profile) -> Profile:
     """The profile with the triangulations of its rows in its metadata, so that they are found only once."""
-    groups: dict[tuple[str, str], list[ProfileRow]] = {}
-    for row in profile.rows:
-        if row.kind == "train" and row.feasible:
-            groups.setdefault((row.model, row.gpu_type), []).append(row)
-    made = ((_key(*names), PlacementTable(groups[names]).triangulation) for names in sorted(groups))
+    groups = training_rows(row for row in profile.rows if row.feasible)
+    made = (
+        (_key(model, gpu_type), PlacementTable(groups[model][gpu_type]).triangulation)
+        for model in sorted(groups)
+        for gpu_type in sorted(groups[model])
+    )
     found = tuple((key, text) for key, text in made if text)
     return Profile(profile.rows, (*profile.metadata, *found))
 
@@ -239,12 +201,7 @@ def _mean(found: list[StepTimes]) -> StepTimes:
 
 def _between(samples: Samples, local_batch: int) -> StepTimes:
     """Linear between the neighbours; beyond them the nearest."""
-    after = bisect_left(samples, local_batch, key=lambda sample: sample[0])
-    if after == len(samples):
-        return samples[-1][1]
-    right, high = samples[after]
-    if right == local_batch or after == 0:
-        return high
-    left, low = samples[after - 1]
-    part = (local_batch - left) / (right - left)
-    return StepTimes(*(a + (b - a) * part for a, b in zip(low, high, strict=True)))
+    (left, low), (right, high) = around(samples, local_batch)
+    if left == right:
+        return low
+    return StepTimes(*(between(local_batch, left, a, right, b) for a, b in zip(low, high, strict=True)))

@@ -1,4 +1,4 @@
-"""Step times of one model on one GPU type: what was measured, and the additive model in between.
+"""Step times by the number of GPUs: what was measured, and the additive model in between.
 
 With b samples a GPU and micro-step on k GPUs, one optimizer step takes
 
@@ -25,16 +25,89 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from pliant.schemas.profile import ProfileRow
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.curve import Curve, between
+from pliant.tools.profile.profiled import ProfiledThroughput
 from pliant.tools.profile.rows import Key, key, shape
-from pliant.tools.profile.throughput import Placement
+from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
 
+Query = tuple[str, str, Placement, int, int | None]
 T = TypeVar("T")
+
+
+def throughput_from(profile: Profile | None, cluster: Cluster) -> Throughput:
+    """The model for a cluster; without a profile every job scales linearly from 1 sample per GPU-second.
+
+    Either way the cluster's relative speeds of its GPU types count.
+
+    :raises BadInputError: the profile has no training row.
+    """
+    if profile is None:
+        return CurveThroughput(speeds=cluster.speeds)
+    return ThroughputBySize(profile, cluster.speeds)
+
+
+class ThroughputBySize(ProfiledThroughput["SizeTable"]):
+    """Answers from a profile, largely by the number of GPUs."""
+
+    def __init__(self, profile: Profile, speeds: Mapping[str, float] | None = None) -> None:
+        """:raises BadInputError: the profile has no training row."""
+        super().__init__(profile, speeds, profile.rows)
+        self._allreduce = allreduces(profile.rows)
+        self._seconds: dict[Query, float | None] = {}
+
+    def max_local_batch(self, model: str, gpu_type: str) -> int:
+        """Largest number of samples known to fit one GPU of the type; 0: nothing was found to fit."""
+        return self.table(model, gpu_type)[0].max_local
+
+    def sizes(self, model: str, gpu_type: str) -> Sequence[int]:
+        """Numbers of GPUs that were measured and fit a batch, ascending."""
+        return sorted({row.gpus for row in self.rows_for(model, gpu_type)[0] if row.feasible})
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        """Seconds of one optimizer step; see :class:`Throughput`."""
+        query = (model, gpu_type, placement, global_batch, per_gpu_max)
+        try:
+            return self._seconds[query]
+        except KeyError:
+            answer = self._seconds[query] = self._answer(query)
+            return answer
+
+    def source(
+        self,
+        model: str,
+        gpu_type: str,
+        placement: Placement,
+        global_batch: int,
+        per_gpu_max: int | None = None,
+    ) -> Literal["measured", "modelled"]:
+        """Where ``step_seconds`` has its answer from: a row of this very type and size, or the model.
+
+        :raises BadInputError: the model is not profiled.
+        """
+        table = self.table(model, gpu_type)[0]
+        plan = table.cut(placement, global_batch, per_gpu_max)
+        row = None if plan is None else table.measured(placement, plan)
+        same = row is not None and row.gpu_type == gpu_type and shape(row) == placement
+        return "measured" if same and row is not None and row.source != "modelled" else "modelled"
+
+    def _answer(self, query: Query) -> float | None:
+        model, gpu_type, placement, global_batch, per_gpu_max = query
+        table, factor = self.table(model, gpu_type)
+        plan = table.cut(placement, global_batch, per_gpu_max)
+        seconds = None if plan is None else table.seconds(placement, plan)
+        return None if seconds is None else seconds * factor
+
+    def _make(self, model: str, gpu_type: str, rows: Sequence[ProfileRow]) -> SizeTable:
+        del model
+        return SizeTable(rows, self._allreduce.get(gpu_type, AllReduce(())))
 
 
 class ShapeIndex(dict[Placement, T]):
@@ -65,8 +138,17 @@ class AllReduce:
         return over_sizes(self._curves, place, lambda found: self._curves[found].costly(weights), alone=0.0)
 
 
+def allreduces(rows: Iterable[ProfileRow]) -> dict[str, AllReduce]:
+    """Those of all GPU types that have some."""
+    by_type: dict[str, list[ProfileRow]] = {}
+    for row in rows:
+        if row.kind == "allreduce":
+            by_type.setdefault(row.gpu_type, []).append(row)
+    return {gpu_type: AllReduce(found) for gpu_type, found in by_type.items()}
+
+
 class SizeTable:
-    """Answers from the training rows of one model on one GPU type."""
+    """What one model does on one GPU type, from its training rows."""
 
     def __init__(self, rows: Collection[ProfileRow], allreduce: AllReduce) -> None:
         good = _averaged(row for row in rows if row.feasible and row.step_seconds is not None)

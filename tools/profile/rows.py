@@ -1,32 +1,17 @@
-"""Profile rows: made from what was measured, merged with older ones, in one fixed order."""
+"""What profile rows measure: their keys, one fixed order, and the costs of changes that they state."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
 
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.measuring.request import Point
+from pliant.tools.profile.throughput import Placement
 
-Key = tuple[str, str, str, tuple[int, ...], int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What all points of one launch have in common."""
-
-    model: str
-    gpu_type: str
-    workers: int
-    parameters: int | None
-    measured_at: float
-    start_s: float | None = None
-    relaunch_s: float | None = None
-    rescale_s: float | None = None
+Key = tuple[str, str, str, Placement, int, int, int]
 
 
-def shape(row: ProfileRow) -> tuple[int, ...]:
+def shape(row: ProfileRow) -> Placement:
     """GPUs per node of a row, descending."""
     return tuple(int(part) for part in row.placement.split(","))
 
@@ -43,45 +28,41 @@ def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[Profil
     return tuple(rows[found] for found in sorted(rows))
 
 
-def train_row(point: Point, origin: Origin) -> ProfileRow:
-    """The row of a training step."""
-    row = _row(point, origin)
-    if not point.feasible:
-        return row
-    step_s = statistics.fmean(point.step_s)
-    compute_s = min(step_s, statistics.fmean(point.compute_s)) if point.compute_s else None
-    alone = origin.workers == 1
-    return replace(
-        row,
-        compute_seconds=step_s if alone else compute_s,
-        sync_seconds=0.0 if alone else None if compute_s is None else step_s - compute_s,
-        samples_per_second=origin.workers * point.local_batch * point.accum / step_s,
-        start_seconds=origin.start_s,
-        relaunch_seconds=origin.relaunch_s,
-        rescale_seconds=origin.rescale_s,
-    )
+def training_rows(rows: Iterable[ProfileRow]) -> dict[str, dict[str, list[ProfileRow]]]:
+    """The rows of training steps by model and GPU type."""
+    found: dict[str, dict[str, list[ProfileRow]]] = {}
+    for row in rows:
+        if row.kind == "train":
+            found.setdefault(row.model, {}).setdefault(row.gpu_type, []).append(row)
+    return found
 
 
-def allreduce_row(point: Point, origin: Origin) -> ProfileRow:
-    """The row of an all-reduce."""
-    return replace(_row(point, origin), kind="allreduce", parameters=point.weights)
+def by_model(
+    rows: Iterable[ProfileRow], seconds_of: Callable[[ProfileRow], float | None]
+) -> dict[str, list[float]]:
+    """What was measured of each model; those without a measurement are absent."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (seconds := seconds_of(row)) is not None:
+            found.setdefault(row.model, []).append(seconds)
+    return found
 
 
-def _row(point: Point, origin: Origin) -> ProfileRow:
-    return ProfileRow(
-        kind="train",
-        model=origin.model,
-        gpu_type=origin.gpu_type,
-        nodes=1,
-        gpus=origin.workers,
-        placement=str(origin.workers),
-        local_batch=point.local_batch,
-        accum_steps=point.accum,
-        step_seconds=statistics.fmean(point.step_s) if point.feasible else None,
-        stdev_seconds=statistics.pstdev(point.step_s) if point.feasible else None,
-        iterations=len(point.step_s),
-        peak_memory=point.peak_memory if point.feasible else None,
-        parameters=origin.parameters,
-        feasible=point.feasible,
-        measured_at=origin.measured_at,
-    )
+def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
+    """Seconds by model that a change of its workers costs a job that trains.
+
+    In place, where that was measured; a model that was only measured alone is relaunched.
+    """
+    kept = tuple(rows)
+    in_place = by_model(kept, lambda row: row.rescale_seconds)
+    return {**by_model(kept, lambda row: row.relaunch_seconds), **in_place}
+
+
+def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: str) -> float | None:
+    """The mean over what was measured of the model, or else over all; None: nothing was.
+
+    :param rows: by model and GPU type.
+    """
+    found = rescales(row for by_type in rows.values() for each in by_type.values() for row in each)
+    known = found.get(model) or [seconds for each in found.values() for seconds in each]
+    return fmean(known) if known else None

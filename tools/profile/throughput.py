@@ -1,7 +1,7 @@
-"""What schedulers, the replay engine and the runtime ask about speed, whoever answers.
+"""What schedulers, the replay engine and the runtime ask about speed: :class:`Throughput`.
 
-:class:`Throughput` is the question; ``measured.py`` answers from a profile, :class:`CurveThroughput` from
-scaling curves given as numbers (toy examples, traces that state GPU-time only).
+``by_size.py`` and ``by_placement.py`` answer from a profile, :class:`CurveThroughput` from scaling curves
+given as numbers (toy examples, traces that state GPU-time only).
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: 
     """
     known = throughput.max_local_batch(model, gpu_type)
     return min((limit for limit in (known, per_gpu_max) if limit is not None), default=None)
+
+
+def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
+    """Which GPU type answers for one: the type itself if it was measured, else the one with most rows.
+
+    :param rows: how many rows a model has of each GPU type; at least one type.
+    """
+    return gpu_type if gpu_type in rows else min(rows, key=lambda name: (-rows[name], name))
 
 
 class CurveThroughput:

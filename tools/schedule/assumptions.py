@@ -10,7 +10,7 @@ from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.text.wording import listed
-from pliant.tools.profile.stand_in import stand_in
+from pliant.tools.profile.throughput import stand_in
 
 Kind = tuple[str, str]
 """A model and a GPU type."""

@@ -198,7 +198,7 @@ def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
     """The throughput model of a profile; without one, speed in proportion to the GPUs."""
     if profile is None:
         return CurveThroughput(speeds=cluster.speeds)
-    from pliant.tools.profile.measured import throughput_from
+    from pliant.tools.profile.by_size import throughput_from
 
     return throughput_from(profile, cluster)
 

@@ -13,7 +13,7 @@ from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.predict import Prediction, Question, base_of, predict
+from pliant.tools.profile.predict import Prediction, Question, base_of, holdout_errors, predict
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
@@ -28,6 +28,7 @@ ROWS = (
     reduce(4, 10_000_000, 0.040),
     reduce(4, 20_000_000, 0.080),
 )
+ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))
 QUESTION = Question("a", "net", "gpu", samples=10_000)
 
 
@@ -201,3 +202,15 @@ def test_a_prediction_measures_nothing(tmp_path: Path, option: dict[str, Any]) -
     jobs, rows, _ = files(tmp_path)
     with pytest.raises(UsageError, match="--predict measures nothing"):
         profile(jobs, predict=rows, **option)
+
+
+def test_a_row_held_out_is_predicted_from_the_others() -> None:
+    rows = (*ONE_GPU, step(2, 16, 0.20), step(2, 32, 0.35))
+    first, second = holdout_errors(Profile(rows))
+    assert first.predicted_s == pytest.approx(0.14 + 0.05)
+    assert first.error == pytest.approx(0.19 / 0.20 - 1)
+    assert second.predicted_s == pytest.approx(0.3 + 0.06)
+
+
+def test_the_only_row_beyond_one_gpu_cannot_be_held_out() -> None:
+    assert holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2)))) == []

@@ -1,8 +1,13 @@
-"""Merging profiles."""
+"""Merging profiles, and the costs that their rows state."""
 
 from __future__ import annotations
 
-from pliant.tools.profile.rows import merged
+from dataclasses import replace
+
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.by_placement import ThroughputByPlacement
+from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.profile.rows import merged, rescales
 from tests.tools.profile.rows_builder import reduce, step
 
 
@@ -25,3 +30,24 @@ def test_the_order_of_the_rows_does_not_depend_on_the_order_of_measuring() -> No
     rows = (step(2, 8, 0.1), step(1, 8, 0.1), step(10, 8, 0.1))
     assert merged((), rows) == merged((), rows[::-1])
     assert [row.gpus for row in merged((), rows)] == [1, 2, 10]
+
+
+ROWS = (
+    replace(step(1, 8, 0.1), relaunch_seconds=6.0),
+    replace(step(2, 8, 0.1), relaunch_seconds=8.0, rescale_seconds=0.25),
+    replace(step(4, 8, 0.1), relaunch_seconds=8.0, rescale_seconds=0.75),
+    replace(step(1, 8, 0.1, model="alone"), relaunch_seconds=3.0),
+    step(1, 8, 0.1, model="bare"),
+)
+
+
+def test_a_rescale_is_in_place_where_that_was_measured_else_a_relaunch() -> None:
+    assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
+
+
+def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
+    for kind in (ThroughputBySize, ThroughputByPlacement):
+        model = kind(Profile(ROWS))
+        found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
+        assert found == [0.5, 3.0, 4.0 / 3, 4.0 / 3]
+        assert kind(Profile(ROWS[4:])).rescale_seconds("bare") is None

@@ -16,7 +16,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.profile.measured import ThroughputBySize
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.measuring.launch import Script, launch
 from pliant.tools.profile.measuring.plan import Options
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome

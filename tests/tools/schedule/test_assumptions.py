@@ -7,7 +7,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.measured import ThroughputBySize
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.schedule.assumptions import refuse, speeds_assumed
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import step

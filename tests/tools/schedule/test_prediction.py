@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.measured import throughput_from
+from pliant.tools.profile.by_size import throughput_from
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy

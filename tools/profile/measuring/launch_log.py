@@ -8,8 +8,8 @@ from dataclasses import replace
 from pliant.tools.profile.measuring.launch import Ended
 from pliant.tools.profile.measuring.points import Measured, PointsFile
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.rows import Origin
 from pliant.tools.profile.measuring.search import is_measured
-from pliant.tools.profile.rows import Origin
 
 
 class LaunchLog:

@@ -19,7 +19,8 @@ from pliant.tools.profile.measuring.node import MeasuredNode, node_to_measure
 from pliant.tools.profile.measuring.plan import ModelPlan, Options, model_plans, powers
 from pliant.tools.profile.measuring.points import PointsFile, launch_key
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
-from pliant.tools.profile.rows import Origin, allreduce_row, merged, train_row
+from pliant.tools.profile.measuring.rows import Origin, allreduce_row, train_row
+from pliant.tools.profile.rows import merged
 
 Launch = Callable[[Script, int, MeasurementRequest, Advance], Ended]
 ALLREDUCE: Final = ("-m", "pliant.tools.profile.measuring.allreduce")

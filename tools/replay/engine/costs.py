@@ -13,7 +13,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.formats.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.costs import by_model, rescales
+from pliant.tools.profile.rows import by_model, rescales
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})

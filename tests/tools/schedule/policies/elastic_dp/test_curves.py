@@ -11,7 +11,7 @@ import pytest
 
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.by_placement import ThroughputByPlacement
-from pliant.tools.profile.measured import ThroughputBySize
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.measured import ThroughputBySize, holdout_errors, throughput_from
+from pliant.tools.profile.by_size import ThroughputBySize, throughput_from
+from pliant.tools.profile.predict import holdout_errors
 from pliant.tools.profile.throughput import CurveThroughput, local_limit
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import reduce, step, throughput
@@ -190,18 +191,6 @@ def test_the_cluster_states_the_speeds() -> None:
     nodes = cluster(2).model_copy(update={"speeds": {"new": 4.0}})
     model = throughput_from(Profile(ONE_GPU), nodes)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.025)
-
-
-def test_a_row_held_out_is_predicted_from_the_others() -> None:
-    rows = (*ONE_GPU, step(2, 16, 0.20), step(2, 32, 0.35))
-    first, second = holdout_errors(Profile(rows))
-    assert first.predicted_s == pytest.approx(0.14 + 0.05)
-    assert first.error == pytest.approx(0.19 / 0.20 - 1)
-    assert second.predicted_s == pytest.approx(0.3 + 0.06)
-
-
-def test_the_only_row_beyond_one_gpu_cannot_be_held_out() -> None:
-    assert holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2)))) == []
 
 
 times = st.floats(1e-4, 10.0)
