@@ -17,8 +17,8 @@ from benchmarks import library_cpu
 from benchmarks.figure import Figure
 from benchmarks.site import SLOTS, running
 from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.gang import Gang
 
 ROUNDS: Final = 10
 BATCH: Final = 12

@@ -37,10 +37,10 @@ from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import StartJob, Target
+from pliant.tools.run.service.attempt.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import LiveRun
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir

@@ -111,9 +111,9 @@ def run(
 
     Example: pliant schedule --jobs jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
+    from pliant.tools.run.service.attempt.timeouts import Timeouts
     from pliant.tools.run.service.options import Options, free_state_name
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
-    from pliant.tools.run.service.timeouts import Timeouts
 
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
     if not follow and (cluster or profile or param):

@@ -31,12 +31,6 @@ class InstantBackend:
     def nodes(self) -> Sequence[NodeInfo]:
         return [NodeInfo(node.name, node.gpus) for node in self._cluster.expanded()]
 
-    def acquire(self, nodes: Collection[str]) -> None:
-        """They are there."""
-
-    def release(self, nodes: Collection[str]) -> None:
-        """They stay there."""
-
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         self._spring("start", handle)
         for index, unit in enumerate(units):

@@ -80,12 +80,6 @@ class LocalBackend:
             )
         return devices
 
-    def acquire(self, nodes: Collection[str]) -> None:
-        """Nothing to do: this machine is ours."""
-
-    def release(self, nodes: Collection[str]) -> None:
-        """Nothing to do: this machine stays ours."""
-
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Start all units, or none; those of an attempt that has some already are added to them."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)

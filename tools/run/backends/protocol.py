@@ -1,4 +1,4 @@
-"""The six operations that a place to run processes offers. Nothing outside a backend knows a pid.
+"""What a place to run processes offers: five operations. Nothing outside a backend knows a process id.
 
 Launcher and workers share a directory, not a machine: an attempt is known by its folder, what was started
 there is recorded in that folder, and any later process can take the attempt over from the record.
@@ -79,14 +79,6 @@ class Backend(Protocol):
 
         :raises ServiceMissingError: what they are counted with is not there.
         """
-        ...
-
-    def acquire(self, nodes: Collection[str]) -> None:
-        """Make sure that the nodes are ours to start on (a lease, where a cluster manager gives them out)."""
-        ...
-
-    def release(self, nodes: Collection[str]) -> None:
-        """Give back nodes that nothing runs on."""
         ...
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:

@@ -70,7 +70,7 @@ class Measurement:
         return float(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
-        """Losses of a measurement mean nothing."""
+        """LostWorkers of a measurement mean nothing."""
 
     def __len__(self) -> int:
         return self._source.size

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Step, StopJob, Target
-from pliant.tools.run.service.commands import units
+from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.executor import next_handle
 from pliant.tools.run.statedir.layout import StateDir
 

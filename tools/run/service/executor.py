@@ -21,10 +21,10 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Step, StopJob, Target, plan_steps
 from pliant.tools.run.service.allocation.way import InPlace, Relaunch, way_to
-from pliant.tools.run.service.commands import meets_at_port, units
-from pliant.tools.run.service.condemned import Condemned
-from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.plan_file import (
+from pliant.tools.run.service.attempt.commands import meets_at_port, units
+from pliant.tools.run.service.attempt.gang import Gang
+from pliant.tools.run.service.attempt.lost_workers import Setback
+from pliant.tools.run.service.attempt.plan_file import (
     last_generation,
     make_member,
     make_plan,
@@ -32,12 +32,11 @@ from pliant.tools.run.service.plan_file import (
     target_of,
     write_plan,
 )
+from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service.attempt.verdict import Verdict
+from pliant.tools.run.service.faulty_jobs import Condemned, UnclearJobs
 from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.service.runnable import check_startable
-from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.timeouts import Timeouts
-from pliant.tools.run.service.unclear import UnclearJobs
-from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.fault import Faults, may_pass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.statedir.directory import Sink
 from pliant.tools.schedule.decide import Question
 

@@ -15,13 +15,13 @@ from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, Ser
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.dry_run import describe
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.interrupts import Interrupts
 from pliant.tools.run.service.loop import LiveRun
 from pliant.tools.run.service.once import steps_between
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.plan_file import read_plan, target_of
 from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog

@@ -9,8 +9,7 @@ from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.text.times import EPOCH_LIKE_S
-from pliant.tools.run.service.runnable import at_home, job_problems
-from pliant.tools.run.service.script_check import script_obstacle
+from pliant.tools.run.service.runnable import at_home, job_problems, script_obstacle
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.requests import Spool

@@ -24,7 +24,7 @@ from pliant.tools.run.elastic.membership.interface import own_address
 from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
 from pliant.tools.run.elastic.state.state import generator_states, restore_generators, seed_everything
-from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Plan
 from tests.tools.run.site import until

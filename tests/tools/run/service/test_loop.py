@@ -18,12 +18,12 @@ from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissi
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.attempt.plan_file import read_plan
+from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.loop import LiveRun
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.service.plan_file import read_plan
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
-from pliant.tools.run.service.timeouts import Timeouts
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import events as journal

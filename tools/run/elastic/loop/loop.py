@@ -60,7 +60,7 @@ class TrainingLoop:
         self._passed = False
         """The loader has served all of it."""
         self._catching_up = False
-        self._losses = Mean()
+        self._lost_workers = Mean()
         self._metric: float | None = None
         self._asked = 0
         """Values of rank 0 that this worker has asked for since the last step of the epoch."""
@@ -110,7 +110,7 @@ class TrainingLoop:
         metric = self._left_metric()
         micro, self._micro = self._micro, None
         if micro is not None and micro.last and self._stepped and not self.failed:
-            self.training.step_done(micro.step_samples, self._losses)
+            self.training.step_done(micro.step_samples, self._lost_workers)
         if self._supervision is not None:
             self._supervision.left_early(metric)
 
@@ -183,7 +183,7 @@ class TrainingLoop:
         if metric is not None:
             self._metric = float(metric)
         if loss is not None and self._micro is not None:
-            self._losses.add(loss, self._micro.samples)
+            self._lost_workers.add(loss, self._micro.samples)
 
     def agree(self, value: float | Callable[[], float]) -> float:
         """Rank 0's value; see ``ElasticJob.agree``."""
@@ -275,7 +275,7 @@ class TrainingLoop:
         if micro is None or not micro.last:
             return
         self._mid_step = False
-        losses, self._losses = self._losses, Mean()
+        losses, self._lost_workers = self._lost_workers, Mean()
         if self._voided():
             return
         self.training.step_done(micro.step_samples, losses)
@@ -349,7 +349,7 @@ class TrainingLoop:
         self._micro = None
         if self._mid_step:
             self._mid_step = False
-            self._losses = Mean()
+            self._lost_workers = Mean()
             self._gradients.forget()
             if not self._voided() and self._supervision is not None:
                 self._supervision.abandon_step()

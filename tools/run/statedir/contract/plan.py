@@ -11,7 +11,9 @@ them to agree on a step, save a checkpoint and exit 0.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from pydantic import model_validator
 
 from pliant.schemas.formats.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
@@ -35,11 +37,15 @@ class Member(Record):
     address: str
     """Address that the other members reach this one at."""
     device: Literal["cpu", "cuda"] = "cpu"
-    gpu: NonNegativeInt | None = None
-    """Index of the GPU on its node; None on CPU slots."""
     worker: NonNegativeInt | None = None
     """Number of the worker, given once in an attempt; None: its rank, in plans that are never followed by
     another one of their attempt."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gpu(cls, value: Any) -> Any:
+        """Plans of former versions say a second time which GPU of its node a slot is."""
+        return {key: of for key, of in value.items() if key != "gpu"} if isinstance(value, dict) else value
 
 
 class Plan(Record):

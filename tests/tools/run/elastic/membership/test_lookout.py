@@ -15,7 +15,7 @@ from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.lookout import Lookout
 from pliant.tools.run.elastic.membership.process_group import Group
 from pliant.tools.run.elastic.membership.vote import PlanWatch, world
-from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence

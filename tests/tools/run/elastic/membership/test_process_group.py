@@ -30,7 +30,7 @@ from pliant.tools.run.elastic.membership.interface import stay_on_this_machine, 
 from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, Group, leave
 from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting
 from pliant.tools.run.elastic.membership.vote import PlanWatch, world
-from pliant.tools.run.service.plan_file import write_plan
+from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.elastic.gang import Gang

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.plan_file import last_generation, read_plan, write_plan
+from pliant.tools.run.service.attempt.plan_file import last_generation, read_plan, write_plan
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
@@ -74,6 +74,14 @@ def test_an_unknown_major_version_is_refused_and_a_newer_minor_one_is_read(tmp_p
     assert read_record(path, "plan", Plan) == PLAN
     path.write_text(json.dumps(fields))
     assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
+
+
+def test_a_plan_of_a_former_version_says_twice_which_gpu_a_worker_has(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    fields = json.loads(PLAN.model_dump_json())
+    fields["members"][0]["gpu"] = 3
+    path.write_text(json.dumps({"schema": "pliant.plan/1", **fields}))
+    assert read_record(path, "plan", Plan) == PLAN
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.tools.run.service.members import Roll
+from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.presence import Sighting, last_beat, life
@@ -81,7 +81,7 @@ def test_to_look_whether_a_worker_lives_takes_no_lock(
 
 def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) -> None:
     member = Member(slot="n0/0", node="n0", address="n0", worker=0)
-    roll = Roll(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
+    roll = Members(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
     seen = last_beat(worker.path)
     until(lambda: last_beat(worker.path) > seen)
     os.kill(worker.process.pid, signal.SIGSTOP)

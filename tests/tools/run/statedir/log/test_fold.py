@@ -9,9 +9,9 @@ from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.attempt.lost_workers import Setback
+from pliant.tools.run.service.attempt.verdict import Verdict
 from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
-from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.statedir.log.events import (
     decision_event,
     on_clock,

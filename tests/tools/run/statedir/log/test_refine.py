@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
+from pliant.tools.run.service.attempt.verdict import Verdict
 from pliant.tools.run.service.reports import Ended, report_events
-from pliant.tools.run.service.verdict import Verdict
 from pliant.tools.run.statedir.contract.progress import write_progress
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir

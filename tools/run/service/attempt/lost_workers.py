@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Final
 
-from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.setback import Setback, ended_early
+from pliant.tools.run.service.allocation.slots import Slot, counts
+from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.statedir.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """Slots that the job does without from now on."""
+
+    slots: tuple[Slot, ...]
+    reason: str
+
+    def and_also(self, other: Setback) -> Setback:
+        """Both."""
+        slots = tuple(dict.fromkeys([*self.slots, *other.slots]))
+        return Setback(slots, f"{self.reason}; {other.reason}")
+
+    def without(self, target: Target, cut: tuple[int | None, int, float]) -> Target:
+        """What is left of a target; ``cut`` is that of the plan that the others train under."""
+        slots = tuple(slot for slot in target.slots if slot not in self.slots)
+        if len(slots) == len(target.slots):
+            return target
+        return Target(Share(target.job, counts(slots), *cut), slots)
+
+
+def ended_early(slots: Sequence[Slot], messages: Sequence[str]) -> str:
+    """The reason where new workers ended before they trained; ``messages``: what they said."""
+    told = [message for message in messages if message]
+    return ": ".join([f"the new workers on {listed(slots)} ended before they trained", *told[:1]])
+
+
+def listed(slots: Iterable[Slot]) -> str:
+    """Slots in a sentence."""
+    return ", ".join(map(str, slots))
+
 
 YOUNG_S: Final = 5.0
 """A worker that is lost before it has trained for so long has died young."""
@@ -14,7 +48,7 @@ TOO_MANY: Final = 5
 """After this many in a row the slot gets no further one for a while."""
 
 
-class Losses:
+class LostWorkers:
     """How old workers get, by slot; what one launcher has seen of one attempt."""
 
     def __init__(self) -> None:

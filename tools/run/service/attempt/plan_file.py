@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.digits import whole_number
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.service.allocation.slots import Slot, counts
 from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.commands import ranked
+from pliant.tools.run.service.attempt.commands import ranked
 from pliant.tools.run.statedir.contract.files import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -46,8 +46,8 @@ def make_plan(
 
 def make_member(slot: Slot, node: NodeInfo, worker: int) -> Member:
     """A worker on a slot."""
-    place: dict[str, Any] = {} if node.devices is None else {"device": "cuda", "gpu": slot.index}
-    return Member(slot=str(slot), node=slot.node, address=node.address, worker=worker, **place)
+    device: Literal["cpu", "cuda"] = "cpu" if node.devices is None else "cuda"
+    return Member(slot=str(slot), node=slot.node, address=node.address, device=device, worker=worker)
 
 
 def next_plan(plan: Plan, members: Iterable[Member], cut: tuple[int | None, int, float]) -> Plan:

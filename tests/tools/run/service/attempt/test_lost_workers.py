@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.lost_workers import TOO_MANY, YOUNG_S, Losses
-from pliant.tools.run.service.setback import Setback
+from pliant.tools.run.service.attempt.lost_workers import TOO_MANY, YOUNG_S, LostWorkers, Setback
 
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 
 
-def lost(losses: Losses, worker: int, slot: Slot, now_s: float, trained: bool = True) -> Setback | None:
+def lost(losses: LostWorkers, worker: int, slot: Slot, now_s: float, trained: bool = True) -> Setback | None:
     return losses.lose({worker: slot}, {worker} if trained else set(), lambda worker: "no memory", now_s)
 
 
 def test_workers_that_die_young_one_after_the_other_give_their_slot_away() -> None:
-    losses, found = Losses(), []
+    losses, found = LostWorkers(), []
     for worker in range(TOO_MANY):
         losses.train({worker: HERE}, 100.0 * worker)
         found.append(lost(losses, worker, HERE, 100.0 * worker + YOUNG_S / 2))
@@ -21,13 +20,13 @@ def test_workers_that_die_young_one_after_the_other_give_their_slot_away() -> No
 
 
 def test_slots_are_counted_each_for_itself() -> None:
-    losses = Losses()
+    losses = LostWorkers()
     for worker in range(2 * (TOO_MANY - 1)):
         assert lost(losses, worker, (HERE, THERE)[worker % 2], 1.0) is None
 
 
 def test_one_that_grows_old_clears_its_slot_also_when_it_is_not_lost() -> None:
-    losses = Losses()
+    losses = LostWorkers()
     for worker in range(TOO_MANY - 1):
         lost(losses, worker, HERE, 1.0)
     losses.train({9: HERE}, 10.0)
@@ -36,5 +35,5 @@ def test_one_that_grows_old_clears_its_slot_also_when_it_is_not_lost() -> None:
 
 
 def test_one_that_never_trained_gives_its_slot_away_at_once() -> None:
-    found = lost(Losses(), 3, THERE, 1.0, trained=False)
+    found = lost(LostWorkers(), 3, THERE, 1.0, trained=False)
     assert found == Setback((THERE,), "the new workers on n0/1 ended before they trained: no memory")

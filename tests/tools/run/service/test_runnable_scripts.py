@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.run.service.script_check import script_obstacle
+from pliant.tools.run.service.runnable import script_obstacle
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.layout import StateDir
 from tests.builders import job

@@ -21,13 +21,11 @@ from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
 from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.allocation.way import Crew
-from pliant.tools.run.service.lingering import Lingering
-from pliant.tools.run.service.lost_workers import YOUNG_S, Losses
-from pliant.tools.run.service.members import Roll
-from pliant.tools.run.service.plan_file import aborted, next_plan, read_reached, write_plan
-from pliant.tools.run.service.setback import Setback, listed
-from pliant.tools.run.service.timeouts import Stage, Timeouts
-from pliant.tools.run.service.verdict import Verdict, broken, judge
+from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
+from pliant.tools.run.service.attempt.members import Lingering, Members
+from pliant.tools.run.service.attempt.plan_file import aborted, next_plan, read_reached, write_plan
+from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
+from pliant.tools.run.service.attempt.verdict import Verdict, broken, judge
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -62,7 +60,7 @@ class Gang:
         self.statuses: tuple[UnitStatus, ...] = ()
         self._backend = backend
         self._timeouts = timeouts
-        self._roll = Roll(handle.files, plan)
+        self._members = Members(handle.files, plan)
         self._folder = FolderCache(handle.folder)
         self._setback: Setback | None = None
         self._told = plan.generation if read_reached(handle.files) is None else 0
@@ -71,7 +69,7 @@ class Gang:
         self._stage: Stage | None = None
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
-        self._losses = Losses()
+        self._lost_workers = LostWorkers()
         self._lingering = Lingering()
 
     @property
@@ -96,7 +94,7 @@ class Gang:
             return set()
         members = self.plan.workers
         running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
-        return {self._roll.slot(worker) for worker in running if worker not in members}
+        return {self._members.slot(worker) for worker in running if worker not in members}
 
     def serves(self, target: Target | None) -> bool:
         """Whether it runs on exactly these slots with this cut of the batch, and stays."""
@@ -124,7 +122,7 @@ class Gang:
         trains = self._trains()
         if trains is None or self.target.job.elastic == "none":
             return set()
-        return self._roll.proven(trains.workers, YOUNG_S)
+        return self._members.proven(trains.workers, YOUNG_S)
 
     def settles(self, event: Event) -> bool:
         """Take note of a worker's event; whether the newest plan was in force then."""
@@ -237,7 +235,7 @@ class Gang:
 
     def _publish(self, job: JobDir, plan: Plan) -> None:
         self.plan, self._workers = plan, plan.workers
-        self._roll.add(plan)
+        self._members.add(plan)
         write_plan(job, plan)
 
     def _go_on_without_lost(self, job: JobDir, now_s: float) -> bool:
@@ -249,7 +247,7 @@ class Gang:
         if self.target.job.elastic == "none" or trains is None:
             return False
         trained = self._folder.get("trained", lambda: frozenset(trains.workers))
-        self._losses.train({worker: self._roll.slot(worker) for worker in trained}, now_s)
+        self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
         lost = self._lost(trained)
         if not lost:
             return False
@@ -259,8 +257,8 @@ class Gang:
         ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
         if not going_on or ended or (on_gpus and lost & trained):
             return False
-        slots = {worker: self._roll.slot(worker) for worker in sorted(lost)}
-        bad = self._losses.lose(slots, trained, self._message, now_s)
+        slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
+        bad = self._lost_workers.lose(slots, trained, self._message, now_s)
         _log.warning(
             "job %s: lost the workers on %s, goes on without", self.handle.job, listed(slots.values())
         )
@@ -292,13 +290,13 @@ class Gang:
 
     def _is_gone(self, worker: int) -> bool:
         running = worker < len(self.statuses) and self.statuses[worker].state == "running"
-        return not running or self._roll.life(worker) == "gone"
+        return not running or self._members.life(worker) == "gone"
 
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still."""
-        silent = self._roll.silent(self._workers, now_s, self._timeouts.silent_s)
+        silent = self._members.silent(self._workers, now_s, self._timeouts.silent_s)
         if silent:
-            slots = [self._roll.slot(worker) for worker in silent]
+            slots = [self._members.slot(worker) for worker in silent]
             _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
             self._backend.stop(self.handle, "kill", silent)
 
@@ -315,7 +313,7 @@ class Gang:
         if self.target.job.elastic == "none":
             nodes = list(by_node(self.target.slots))
             return ", ".join(nodes[unit] for unit in units)
-        return listed(self._roll.slot(worker) for worker in units)
+        return listed(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:
         """Units that have nothing to do, and how long each may take to end (seconds)."""
@@ -326,7 +324,7 @@ class Gang:
         running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
         limits = {
             worker: self._timeouts.of_idle(
-                self._roll.life(worker), ended=self._outcome(worker) is not None, needed=worker in needed
+                self._members.life(worker), ended=self._outcome(worker) is not None, needed=worker in needed
             )
             for worker in running
         }

@@ -13,14 +13,14 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
-from pliant.tools.run.service import gang as gang_module
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.members import Roll
-from pliant.tools.run.service.plan_file import make_member, make_plan, read_plan, write_plan
-from pliant.tools.run.service.setback import Setback
-from pliant.tools.run.service.timeouts import Timeouts
+from pliant.tools.run.service.attempt import gang as gang_module
+from pliant.tools.run.service.attempt.gang import Gang
+from pliant.tools.run.service.attempt.lost_workers import Setback
+from pliant.tools.run.service.attempt.members import Members
+from pliant.tools.run.service.attempt.plan_file import make_member, make_plan, read_plan, write_plan
+from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.statedir import folder_cache
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
@@ -154,8 +154,8 @@ class Lives:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
         self.silent: list[int] = []
-        patch.setattr(Roll, "life", lambda roll, worker: self.of[worker])
-        patch.setattr(Roll, "silent", lambda roll, workers, now_s, limit_s: self.silent)
+        patch.setattr(Members, "life", lambda roll, worker: self.of[worker])
+        patch.setattr(Members, "silent", lambda roll, workers, now_s, limit_s: self.silent)
 
 
 @pytest.fixture

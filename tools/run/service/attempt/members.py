@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.plan_file import read_plan_of
+from pliant.tools.run.service.attempt.plan_file import read_plan_of
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting, last_beat
@@ -17,7 +17,7 @@ _ABSENCE_S: Final = 5.0
 """A launcher that was itself away for longer has seen nothing that it could blame a worker for."""
 
 
-class Roll:
+class Members:
     """All workers that the attempt's plans have ever named."""
 
     def __init__(self, files: AttemptDir, plan: Plan) -> None:
@@ -79,3 +79,27 @@ class Roll:
             if beat and now_s - self._beats[worker][1] >= limit_s and self.life(worker) == "alive":
                 found.append(worker)
         return found
+
+
+LOOK_S: Final = 1.0
+"""Between two looks."""
+
+
+class Lingering:
+    """One attempt's units that are through, as one launcher has seen them."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        self._looked_s = float("-inf")
+
+    def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
+        """Units that have had nothing to do for longer than each may.
+
+        :param limits_s: of those that have nothing to do; asked once in :data:`LOOK_S`.
+        """
+        if 0 <= now_s - self._looked_s < LOOK_S:
+            return []
+        self._looked_s = now_s
+        limits = limits_s()
+        self._since_s = {unit: self._since_s.get(unit, now_s) for unit in limits}
+        return [unit for unit, since_s in self._since_s.items() if now_s - since_s >= limits[unit]]

@@ -11,8 +11,8 @@ from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.service.allocation.slots import Slot, counts
 from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.commands import ranked, units
-from pliant.tools.run.service.plan_file import make_plan
+from pliant.tools.run.service.attempt.commands import ranked, units
+from pliant.tools.run.service.attempt.plan_file import make_plan
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.share import Share
 from tests.builders import job
@@ -105,7 +105,7 @@ def test_a_plan_says_how_the_batch_is_cut() -> None:
     assert (plan.generation, plan.attempt, plan.abort) == (4, 2, False)
     assert (plan.global_batch, plan.accum, plan.lr_scale) == (64, 2, 1.5)
     assert (plan.seed, plan.checkpoint_s) == (7, 5.0)
-    assert (plan.members[0].device, plan.members[0].gpu) == ("cuda", 3)
+    assert (plan.members[0].device, plan.members[0].slot) == ("cuda", "n1/3")
 
 
 def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.service.condemned import Condemned
+from pliant.tools.run.service.faulty_jobs import Condemned
 from pliant.tools.run.statedir.contract.files import UnreadableError
 
 
