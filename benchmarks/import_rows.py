@@ -51,10 +51,10 @@ def _rate(kind: str, folder: Path, rows: int) -> Figure:
     path, workload = write(kind, folder, rows)
     out = folder / "out" if workload else folder / "out.jsonl"
     before = time.process_time()
-    report = import_trace(kind, [str(path)], str(out), workload=workload)
+    summary = import_trace(kind, [str(path)], str(out), workload=workload)
     spent_s = time.process_time() - before
     name = f"import_rows_per_s_{kind.replace('-', '_')}"
-    return Figure(name, round(report.rows / max(spent_s, 1e-3)), "rows/s")
+    return Figure(name, round(summary.rows / max(spent_s, 1e-3)), "rows/s")
 
 
 def _peak(folder: Path, out: Path) -> Figure:

@@ -58,7 +58,7 @@ def trace_import(
     from pliant.tools.replay.importers.run import import_trace
 
     with progress("import", "rows") as advance:
-        report = import_trace(
+        summary = import_trace(
             format_name,
             paths,
             out,
@@ -67,5 +67,5 @@ def trace_import(
             cluster_out=cluster_out,
             progress=advance,
         )
-    for line in report.lines():
+    for line in summary.lines():
         note(line)

@@ -16,9 +16,9 @@ def test_every_format_is_measured() -> None:
 @pytest.mark.parametrize("kind", WRITERS)
 def test_what_is_measured_is_read_whole_and_strictly(kind: str, tmp_path: Path) -> None:
     path, workload = write(kind, tmp_path / "data", 200)
-    report = run(tmp_path, kind, str(path), workload=workload).report
-    assert report.rows >= 200
-    assert report.jobs
+    summary = run(tmp_path, kind, str(path), workload=workload).summary
+    assert summary.rows >= 200
+    assert summary.jobs
 
 
 def test_the_same_seed_writes_the_same_rows(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.replay.importers.fields import stated
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.input_row import NOTHING
 
 NO_GPU: Final = "asked for no GPU"
 NO_SUBMISSION: Final = "had no time of submission"
@@ -31,10 +31,9 @@ class TraceFormat:
     """
 
     name: str
-    summary: str
-    jobs: Callable[[Sequence[str], Intake], Iterator[Job]]
+    jobs: Callable[[Sequence[str], Conversion], Iterator[Job]]
     absolute: bool = True
-    cluster: Callable[[Sequence[str], Intake], Cluster | None] | None = None
+    cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,8 @@ class FolderFormat:
     """
 
     name: str
-    summary: str
-    read: Callable[[Path, Path | None, Intake], Imported]
-    workload: Callable[[Path, Intake], Iterator[Job]] | None = None
+    read: Callable[[Path, Path | None, Conversion], Imported]
+    workload: Callable[[Path, Conversion], Iterator[Job]] | None = None
 
 
 Format = TraceFormat | FolderFormat
@@ -74,6 +72,7 @@ def executed_job(
     model: str = UNKNOWN_MODEL,
 ) -> Job:
     """A rigid job known by what it executed; labels that say nothing are left out."""
+    stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     return Job(
         id=job_id,
         submit_time=submit_time_s,
@@ -81,7 +80,7 @@ def executed_job(
         gpus=Gpus(requested=gpus),
         user=user,
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
-        labels=stated(labels),
+        labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
 
 
@@ -101,12 +100,12 @@ def executed_seconds(start_s: float | None, end_s: float | None) -> float:
     return end_s - start_s
 
 
-def assume_no_models(intake: Intake) -> None:
+def assume_no_models(conversion: Conversion) -> None:
     """State what every trace without models has in common."""
-    intake.report.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
-    intake.report.assume("work is the executed time times the GPUs requested; jobs do not change size")
+    conversion.summary.assume(f"the trace names no models: every job has the model {UNKNOWN_MODEL!r}")
+    conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
 
 
-def assume_utc(intake: Intake) -> None:
+def assume_utc(conversion: Conversion) -> None:
     """State how clock times are read."""
-    intake.report.assume("clock times without a zone are read as UTC, without daylight saving")
+    conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")

@@ -17,7 +17,7 @@ _IN_MEMORY: Final = 1 << 25
 _CHUNK: Final = 1 << 20
 
 
-class JobSpool:
+class OrderedJobs:
     """Lines of a job file; 24 bytes a job stay in memory. A context manager: leaving it frees the rest."""
 
     def __init__(self) -> None:

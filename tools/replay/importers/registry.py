@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.replay.importers import (
+from pliant.tools.replay.importers.format import Format
+from pliant.tools.replay.importers.formats import (
     alibaba_v2023,
     gavel,
     helios,
@@ -17,7 +18,6 @@ from pliant.tools.replay.importers import (
     slurm,
     tiresias,
 )
-from pliant.tools.replay.importers.format import Format
 
 FORMATS: Final[dict[str, Format]] = {
     module.FORMAT.name: module.FORMAT

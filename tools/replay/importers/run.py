@@ -16,11 +16,11 @@ from pliant.schemas.formats.outputs import check_folder, check_output
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_placement import with_triangulations
+from pliant.tools.replay.importers.conversion import Conversion, Progress
 from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
-from pliant.tools.replay.importers.ordered import JobSpool
+from pliant.tools.replay.importers.ordered import OrderedJobs
 from pliant.tools.replay.importers.registry import format_named
-from pliant.tools.replay.importers.rows import Intake, Progress
-from pliant.tools.replay.importers.summary import ImportReport
+from pliant.tools.replay.importers.summary import ImportSummary
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -37,7 +37,7 @@ def import_trace(
     workload: str | None = None,
     cluster_out: str | None = None,
     progress: Progress | None = None,
-) -> ImportReport:
+) -> ImportSummary:
     """Import the inputs at ``paths`` and write jobs to ``out``, or a folder where there are measurements.
 
     :param lenient: drop malformed rows and count them, instead of failing with all of them.
@@ -49,31 +49,31 @@ def import_trace(
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
     found = format_named(name)
-    report = ImportReport(name)
-    intake = Intake(report, lenient=lenient, progress=progress)
+    summary = ImportSummary(name)
+    conversion = Conversion(summary, lenient=lenient, progress=progress)
     if isinstance(found, TraceFormat):
         _refuse_workload(found, workload)
         if cluster_out is not None:
             check_output(cluster_out)
-        cluster = _cluster(found, paths, cluster_out, intake)
-        _import_jobs(found.jobs(paths, intake), found.absolute, out, intake)
+        cluster = _cluster(found, paths, cluster_out, conversion)
+        _import_jobs(found.jobs(paths, conversion), found.absolute, out, conversion)
         if cluster is not None and cluster_out is not None:
             io.write_cluster(cluster, cluster_out)
-            report.nodes = len(cluster.nodes)
-            report.files.append(cluster_out)
-        return report
+            summary.nodes = len(cluster.nodes)
+            summary.files.append(cluster_out)
+        return summary
     if cluster_out is not None:
         raise UsageError(f"--cluster-out: {name} lists no nodes")
     if len(paths) != 1:
         raise UsageError(f"{name}: {len(paths)} paths, expected the data folder alone")
     path = Path(paths[0])
     if path.is_dir():
-        _import_folder(found, path, _workload_path(path, workload), out, intake)
+        _import_folder(found, path, _workload_path(path, workload), out, conversion)
     elif found.workload is not None and workload is None:
-        _import_jobs(found.workload(path, intake), False, out, intake)
+        _import_jobs(found.workload(path, conversion), False, out, conversion)
     else:
         raise UsageError(f"{path}: is no folder; {name} takes its data folder and --workload FILE")
-    return report
+    return summary
 
 
 def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
@@ -82,13 +82,13 @@ def _refuse_workload(found: TraceFormat, workload: str | None) -> None:
 
 
 def _cluster(
-    found: TraceFormat, paths: Sequence[str], cluster_out: str | None, intake: Intake
+    found: TraceFormat, paths: Sequence[str], cluster_out: str | None, conversion: Conversion
 ) -> Cluster | None:
     """The cluster of the paths, where one is wanted.
 
     :raises UsageError: one is wanted and there is none, or the other way round.
     """
-    cluster = None if found.cluster is None else found.cluster(paths, intake)
+    cluster = None if found.cluster is None else found.cluster(paths, conversion)
     if cluster is None and cluster_out is not None:
         what = "no list of nodes is among the paths" if found.cluster else f"{found.name} lists no nodes"
         raise UsageError(f"--cluster-out: {what}")
@@ -105,52 +105,52 @@ def _workload_path(folder: Path, workload: str | None) -> Path | None:
     return next((place for place in places if place.is_file()), Path(workload))
 
 
-def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, intake: Intake) -> None:
+def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, conversion: Conversion) -> None:
     check_output(out)
-    with JobSpool() as spool:
-        _collect(jobs, spool, intake)
+    with OrderedJobs() as spool:
+        _collect(jobs, spool, conversion)
         if not len(spool):
-            raise BadInputError(_nothing(intake.report))
-        _write_jobs(spool, absolute, out, intake.report)
+            raise BadInputError(_nothing(conversion.summary))
+        _write_jobs(spool, absolute, out, conversion.summary)
 
 
-def _collect(jobs: Iterable[Job], spool: JobSpool, intake: Intake) -> None:
+def _collect(jobs: Iterable[Job], spool: OrderedJobs, conversion: Conversion) -> None:
     spool.add(jobs)
-    intake.finish()
+    conversion.finish()
 
 
-def _write_jobs(spool: JobSpool, absolute: bool, out: str, report: ImportReport) -> None:
+def _write_jobs(spool: OrderedJobs, absolute: bool, out: str, summary: ImportSummary) -> None:
     origin = "the submission of its first job that was kept" if absolute else "the start that the trace has"
-    report.assume(f"times are seconds since {origin}")
+    summary.assume(f"times are seconds since {origin}")
     write_chunks(out, spool.chunks(from_zero=absolute))
-    report.jobs = len(spool)
-    report.files.append(out)
+    summary.jobs = len(spool)
+    summary.files.append(out)
 
 
-def _nothing(report: ImportReport) -> str:
-    dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
-    return f"{report.format}: no job in {report.rows} rows" + (f" ({dropped})" if dropped else "")
+def _nothing(summary: ImportSummary) -> str:
+    dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(summary.dropped.items()))
+    return f"{summary.format}: no job in {summary.rows} rows" + (f" ({dropped})" if dropped else "")
 
 
 def _import_folder(
-    found: FolderFormat, folder: Path, workload: Path | None, out: str, intake: Intake
+    found: FolderFormat, folder: Path, workload: Path | None, out: str, conversion: Conversion
 ) -> None:
     if out == PIPE:
         raise UsageError(f"{found.name} gives several files: name a folder with -o FOLDER")
     check_folder(out)
-    imported = found.read(folder, workload, intake)
-    with JobSpool() as spool:
-        _collect(imported.jobs, spool, intake)
+    imported = found.read(folder, workload, conversion)
+    with OrderedJobs() as spool:
+        _collect(imported.jobs, spool, conversion)
         if workload is not None and not len(spool):
-            raise BadInputError(_nothing(intake.report))
-        _write_folder(imported, Path(out), intake.report)
+            raise BadInputError(_nothing(conversion.summary))
+        _write_folder(imported, Path(out), conversion.summary)
         if workload is None:
-            intake.report.assume("no --workload was given: there are no jobs")
+            conversion.summary.assume("no --workload was given: there are no jobs")
         else:
-            _write_jobs(spool, False, str(Path(out) / JOBS), intake.report)
+            _write_jobs(spool, False, str(Path(out) / JOBS), conversion.summary)
 
 
-def _write_folder(imported: Imported, out: Path, report: ImportReport) -> None:
+def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None:
     """The measurements; kinds of which there is nothing give no file."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -158,15 +158,15 @@ def _write_folder(imported: Imported, out: Path, report: ImportReport) -> None:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{out}: cannot be made a folder: {reason}") from error
     if imported.profile:
-        metadata = (("tool", f"pliant {version('pliant')}"), ("imported_from", report.format))
+        metadata = (("tool", f"pliant {version('pliant')}"), ("imported_from", summary.format))
         io.write_profile(with_triangulations(Profile(tuple(imported.profile), metadata)), out / PROFILE)
-        report.profile_rows = len(imported.profile)
-        report.files.append(str(out / PROFILE))
+        summary.profile_rows = len(imported.profile)
+        summary.files.append(str(out / PROFILE))
     if imported.convergence:
         io.write_convergence(imported.convergence, out / CONVERGENCE)
-        report.convergence_rows = len(imported.convergence)
-        report.files.append(str(out / CONVERGENCE))
+        summary.convergence_rows = len(imported.convergence)
+        summary.files.append(str(out / CONVERGENCE))
     if imported.interference is not None:
         text = json.dumps(imported.interference, ensure_ascii=False, allow_nan=False, indent=1)
         atomic_write(out / INTERFERENCE, text.encode() + b"\n")
-        report.files.append(str(out / INTERFERENCE))
+        summary.files.append(str(out / INTERFERENCE))

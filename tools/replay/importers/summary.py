@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class ImportReport:
+class ImportSummary:
     """Counts and sentences of one import, filled while it runs."""
 
     format: str
@@ -33,7 +33,7 @@ class ImportReport:
         self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
 
     def lines(self) -> list[str]:
-        """The report for people."""
+        """The summary as lines for people."""
         made = f"{self.jobs} jobs"
         if self.profile_rows or self.convergence_rows:
             made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"

@@ -12,15 +12,15 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.importers.summary import ImportReport
+from pliant.tools.replay.importers.summary import ImportSummary
 
 
 @dataclass(frozen=True)
 class Result:
-    """The jobs of an import, in the order of the file, and its report."""
+    """The jobs of an import, in the order of the file, and its summary."""
 
     jobs: tuple[Job, ...]
-    report: ImportReport
+    summary: ImportSummary
     out: Path
 
     def job(self, job_id: str) -> Job:
@@ -28,7 +28,7 @@ class Result:
 
     @property
     def dropped(self) -> dict[str, int]:
-        return dict(self.report.dropped)
+        return dict(self.summary.dropped)
 
 
 def text(folder: Path, name: str, *lines: str) -> str:
@@ -43,9 +43,9 @@ def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
     """Import to a file, or to a folder where the format gives one."""
     folder = len(paths) == 1 and Path(paths[0]).is_dir() and kind != "pai"
     out = tmp_path / ("out" if folder else "out.jsonl")
-    report = import_trace(kind, paths, str(out), **more)
+    summary = import_trace(kind, paths, str(out), **more)
     jobs = out / "jobs.jsonl" if folder else out
-    return Result(io.read_jobs(jobs) if jobs.is_file() else (), report, out)
+    return Result(io.read_jobs(jobs) if jobs.is_file() else (), summary, out)
 
 
 def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:

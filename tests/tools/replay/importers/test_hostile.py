@@ -125,7 +125,7 @@ def test_an_attempt_that_ended_before_it_started_is_told(tmp_path: Path) -> None
     back = {**good, "end_time": "2017-10-09 06:59:00"}
     result = run(tmp_path, "philly", philly(tmp_path, attempts=[good, back]))
     assert gpu_seconds(result.jobs[0]) == 3600.0
-    assert result.report.assumptions["an attempt that ended before it started took no time"] == 1
+    assert result.summary.assumptions["an attempt that ended before it started took no time"] == 1
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None
         result = run(tmp_path, "pai", *paths)
         assert [job.id for job in result.jobs] == ["j1"]
         assert (
-            "GPU tasks of 1 job that pai_job_table does not have were left out" in result.report.assumptions
+            "GPU tasks of 1 job that pai_job_table does not have were left out" in result.summary.assumptions
         )
 
 
@@ -183,7 +183,9 @@ def test_a_list_of_nodes_becomes_a_cluster(tmp_path: Path) -> None:
     ]
     assert found.nodes[0].memory == 1024 * 2**20
     assert result.dropped == {"are nodes without GPUs": 1}
-    assert result.report.lines()[0] == ("alibaba-v2023: 4 rows read, 1 jobs, 2 nodes written, 1 rows dropped")
+    assert result.summary.lines()[0] == (
+        "alibaba-v2023: 4 rows read, 1 jobs, 2 nodes written, 1 rows dropped"
+    )
 
 
 def test_nodes_that_share_a_name_are_no_cluster(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_sia_files_name_their_gpu_type_and_those_without_are_aws(tmp_path: Path)
     rows = io.read_profile(result.out / "profile.parquet").rows
     assert {row.gpu_type for row in rows} == {"aws", "dgx-ext"}
     assert len(rows) == 12
-    assert "files without a GPU type repeat those of aws and were not read" in result.report.assumptions
+    assert "files without a GPU type repeat those of aws and were not read" in result.summary.assumptions
 
 
 def test_what_is_wrong_in_a_data_folder_is_told_by_file_and_line(tmp_path: Path) -> None:

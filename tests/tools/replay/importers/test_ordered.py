@@ -11,12 +11,12 @@ from pliant.schemas import io
 from pliant.schemas.formats.files import write_chunks
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers import ordered as spools
-from pliant.tools.replay.importers.ordered import JobSpool
+from pliant.tools.replay.importers.ordered import OrderedJobs
 from tests.builders import job
 
 
 def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
-    with tempfile.TemporaryDirectory() as folder, JobSpool() as spool:
+    with tempfile.TemporaryDirectory() as folder, OrderedJobs() as spool:
         spool.add(jobs)
         write_chunks(Path(folder) / "jobs.jsonl", spool.chunks(from_zero=from_zero))
         return io.read_jobs(Path(folder) / "jobs.jsonl")

@@ -44,7 +44,8 @@ def test_attempts_are_summed_and_the_largest_is_requested(tmp_path: Path) -> Non
     assert result.jobs[0].gpus.requested == 4
     assert gpu_seconds(result.jobs[0]) == 2 * 60 + 4 * 10
     assert (
-        "a job whose attempts had different numbers of GPUs requests the largest" in result.report.assumptions
+        "a job whose attempts had different numbers of GPUs requests the largest"
+        in result.summary.assumptions
     )
 
 
@@ -76,7 +77,7 @@ def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> Non
         "ran for no time": 1,
         "had not finished when the trace ended": 1,
     }
-    assert (result.report.rows, result.report.jobs) == (7, 1)
+    assert (result.summary.rows, result.summary.jobs) == (7, 1)
 
 
 def test_malformed_entries_are_named_with_their_lines(tmp_path: Path) -> None:

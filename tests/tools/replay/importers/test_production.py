@@ -42,7 +42,7 @@ def test_two_clusters_with_the_same_ids_keep_all_jobs(tmp_path: Path) -> None:
     one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
     result = run(tmp_path, "helios", one, two)
     assert [job.id for job in result.jobs] == ["7", "7-2"]
-    assert result.report.assumptions["an id that is there more than once got a number behind it"] == 1
+    assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
 
 
 def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
@@ -190,4 +190,4 @@ def test_a_tiresias_distribution_is_gpu_time_alone(tmp_path: Path) -> None:
         ("tiresias-1", 1, 121.0),
         ("tiresias-2", 1, 97000.0),
     ]
-    assert any("sample from it with `pliant trace synth`" in line for line in result.report.lines())
+    assert any("sample from it with `pliant trace synth`" in line for line in result.summary.lines())

@@ -28,7 +28,7 @@ def test_pollux_loses_no_measurement(tmp_path: Path, reference_data: Path) -> No
     steps = {(row.node_order, row.local_batch): (row.step_seconds, row.sync_seconds) for row in placements}
     assert len({(row.model, row.node_order, row.local_batch) for row in placements}) == len(placements)
     assert steps
-    assert not result.report.dropped
+    assert not result.summary.dropped
 
 
 def test_pollux_jobs_run_the_epochs_of_their_application(tmp_path: Path, reference_data: Path) -> None:
@@ -46,7 +46,7 @@ def test_sia_has_six_gpu_types(tmp_path: Path, reference_data: Path) -> None:
     types = {row.gpu_type for row in io.read_profile(result.out / "profile.parquet").rows}
     assert types == {"aws", "rtx", "quad", "dgx", "dgx-ext", "azure"}
     assert len(result.jobs) == 960
-    assert not result.report.dropped
+    assert not result.summary.dropped
 
 
 def test_ones_jobs_all_have_a_recorded_kind(tmp_path: Path, reference_data: Path) -> None:
@@ -77,9 +77,9 @@ def test_every_job_of_the_lists_is_there_or_accounted_for(tmp_path: Path, refere
         ("gavel", "gavel/traces/small_test.trace"),
         ("ones", "ones/trace_1.csv"),
     ):
-        report = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
-        assert report.rows == report.jobs + report.dropped.total()
-        assert not any("malformed" in reason for reason in report.dropped)
+        summary = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
+        assert summary.rows == summary.jobs + summary.dropped.total()
+        assert not any("malformed" in reason for reason in summary.dropped)
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_traces_too_large_to_ship_are_read_where_they_are(
 ) -> None:
     if not (reference_data / path).exists():
         pytest.skip(f"no {path} in the reference data")
-    report = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
-    assert report.jobs > 10_000
+    summary = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
+    assert summary.jobs > 10_000

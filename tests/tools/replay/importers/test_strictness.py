@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.formats.record import IDENTIFIER
+from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion
 from pliant.tools.replay.importers.registry import FORMATS
-from pliant.tools.replay.importers.rows import MOST_PROBLEMS, Intake
 from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.importers.summary import ImportReport
+from pliant.tools.replay.importers.summary import ImportSummary
 from tests.tools.replay.importers.importing import problems, run, text
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
@@ -42,7 +42,7 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
     assert result.dropped == {"malformed rows (/num_gpu)": 2, "malformed rows (as a whole)": 1}
-    assert result.report.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
+    assert result.summary.lines()[0] == "tiresias: 4 rows read, 1 jobs written, 3 rows dropped"
 
 
 def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_jobs_go_to_stdout_by_default(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    report = import_trace("tiresias", [jobs(tmp_path, GOOD)])
+    summary = import_trace("tiresias", [jobs(tmp_path, GOOD)])
     (tmp_path / "out.jsonl").write_bytes(capfdbinary.readouterr().out)
     assert [job.id for job in io.read_jobs(tmp_path / "out.jsonl")] == ["1"]
-    assert report.files == ["-"]
+    assert summary.files == ["-"]
 
 
 def test_progress_tells_the_rows_read(tmp_path: Path) -> None:
@@ -115,15 +115,15 @@ def test_progress_tells_the_rows_read(tmp_path: Path) -> None:
 def test_ids_are_valid_and_unique(texts: list[str]) -> None:
     import re
 
-    intake = Intake(ImportReport("test"))
-    ids = [intake.new_id(text) for text in texts]
+    conversion = Conversion(ImportSummary("test"))
+    ids = [conversion.new_id(text) for text in texts]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(IDENTIFIER, job_id) for job_id in ids)
 
 
 def test_a_thousand_jobs_of_one_id_are_numbered() -> None:
-    intake = Intake(ImportReport("test"))
-    ids = [intake.new_id("job") for _ in range(1000)]
+    conversion = Conversion(ImportSummary("test"))
+    ids = [conversion.new_id("job") for _ in range(1000)]
     assert (ids[0], ids[1], ids[-1]) == ("job", "job-2", "job-1000")
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.replay.importers.applications import read_measurements
-from pliant.tools.replay.importers.csv_records import sheet
-from pliant.tools.replay.importers.fields import number, some, text, word
+from pliant.tools.replay.importers.conversion import Conversion
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import Imported
-from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.formats.applications import read_measurements
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 
@@ -30,11 +31,13 @@ class Application:
     """Samples an epoch at the smallest batch."""
 
 
-def read_folder(name: str, gpu_type: str, folder: Path, workload: Path | None, intake: Intake) -> Imported:
+def read_folder(
+    name: str, gpu_type: str, folder: Path, workload: Path | None, conversion: Conversion
+) -> Imported:
     """Measurements of a folder and, if one is wanted, the jobs of a workload."""
-    measured = read_measurements(folder, gpu_type, intake)
+    measured = read_measurements(folder, gpu_type, conversion)
     known = applications(measured.convergence)
-    jobs = () if workload is None else tuple(_jobs(name, workload, known, intake))
+    jobs = () if workload is None else tuple(_jobs(name, workload, known, conversion))
     return Imported(jobs, measured.profile, measured.convergence)
 
 
@@ -54,30 +57,32 @@ def _application(runs: Mapping[int, list[ConvergenceRow]]) -> Application:
     return Application(smallest, max(runs), epochs, max(1, dataset_size))
 
 
-def _jobs(name: str, workload: Path, known: Mapping[str, Application], intake: Intake) -> Iterator[Job]:
-    intake.report.assume(
+def _jobs(
+    name: str, workload: Path, known: Mapping[str, Application], conversion: Conversion
+) -> Iterator[Job]:
+    conversion.summary.assume(
         "jobs run the epochs that every validation run of their application has (label max_epochs); an epoch "
         "is as many samples as the run of the smallest batch took"
     )
-    intake.report.assume("batches may move between the smallest and the largest validated one")
-    rows = sheet(workload, intake, COLUMNS)
-    return intake.convert(rows, lambda row: _job(name, row, known, intake))
+    conversion.summary.assume("batches may move between the smallest and the largest validated one")
+    rows = csv_rows(workload, conversion, COLUMNS)
+    return conversion.convert(rows, partial(_job, name, known, conversion))
 
 
-def _job(trace: str, row: Record, known: Mapping[str, Application], intake: Intake) -> Job:
-    model = text(row, "application")
+def _job(trace: str, known: Mapping[str, Application], conversion: Conversion, row: InputRow) -> Job:
+    model = row.optional_text("application")
     found = known.get(model)
     if found is None:
         names = ", ".join(sorted(known)) or "none"
         raise MalformedRowError("application", f"{model!r} has no validation runs (there are: {names})")
     return Job(
-        id=intake.new_id(word(row, "name")),
-        submit_time=number(row, "time"),
+        id=conversion.new_id(row.text("name")),
+        submit_time=row.number("time"),
         model=model,
-        gpus=Gpus(requested=some(row, "num_replicas"), min=1),
-        batch=Batch(size=some(row, "batch_size"), min=found.smallest_batch, max=found.largest_batch),
+        gpus=Gpus(requested=row.positive_count("num_replicas"), min=1),
+        batch=Batch(size=row.positive_count("batch_size"), min=found.smallest_batch, max=found.largest_batch),
         elastic="size+batch",
         work=EpochWork(epochs=float(found.epochs), dataset_size=found.dataset_size),
         convergence=model,
-        labels={"trace": trace, "row": str(row.number), "max_epochs": str(found.epochs)},
+        labels={"trace": trace, "row": str(row.row_number), "max_epochs": str(found.epochs)},
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.files import source_name
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.csv_records import sheet
-from pliant.tools.replay.importers.fields import moment, parse_number, submitted, text, word
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import (
     NEVER_STARTED,
     NO_DURATION,
@@ -26,7 +27,7 @@ from pliant.tools.replay.importers.format import (
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_number
 
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
@@ -37,16 +38,16 @@ _GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:
 _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 
 
-def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     """Jobs of each file; job steps are left out."""
-    assume_no_models(intake)
-    assume_utc(intake)
+    assume_no_models(conversion)
+    assume_utc(conversion)
     for path in paths:
-        rows = sheet(path, intake, COLUMNS, delimiter="|", quoted=False)
-        yield from intake.convert(_checked(rows), lambda row: _job(row, intake))
+        rows = csv_rows(path, conversion, COLUMNS, delimiter="|", quoted=False)
+        yield from conversion.convert(_checked(rows), partial(_job, conversion))
 
 
-def _checked(rows: Iterator[Record]) -> Iterator[Record]:
+def _checked(rows: Iterator[InputRow]) -> Iterator[InputRow]:
     """The rows, after a look at the columns of the first.
 
     :raises BadInputError: no column says how long jobs ran, or on how many GPUs.
@@ -60,14 +61,14 @@ def _checked(rows: Iterator[Record]) -> Iterator[Record]:
         yield row
 
 
-def _job(row: Record, intake: Intake) -> Job:
-    job_id = word(row, "JobID")
+def _job(conversion: Conversion, row: InputRow) -> Job:
+    job_id = row.text("JobID")
     if "." in job_id:
         raise DroppedRowError("are steps of jobs")
-    submit_time_s = submitted(row, "Submit")
+    submit_time_s = row.timestamp("Submit")
     state = _optional(row, "State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)
-    if moment(row, "Start") is None:
+    if row.optional_timestamp("Start") is None:
         raise DroppedRowError(NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
     if not gpus:
         raise DroppedRowError(NO_GPU)
@@ -85,14 +86,16 @@ def _job(row: Record, intake: Intake) -> Job:
         "gpu_type": gpu_type,
     }
     user = _optional(row, "User")
-    return executed_job(intake.new_id(job_id), submit_time_s, gpus, gpus * seconds, user=user, labels=labels)
+    return executed_job(
+        conversion.new_id(job_id), submit_time_s, gpus, gpus * seconds, user=user, labels=labels
+    )
 
 
-def _optional(row: Record, name: str) -> str:
-    return text(row, name) if name in row.values else ""
+def _optional(row: InputRow, name: str) -> str:
+    return row.optional_text(name) if name in row.values else ""
 
 
-def _gpus(row: Record) -> tuple[int, str]:
+def _gpus(row: InputRow) -> tuple[int, str]:
     """GPUs of the whole job and their type, of the first column that names some."""
     for name in SIZES:
         found = _optional(row, name)
@@ -114,13 +117,13 @@ def _counted(found: Sequence[tuple[str, str]]) -> tuple[int, str]:
     return sum(untyped) or sum(typed), ",".join(types)
 
 
-def _elapsed_seconds(row: Record) -> float:
+def _elapsed_seconds(row: InputRow) -> float:
     raw, spelled = _optional(row, "ElapsedRaw"), _optional(row, "Elapsed")
     if raw:
         return parse_number(raw, "ElapsedRaw")
     if not spelled:
-        end_s = moment(row, "End") if "End" in row.values else None
-        return executed_seconds(moment(row, "Start"), end_s)
+        end_s = row.optional_timestamp("End") if "End" in row.values else None
+        return executed_seconds(row.optional_timestamp("Start"), end_s)
     match = _ELAPSED.fullmatch(spelled)
     if match is None:
         raise MalformedRowError("Elapsed", f"{spelled!r}, expected a time like 1-02:03:04")
@@ -128,4 +131,4 @@ def _elapsed_seconds(row: Record) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-FORMAT: Final = TraceFormat("slurm", "Slurm accounting: the output of sacct -P", read)
+FORMAT: Final = TraceFormat("slurm", read)

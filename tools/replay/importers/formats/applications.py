@@ -22,9 +22,9 @@ from typing import Final
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.replay.importers.csv_records import sheet
-from pliant.tools.replay.importers.fields import count, number, some, text
-from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record, checked
+from pliant.tools.replay.importers.conversion import Conversion, checked
+from pliant.tools.replay.importers.csv_rows import csv_rows
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 _STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
 _MOST_GPUS: Final = 65_536
@@ -43,26 +43,26 @@ class Measurements:
     convergence: tuple[ConvergenceRow, ...]
 
 
-def read_measurements(folder: Path, gpu_type: str, intake: Intake) -> Measurements:
+def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Measurements:
     """The measurements of every application; ``gpu_type`` is that of files without one in their name.
 
     :raises BadInputError: no application is there.
     """
     folders = _applications(folder)
-    intake.report.assume("a measured step is one micro-step; computing is step_time less sync_time")
-    intake.report.assume(
+    conversion.summary.assume("a measured step is one micro-step; computing is step_time less sync_time")
+    conversion.summary.assume(
         "scalability files state nodes and GPUs alone: their profile rows have an even split as placement "
         "and no node_order, rows of placements files have one"
     )
     profile: list[ProfileRow] = []
     convergence: list[ConvergenceRow] = []
     for application in folders:
-        for path, kind, found_type in _step_files(application, gpu_type, intake):
-            rows = sheet(path, intake, (*_TIMES, *_SHAPES[kind]))
-            profile += intake.convert(rows, partial(_step, application.name, found_type, _SHAPE[kind]))
+        for path, kind, found_type in _step_files(application, gpu_type, conversion):
+            rows = csv_rows(path, conversion, (*_TIMES, *_SHAPES[kind]))
+            profile += conversion.convert(rows, partial(_step, application.name, found_type, _SHAPE[kind]))
         for path, batch in _validation_files(application):
-            rows = sheet(path, intake, _EPOCH)
-            convergence += intake.convert(rows, partial(_epoch, application.name, batch))
+            rows = csv_rows(path, conversion, _EPOCH)
+            convergence += conversion.convert(rows, partial(_epoch, application.name, batch))
     return Measurements(tuple(profile), tuple(convergence))
 
 
@@ -75,14 +75,16 @@ def _applications(folder: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _step_files(folder: Path, gpu_type: str, intake: Intake) -> Iterator[tuple[Path, str, str]]:
+def _step_files(folder: Path, gpu_type: str, conversion: Conversion) -> Iterator[tuple[Path, str, str]]:
     """Files of step times with their kind and GPU type."""
     for path in sorted(folder.iterdir()):
         match = _STEPS.fullmatch(path.name)
         if match is None:
             continue
         if match[2] is None and (folder / f"{match[1]}-{gpu_type}.csv").is_file():
-            intake.report.assume(f"files without a GPU type repeat those of {gpu_type} and were not read")
+            conversion.summary.assume(
+                f"files without a GPU type repeat those of {gpu_type} and were not read"
+            )
             continue
         yield path, match[1], match[2] or gpu_type
 
@@ -97,9 +99,13 @@ Shape = tuple[list[int], str | None]
 """GPUs per node, largest first, and the order in which they were measured."""
 
 
-def _step(model: str, gpu_type: str, shape_of: Callable[[Record], Shape], row: Record) -> ProfileRow:
+def _step(model: str, gpu_type: str, shape_of: Callable[[InputRow], Shape], row: InputRow) -> ProfileRow:
     shares, node_order = shape_of(row)
-    local, step_s, sync_s = some(row, "local_bsz"), number(row, "step_time"), number(row, "sync_time")
+    local, step_s, sync_s = (
+        row.positive_count("local_bsz"),
+        row.number("step_time"),
+        row.number("sync_time"),
+    )
     if not step_s:
         raise MalformedRowError("step_time", "is 0, expected more than 0")
     if sync_s > step_s:
@@ -123,16 +129,16 @@ def _step(model: str, gpu_type: str, shape_of: Callable[[Record], Shape], row: R
     )
 
 
-def _placement(row: Record) -> Shape:
-    digits = text(row, "placement")
+def _placement(row: InputRow) -> Shape:
+    digits = row.optional_text("placement")
     if not (digits.isascii() and digits.isdigit()) or "0" in digits:
         raise MalformedRowError("placement", f"{digits!r}, expected GPUs per node as digits, like 42")
     shares = [int(digit) for digit in digits]
     return sorted(shares, reverse=True), _joined(shares)
 
 
-def _even_split(row: Record) -> Shape:
-    nodes, gpus = count(row, "num_nodes"), count(row, "num_replicas")
+def _even_split(row: InputRow) -> Shape:
+    nodes, gpus = row.count("num_nodes"), row.count("num_replicas")
     if gpus > _MOST_GPUS:
         raise MalformedRowError("num_replicas", f"{gpus} is above {_MOST_GPUS:,}")
     if not 0 < nodes <= gpus:
@@ -148,9 +154,9 @@ def _joined(shares: Sequence[int]) -> str:
     return ",".join(map(str, shares))
 
 
-def _epoch(model: str, batch: int, row: Record) -> ConvergenceRow:
+def _epoch(model: str, batch: int, row: InputRow) -> ConvergenceRow:
     """An epoch; they are counted by the lines of the file, the header before them."""
-    metric = text(row, "metric")
+    metric = row.optional_text("metric")
     try:
         value = float(metric) if metric else None
     except ValueError:
@@ -159,11 +165,11 @@ def _epoch(model: str, batch: int, row: Record) -> ConvergenceRow:
         ConvergenceRow(
             model=model,
             batch=batch,
-            epoch=row.number - 1,
-            iterations=number(row, "iteration"),
-            progress=number(row, "progress"),
+            epoch=row.row_number - 1,
+            iterations=row.number("iteration"),
+            progress=row.number("progress"),
             metric=value,
-            grad_sqr=number(row, "grad_sqr"),
-            grad_var=number(row, "grad_var"),
+            grad_sqr=row.number("grad_sqr"),
+            grad_var=row.number("grad_var"),
         )
     )

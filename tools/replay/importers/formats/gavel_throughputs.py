@@ -19,7 +19,8 @@ from pliant.schemas.formats.files import read_bytes
 from pliant.schemas.formats.jsontext import parse_json
 from pliant.schemas.formats.record import LARGEST_BATCH
 from pliant.schemas.profile import ProfileRow
-from pliant.tools.replay.importers.rows import Intake, MalformedRowError, Record, checked
+from pliant.tools.replay.importers.conversion import Conversion, checked
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 FILE: Final = "simulation_throughputs.json"
 ALONE: Final = "null"
@@ -52,19 +53,19 @@ class Place:
         return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
 
 
-def read_throughputs(path: Path, intake: Intake) -> Throughputs:
+def read_throughputs(path: Path, conversion: Conversion) -> Throughputs:
     """All entries of the file.
 
     :raises BadInputError: it is no JSON of the expected form.
     """
-    intake.report.assume(
+    conversion.summary.assume(
         "throughputs count the mini-batches of all workers; those that are not unconsolidated are of one node"
     )
-    intake.report.assume("a job type without a batch size has a local batch of 1")
+    conversion.summary.assume("a job type without a batch size has a local batch of 1")
     document = _document(path)
     profile: list[ProfileRow] = []
     pairs: list[dict[str, Any]] = []
-    for row, packed in intake.convert(_entries(document, path), _alone):
+    for row, packed in conversion.convert(_entries(document, path), _alone):
         profile.append(row)
         pairs += packed
     return Throughputs(tuple(profile), {"pairs": pairs})
@@ -88,7 +89,7 @@ def _document(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def _entries(document: Mapping[str, Any], path: Path) -> Iterator[Record]:
+def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
     """The entry of each job type; one GPU spread over nodes is one GPU, and not repeated."""
     for name, types in document.items():
         spread = name.endswith(_SPREAD)
@@ -104,7 +105,7 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[Record]:
                 "types": types,
                 "name": f"{name}/{key}",
             }
-            yield Record(str(path), None, values)
+            yield InputRow(str(path), None, values)
 
 
 def _parsed(key: str) -> tuple[str, int]:
@@ -113,7 +114,7 @@ def _parsed(key: str) -> tuple[str, int]:
     return (match[1], gpus) if match and gpus and gpus <= _MOST_GPUS else (key, 0)
 
 
-def _alone(record: Record) -> tuple[ProfileRow, list[dict[str, Any]]]:
+def _alone(record: InputRow) -> tuple[ProfileRow, list[dict[str, Any]]]:
     place: Place = record.values["place"]
     entry, name = record.values["entry"], record.values["name"]
     if not place.gpus:
@@ -154,7 +155,7 @@ def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
     )
 
 
-def _pairs(row: ProfileRow, record: Record) -> Iterator[dict[str, Any]]:
+def _pairs(row: ProfileRow, record: InputRow) -> Iterator[dict[str, Any]]:
     """Pairs with this job type first; of a pair and its mirror the one in order of names."""
     place, types, name = (record.values[key] for key in ("place", "types", "name"))
     this_key = name.partition("/")[2]

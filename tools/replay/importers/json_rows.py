@@ -12,8 +12,8 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.digits import TOO_MANY
 from pliant.schemas.formats.files import source_name
 from pliant.schemas.formats.limits import check_text
-from pliant.tools.replay.importers.csv_records import open_text
-from pliant.tools.replay.importers.rows import Record
+from pliant.tools.replay.importers.input_row import InputRow
+from pliant.tools.replay.importers.text_input import open_text
 
 BLOCK: Final = 1 << 18
 """Characters read at a time."""
@@ -21,7 +21,7 @@ _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
 
-def json_list(path: str | Path, *, block: int = BLOCK) -> Iterator[Record]:
+def json_rows(path: str | Path, *, block: int = BLOCK) -> Iterator[InputRow]:
     """The objects of the list with the lines on which they begin.
 
     :raises BadInputError: the file is not one JSON list of objects, with the line where that shows.
@@ -37,14 +37,14 @@ class _Reader:
         self.stream, self.source, self.block = stream, source, block
         self.text, self.at, self.line = "", 0, 1
 
-    def objects(self) -> Iterator[Record]:
+    def objects(self) -> Iterator[InputRow]:
         self.expect("[", "a JSON list")
         first = self.next()
         while first != "]":
             if first != "{":
                 raise self.problem("is not an object, expected the objects of one JSON list")
             line = self.line
-            yield Record(self.source, line, self.object())
+            yield InputRow(self.source, line, self.object())
             if self.next() == ",":
                 self.skip(1)
                 first = self.next()

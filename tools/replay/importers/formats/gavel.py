@@ -17,11 +17,11 @@ from typing import Final
 
 from pliant.schemas.formats.files import source_name
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
-from pliant.tools.replay.importers.csv_records import open_text
-from pliant.tools.replay.importers.fields import parse_number
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
 from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.gavel_throughputs import FILE, model_and_batch, read_throughputs
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.formats.gavel_throughputs import FILE, model_and_batch, read_throughputs
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_number
+from pliant.tools.replay.importers.text_input import open_text
 
 SHORT: Final = ("type", "command", "option", "data", "steps", "arrival", "gpus")
 LONG: Final = (
@@ -29,33 +29,35 @@ LONG: Final = (
 )  # fmt: skip
 
 
-def read(folder: Path, workload: Path | None, intake: Intake) -> Imported:
+def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
     """Throughputs of a folder and, if one is wanted, the jobs of a trace."""
-    found = read_throughputs(folder / FILE, intake)
-    jobs = () if workload is None else tuple(read_workload(workload, intake))
+    found = read_throughputs(folder / FILE, conversion)
+    jobs = () if workload is None else tuple(read_workload(workload, conversion))
     return Imported(jobs, found.profile, interference=found.interference)
 
 
-def read_workload(workload: Path, intake: Intake) -> Iterator[Job]:
+def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
     """The jobs of a trace."""
-    intake.report.assume("work is total steps times the batch of the type: a step is one worker's mini-batch")
-    intake.report.assume("jobs do not change size; their batch is that of their type on each GPU")
-    return intake.convert(_rows(workload, intake), partial(_job, intake))
+    conversion.summary.assume(
+        "work is total steps times the batch of the type: a step is one worker's mini-batch"
+    )
+    conversion.summary.assume("jobs do not change size; their batch is that of their type on each GPU")
+    return conversion.convert(_rows(workload, conversion), partial(_job, conversion))
 
 
-def _rows(path: Path, intake: Intake) -> Iterator[Record]:
+def _rows(path: Path, conversion: Conversion) -> Iterator[InputRow]:
     with open_text(path) as stream:
         for line, content in enumerate(stream, 1):
             fields = [field.strip() for field in content.split("\t")]
             names = {len(SHORT): SHORT, len(LONG): LONG}.get(len(fields))
             if names is not None:
-                yield Record(source_name(path), line, dict(zip(names, fields, strict=True)))
+                yield InputRow(source_name(path), line, dict(zip(names, fields, strict=True)))
             elif content.strip():
                 message = f"has {len(fields)} fields separated by tabs, expected {len(SHORT)} or {len(LONG)}"
-                intake.refuse_row(source_name(path), line, message)
+                conversion.refuse_row(source_name(path), line, message)
 
 
-def _job(intake: Intake, row: Record) -> Job:
+def _job(conversion: Conversion, row: InputRow) -> Job:
     model, batch = model_and_batch(row.values["type"])
     steps, gpus = parse_number(row.values["steps"], "steps"), parse_number(row.values["gpus"], "gpus")
     if gpus != int(gpus) or not gpus:
@@ -65,7 +67,7 @@ def _job(intake: Intake, row: Record) -> Job:
     deadline = row.values.get("deadline", "-1")
     labels = {"trace": "gavel", "job_type": row.values["type"]}
     return Job(
-        id=intake.new_id(f"gavel-{row.line}"),
+        id=conversion.new_id(f"gavel-{row.line}"),
         submit_time=parse_number(row.values["arrival"], "arrival"),
         model=model,
         gpus=Gpus(requested=int(gpus)),
@@ -76,6 +78,4 @@ def _job(intake: Intake, row: Record) -> Job:
     )
 
 
-FORMAT: Final = FolderFormat(
-    "gavel", "Gavel OSDI'20: data folder and --workload NAME.trace, or the trace alone", read, read_workload
-)
+FORMAT: Final = FolderFormat("gavel", read, read_workload)

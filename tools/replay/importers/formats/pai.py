@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.text.wording import counted
-from pliant.tools.replay.importers.csv_records import open_text, sheet
-from pliant.tools.replay.importers.fields import moment, number, optional_number, text, word
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import (
     NO_GPU,
     NO_SUBMISSION,
@@ -25,7 +26,8 @@ from pliant.tools.replay.importers.format import (
     executed_job,
     executed_seconds,
 )
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
+from pliant.tools.replay.importers.input_row import InputRow
+from pliant.tools.replay.importers.text_input import open_text
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"
@@ -44,18 +46,18 @@ class Demand:
     gpu_type: str
 
 
-def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     """Jobs of the job table; the paths name both tables or the folder that holds them."""
-    assume_no_models(intake)
-    intake.report.assume("a job runs from the start of its first GPU task to the end of its last")
+    assume_no_models(conversion)
+    conversion.summary.assume("a job runs from the start of its first GPU task to the end of its last")
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
     demands: dict[str, Demand] = {}
-    for name, demand in intake.convert(_rows(tasks, intake, TASK_COLUMNS), _task):
+    for name, demand in conversion.convert(_rows(tasks, conversion, TASK_COLUMNS), _task):
         _join(demands, name, demand)
-    rows = _rows(jobs, intake, JOB_COLUMNS)
-    yield from intake.convert(rows, lambda row: _job(row, demands, intake))
+    rows = _rows(jobs, conversion, JOB_COLUMNS)
+    yield from conversion.convert(rows, partial(_job, demands, conversion))
     if demands:
-        intake.report.assume(
+        conversion.summary.assume(
             f"GPU tasks of {counted(len(demands), 'job')} that {JOBS} does not have were left out"
         )
 
@@ -76,22 +78,22 @@ def _table(paths: Sequence[str], name: str) -> Path:
     return found[0]
 
 
-def _rows(path: Path, intake: Intake, needed: Sequence[str]) -> Iterator[Record]:
+def _rows(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[InputRow]:
     header = path.with_name(path.name.removesuffix(".gz")).with_suffix(".header")
     with open_text(header) as stream:
         names = [name.strip() for name in stream.readline().split(",")]
     missing = [name for name in needed if name not in names]
     if missing:
         raise BadInputError.one(str(header), f"names no column {', '.join(missing)}", line=1)
-    return sheet(path, intake, needed, names=names)
+    return csv_rows(path, conversion, needed, names=names)
 
 
-def _task(row: Record) -> tuple[str, Demand]:
-    gpus = (optional_number(row, "plan_gpu") or 0.0) / 100 * number(row, "inst_num")
+def _task(row: InputRow) -> tuple[str, Demand]:
+    gpus = (row.optional_number("plan_gpu") or 0.0) / 100 * row.number("inst_num")
     if not gpus:
         raise DroppedRowError("are tasks without GPUs")
-    times = moment(row, "start_time"), moment(row, "end_time")
-    return text(row, "job_name"), Demand(gpus, *times, text(row, "gpu_type"))
+    times = row.optional_timestamp("start_time"), row.optional_timestamp("end_time")
+    return row.optional_text("job_name"), Demand(gpus, *times, row.optional_text("gpu_type"))
 
 
 def _join(demands: dict[str, Demand], name: str, more: Demand) -> None:
@@ -105,9 +107,9 @@ def _join(demands: dict[str, Demand], name: str, more: Demand) -> None:
     known.end_s = max(known.end_s or 0.0, more.end_s or 0.0) if both else None
 
 
-def _job(row: Record, demands: dict[str, Demand], intake: Intake) -> Job:
-    demand = demands.pop(text(row, "job_name"), None)
-    submit_time_s = moment(row, "start_time")
+def _job(demands: dict[str, Demand], conversion: Conversion, row: InputRow) -> Job:
+    demand = demands.pop(row.optional_text("job_name"), None)
+    submit_time_s = row.optional_timestamp("start_time")
     if submit_time_s is None:
         raise DroppedRowError(NO_SUBMISSION)
     if demand is None:
@@ -116,15 +118,17 @@ def _job(row: Record, demands: dict[str, Demand], intake: Intake) -> Job:
     gpus = math.ceil(round(demand.gpus, 6))
     shared = demand.gpus < gpus
     if shared:
-        intake.report.assume_here(_SHARED)
+        conversion.summary.assume_here(_SHARED)
     labels = {
         "trace": "pai",
-        "status": text(row, "status"),
+        "status": row.optional_text("status"),
         "gpu_type": demand.gpu_type,
         "gpu_share": f"{demand.gpus:g}" if shared else None,
     }
-    job_id = intake.new_id(word(row, "job_name"))
-    return executed_job(job_id, submit_time_s, gpus, gpus * seconds, user=text(row, "user"), labels=labels)
+    job_id = conversion.new_id(row.text("job_name"))
+    return executed_job(
+        job_id, submit_time_s, gpus, gpus * seconds, user=row.optional_text("user"), labels=labels
+    )
 
 
-FORMAT: Final = TraceFormat("pai", "Alibaba PAI 2020: pai_job_table and pai_task_table with headers", read)
+FORMAT: Final = TraceFormat("pai", read)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
-from pliant.tools.replay.importers.jsonlist import json_list
+from pliant.tools.replay.importers.json_rows import json_rows
 from tests.strategies import json_objects
 
 
@@ -20,14 +20,14 @@ def test_a_list_is_read_whatever_the_size_of_the_blocks(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "list.json"
         path.write_text(json.dumps(objects, indent=indent) + "\n")
-        assert [dict(record.values) for record in json_list(path, block=block)] == objects
+        assert [dict(record.values) for record in json_rows(path, block=block)] == objects
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 18])
 def test_an_object_stands_on_the_line_on_which_it_begins(tmp_path: Path, block: int) -> None:
     path = tmp_path / "list.json"
     path.write_text('[\n{"a": 1},\n\n {"a":\n 2}\n, {"a": 3}]')
-    assert [record.line for record in json_list(path, block=block)] == [2, 4, 6]
+    assert [record.line for record in json_rows(path, block=block)] == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_no_list_of_objects_is_told_by_its_line(tmp_path: Path, content:
     path = tmp_path / "list.json"
     path.write_text(content)
     with pytest.raises(BadInputError) as caught:
-        list(json_list(path))
+        list(json_rows(path))
     assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
 
 
@@ -58,7 +58,7 @@ def test_only_a_block_and_an_object_are_in_memory(tmp_path: Path) -> None:
     path.write_text("[" + ",\n".join([entry] * 20_000) + "]")
     tracemalloc.start()
     try:
-        assert sum(1 for _ in json_list(path)) == 20_000
+        assert sum(1 for _ in json_rows(path)) == 20_000
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

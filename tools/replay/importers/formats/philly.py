@@ -6,11 +6,12 @@ The CSV has the columns timestamp, duration (s), num_gpus, gpu_time (s), cluster
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.csv_records import open_text, sheet
-from pliant.tools.replay.importers.fields import count, moment, number, parse_moment, submitted, text
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import (
     NEVER_STARTED,
     NO_DURATION,
@@ -22,8 +23,9 @@ from pliant.tools.replay.importers.format import (
     assume_utc,
     executed_job,
 )
-from pliant.tools.replay.importers.jsonlist import json_list
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, MalformedRowError, Record
+from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_timestamp
+from pliant.tools.replay.importers.json_rows import json_rows
+from pliant.tools.replay.importers.text_input import open_text
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
@@ -31,16 +33,18 @@ _UNENDED: Final = "an attempt without an end was left out of its job's work"
 _BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 
-def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     """Jobs of each file; attempts are summed."""
-    assume_no_models(intake)
-    assume_utc(intake)
+    assume_no_models(conversion)
+    assume_utc(conversion)
     for path in paths:
         if _is_reduced(path):
-            yield from intake.convert(sheet(path, intake, REDUCED), lambda row: _reduced_job(row, intake))
+            yield from conversion.convert(
+                csv_rows(path, conversion, REDUCED), partial(_reduced_job, conversion)
+            )
         else:
-            intake.report.assume("work is summed over a job's attempts, failed ones included")
-            yield from intake.convert(json_list(path), lambda row: _job(row, intake))
+            conversion.summary.assume("work is summed over a job's attempts, failed ones included")
+            yield from conversion.convert(json_rows(path), partial(_job, conversion))
 
 
 def _is_reduced(path: str) -> bool:
@@ -50,19 +54,19 @@ def _is_reduced(path: str) -> bool:
         return stream.read(len(REDUCED[0])) == REDUCED[0]
 
 
-def _job(row: Record, intake: Intake) -> Job:
+def _job(conversion: Conversion, row: InputRow) -> Job:
     for name in ("jobid", "submitted_time", "attempts"):
         if name not in row.values:
             raise MalformedRowError(name, "is missing")
     job_id = row.values["jobid"]
     if not isinstance(job_id, str) or not job_id.strip():
         raise MalformedRowError("jobid", "is no text, expected the name of the job")
-    submit_time_s = moment(row, "submitted_time")
+    submit_time_s = row.optional_timestamp("submitted_time")
     if submit_time_s is None:
         raise DroppedRowError(NO_SUBMISSION)
-    gpus, gpu_seconds = _executed(row.values["attempts"], intake)
+    gpus, gpu_seconds = _executed(row.values["attempts"], conversion)
     return executed_job(
-        intake.new_id(job_id),
+        conversion.new_id(job_id),
         submit_time_s,
         gpus,
         gpu_seconds,
@@ -76,7 +80,7 @@ def _job(row: Record, intake: Intake) -> Job:
     )
 
 
-def _executed(attempts: Any, intake: Intake) -> tuple[int, float]:
+def _executed(attempts: Any, conversion: Conversion) -> tuple[int, float]:
     """GPUs of the largest attempt and GPU-seconds of all."""
     if not isinstance(attempts, list):
         raise MalformedRowError("attempts", "is not a list")
@@ -94,11 +98,11 @@ def _executed(attempts: Any, intake: Intake) -> tuple[int, float]:
     if not gpu_seconds:
         raise DroppedRowError(NO_DURATION)
     if any(end < start for _, start, end in ended):
-        intake.report.assume_here(_BACKWARDS)
+        conversion.summary.assume_here(_BACKWARDS)
     if len(sizes) > 1:
-        intake.report.assume_here(_RESIZED)
+        conversion.summary.assume_here(_RESIZED)
     if len(ended) < len(started):
-        intake.report.assume_here(_UNENDED)
+        conversion.summary.assume_here(_UNENDED)
     return max(sizes), gpu_seconds
 
 
@@ -113,21 +117,19 @@ def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]
     if not all(isinstance(gpus, list) for gpus in machines):
         raise MalformedRowError(field, "expected start_time, end_time and detail with gpus")
     gpus = sum(map(len, machines))
-    return gpus, parse_moment(start, f"{field}/start_time"), parse_moment(end, f"{field}/end_time")
+    return gpus, parse_timestamp(start, f"{field}/start_time"), parse_timestamp(end, f"{field}/end_time")
 
 
-def _reduced_job(row: Record, intake: Intake) -> Job:
-    submit_time_s, gpus = submitted(row, "timestamp"), count(row, "num_gpus")
-    gpu_seconds = number(row, "duration") * gpus
+def _reduced_job(conversion: Conversion, row: InputRow) -> Job:
+    submit_time_s, gpus = row.timestamp("timestamp"), row.count("num_gpus")
+    gpu_seconds = row.number("duration") * gpus
     if not gpus:
         raise DroppedRowError(NO_GPU)
     if not gpu_seconds:
         raise DroppedRowError(NO_DURATION)
-    job_id = intake.new_id(f"philly-{row.number}")
-    labels = {"trace": "philly", "cluster": text(row, "cluster")}
+    job_id = conversion.new_id(f"philly-{row.row_number}")
+    labels = {"trace": "philly", "cluster": row.optional_text("cluster")}
     return executed_job(job_id, submit_time_s, gpus, gpu_seconds, labels=labels)
 
 
-FORMAT: Final = TraceFormat(
-    "philly", "Microsoft Philly 2017: cluster_job_log (JSON) or its reduced CSV", read
-)
+FORMAT: Final = TraceFormat("philly", read)

@@ -7,29 +7,33 @@ the one column duration: the GPU-seconds of one job a row, nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.csv_records import open_text, sheet
-from pliant.tools.replay.importers.fields import count, number, word
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import NO_DURATION, NO_GPU, TraceFormat, executed_job
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
+from pliant.tools.replay.importers.input_row import InputRow
+from pliant.tools.replay.importers.text_input import open_text
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 
 
-def read(paths: Sequence[str], intake: Intake) -> Iterator[Job]:
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     """Jobs of each file."""
     for path in paths:
         if _is_distribution(path):
-            intake.report.assume(
+            conversion.summary.assume(
                 "a distribution states GPU time alone: every job has one GPU, the model 'unknown' and is "
                 "submitted at 0; sample from it with `pliant trace synth`"
             )
-            yield from intake.convert(sheet(path, intake, ("duration",)), lambda row: _sample(row, intake))
+            yield from conversion.convert(
+                csv_rows(path, conversion, ("duration",)), partial(_sample, conversion)
+            )
         else:
-            intake.report.assume("work is duration times GPUs; the iterations are kept as a label")
-            yield from intake.convert(sheet(path, intake, COLUMNS), lambda row: _job(row, intake))
+            conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
+            yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
 
 
 def _is_distribution(path: str) -> bool:
@@ -39,23 +43,23 @@ def _is_distribution(path: str) -> bool:
         return stream.readline().strip() == "duration"
 
 
-def _sample(row: Record, intake: Intake) -> Job:
-    gpu_seconds = _positive(number(row, "duration"))
-    job_id = intake.new_id(f"tiresias-{row.number}")
+def _sample(conversion: Conversion, row: InputRow) -> Job:
+    gpu_seconds = _positive(row.number("duration"))
+    job_id = conversion.new_id(f"tiresias-{row.row_number}")
     return executed_job(job_id, 0.0, 1, gpu_seconds, labels={"trace": "tiresias"})
 
 
-def _job(row: Record, intake: Intake) -> Job:
-    gpus = count(row, "num_gpu")
+def _job(conversion: Conversion, row: InputRow) -> Job:
+    gpus = row.count("num_gpu")
     if not gpus:
         raise DroppedRowError(NO_GPU)
     return executed_job(
-        intake.new_id(word(row, "job_id")),
-        number(row, "submit_time"),
+        conversion.new_id(row.text("job_id")),
+        row.number("submit_time"),
         gpus,
-        gpus * _positive(number(row, "duration")),
-        model=word(row, "model_name"),
-        labels={"trace": "tiresias", "iterations": count(row, "iterations")},
+        gpus * _positive(row.number("duration")),
+        model=row.text("model_name"),
+        labels={"trace": "tiresias", "iterations": row.count("iterations")},
     )
 
 
@@ -65,6 +69,4 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
-FORMAT: Final = TraceFormat(
-    "tiresias", "Tiresias: the testbed's job list, or a distribution of GPU times", read, absolute=False
-)
+FORMAT: Final = TraceFormat("tiresias", read, absolute=False)

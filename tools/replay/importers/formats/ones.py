@@ -15,10 +15,10 @@ from typing import Final
 
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.replay.importers.csv_records import sheet
-from pliant.tools.replay.importers.fields import count, number, some, text, word
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import FolderFormat, Imported
-from pliant.tools.replay.importers.rows import DroppedRowError, Intake, Record
+from pliant.tools.replay.importers.input_row import InputRow
 
 JOBS: Final = (
     "time", "model", "task", "epoch_size", "patience", "batch_size", "lr", "max_lr", "target_acc", "num_gpus",
@@ -38,75 +38,81 @@ class Run:
     """Whether a run of the same kind and batch began before it: a table holds one."""
 
 
-def read(folder: Path, workload: Path | None, intake: Intake) -> Imported:
+def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
     """The test run's epochs as convergence rows, and the jobs of a trace."""
-    runs = _runs(folder, intake)
-    jobs = () if workload is None else tuple(_jobs(workload, {run.kind: run.epochs for run in runs}, intake))
-    intake.report.assume("the recorded throughputs name no number of GPUs: there is no profile")
+    runs = _runs(folder, conversion)
+    jobs = (
+        () if workload is None else tuple(_jobs(workload, {run.kind: run.epochs for run in runs}, conversion))
+    )
+    conversion.summary.assume("the recorded throughputs name no number of GPUs: there is no profile")
     return Imported(jobs, convergence=[row for run in runs for row in run.rows])
 
 
-def read_workload(workload: Path, intake: Intake) -> Iterator[Job]:
+def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
     """The jobs of a trace alone; their work is unknown."""
-    return _jobs(workload, {}, intake)
+    return _jobs(workload, {}, conversion)
 
 
-def _jobs(workload: Path, epochs: Mapping[str, float], intake: Intake) -> Iterator[Job]:
-    intake.report.assume(
+def _jobs(workload: Path, epochs: Mapping[str, float], conversion: Conversion) -> Iterator[Job]:
+    conversion.summary.assume(
         "a job runs as many epochs as the recorded one of its model, task and epoch size; else it is unknown"
         if epochs
         else "how many epochs a job runs is not known: jobs have unknown work"
     )
-    intake.report.assume("batches may move from the trace's batch_size up to where lr would reach max_lr")
-    return intake.convert(sheet(workload, intake, JOBS), partial(_job, epochs, intake))
+    conversion.summary.assume(
+        "batches may move from the trace's batch_size up to where lr would reach max_lr"
+    )
+    return conversion.convert(csv_rows(workload, conversion, JOBS), partial(_job, epochs, conversion))
 
 
-def _job(epochs: Mapping[str, float], intake: Intake, row: Record) -> Job:
-    kind, batch, lr = _kind(row), some(row, "batch_size"), number(row, "lr")
+def _job(epochs: Mapping[str, float], conversion: Conversion, row: InputRow) -> Job:
+    kind, batch, lr = _kind(row), row.positive_count("batch_size"), row.number("lr")
     known = epochs.get(kind)
-    largest = round(batch * number(row, "max_lr") / lr) if lr else batch
+    largest = round(batch * row.number("max_lr") / lr) if lr else batch
     names = ("task", "patience", "target_acc")
     return Job(
-        id=intake.new_id(f"ones-{row.number}"),
-        submit_time=number(row, "time"),
-        model=word(row, "model"),
-        gpus=Gpus(requested=some(row, "num_gpus"), min=1),
+        id=conversion.new_id(f"ones-{row.row_number}"),
+        submit_time=row.number("time"),
+        model=row.text("model"),
+        gpus=Gpus(requested=row.positive_count("num_gpus"), min=1),
         batch=Batch(size=batch, min=batch, max=max(batch, largest)),
         lr=lr or None,
         elastic="size+batch",
-        work=EpochWork(epochs=known, dataset_size=some(row, "epoch_size")) if known else None,
+        work=EpochWork(epochs=known, dataset_size=row.positive_count("epoch_size")) if known else None,
         convergence=kind if known else None,
-        labels={"trace": "ones", **{name: text(row, name) for name in names}},
+        labels={"trace": "ones", **{name: row.optional_text(name) for name in names}},
     )
 
 
-def _kind(row: Record) -> str:
-    return f"{text(row, 'model')}-{text(row, 'task')}-{count(row, 'epoch_size')}"
+def _kind(row: InputRow) -> str:
+    return f"{row.optional_text('model')}-{row.optional_text('task')}-{row.count('epoch_size')}"
 
 
-def _runs(folder: Path, intake: Intake) -> list[Run]:
+def _runs(folder: Path, conversion: Conversion) -> list[Run]:
     """The recorded runs in the order of the test trace."""
     trace, history = folder / "trace_dev.csv", folder / "job_history.csv"
     if not (trace.is_file() and history.is_file()):
-        intake.report.assume("there are no trace_dev.csv and job_history.csv: no epochs are known")
+        conversion.summary.assume("there are no trace_dev.csv and job_history.csv: no epochs are known")
         return []
-    intake.report.assume(
+    conversion.summary.assume(
         "an epoch of a recorded run has the batch of its first epoch, its progress is the samples done; "
         "iterations are counted at the batches used"
     )
-    kinds = intake.convert(sheet(trace, intake, JOBS), lambda row: Run(_kind(row), count(row, "epoch_size")))
+    kinds = conversion.convert(
+        csv_rows(trace, conversion, JOBS), lambda row: Run(_kind(row), row.count("epoch_size"))
+    )
     runs = dict(enumerate(kinds))
-    for _ in intake.convert(sheet(history, intake, EPOCHS), partial(_epoch, runs)):
+    for _ in conversion.convert(csv_rows(history, conversion, EPOCHS), partial(_epoch, runs)):
         pass
     return [run for run in runs.values() if run.rows]
 
 
-def _epoch(runs: Mapping[int, Run], row: Record) -> None:
+def _epoch(runs: Mapping[int, Run], row: InputRow) -> None:
     """Add an epoch to its run."""
-    run, epoch, size = runs.get(count(row, "id")), count(row, "epoch"), some(row, "epoch_size")
+    run, epoch, size = runs.get(row.count("id")), row.count("epoch"), row.positive_count("epoch_size")
     if run is None or run.epoch_size != size or not (run.is_repeat or epoch == len(run.rows) + 1):
         raise DroppedRowError("are epochs of a run that does not fit trace_dev.csv")
-    batch, done = some(row, "batch_size"), number(row, "num_samples")
+    batch, done = row.positive_count("batch_size"), row.number("num_samples")
     if epoch == 1:
         run.is_repeat = any(
             other.kind == run.kind and other.rows[0].batch == batch for other in runs.values() if other.rows
@@ -115,10 +121,8 @@ def _epoch(runs: Mapping[int, Run], row: Record) -> None:
         raise DroppedRowError("are epochs of a run whose kind and batch another run has")
     before = run.rows[-1] if run.rows else ConvergenceRow(run.kind, batch, 0, 0.0, 0.0)
     iterations = before.iterations + (done - before.progress) / batch
-    run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, number(row, "acc")))
-    run.epochs = number(row, "total_workload") / size
+    run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, row.number("acc")))
+    run.epochs = row.number("total_workload") / size
 
 
-FORMAT: Final = FolderFormat(
-    "ones", "ONES SC'21: data folder and --workload trace_1.csv, or the trace alone", read, read_workload
-)
+FORMAT: Final = FolderFormat("ones", read, read_workload)

@@ -1,0 +1,1 @@
+"""One module a trace format, with what its columns mean; shared readers of measurements beside them."""

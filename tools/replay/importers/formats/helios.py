@@ -1,0 +1,60 @@
+"""SenseTime's Helios traces: ``cluster_log.csv`` of each cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from pliant.schemas.job import Job
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.csv_rows import csv_rows
+from pliant.tools.replay.importers.format import (
+    NEVER_STARTED,
+    NO_DURATION,
+    NO_GPU,
+    NOT_FINISHED,
+    TraceFormat,
+    assume_no_models,
+    assume_utc,
+    executed_job,
+)
+from pliant.tools.replay.importers.input_row import InputRow
+
+COLUMNS: Final = (
+    "job_id", "user", "vc", "gpu_num", "node_num", "state", "submit_time", "start_time", "duration",
+)  # fmt: skip
+
+
+def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
+    """Jobs of each file, one a row."""
+    assume_no_models(conversion)
+    assume_utc(conversion)
+    for path in paths:
+        yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
+
+
+def _job(conversion: Conversion, row: InputRow) -> Job:
+    submit_time_s, gpus = row.timestamp("submit_time"), row.count("gpu_num")
+    if not gpus:
+        raise DroppedRowError(NO_GPU)
+    if row.optional_timestamp("start_time") is None:
+        raise DroppedRowError(NEVER_STARTED)
+    seconds = row.optional_number("duration")
+    if seconds is None:
+        raise DroppedRowError(NOT_FINISHED)
+    if not seconds:
+        raise DroppedRowError(NO_DURATION)
+    labels = {
+        "trace": "helios",
+        "status": row.optional_text("state"),
+        "vc": row.optional_text("vc"),
+        "nodes": row.optional_text("node_num"),
+    }
+    job_id = conversion.new_id(row.text("job_id"))
+    return executed_job(
+        job_id, submit_time_s, gpus, gpus * seconds, user=row.optional_text("user"), labels=labels
+    )
+
+
+FORMAT: Final = TraceFormat("helios", read)

@@ -1,0 +1,116 @@
+"""Text from a file or stdin, gzipped or not, whose lines and total size have a limit."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TextIO, cast
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.formats.files import PIPE, source_name
+from pliant.schemas.formats.limits import check_bytes, check_text, longest_text
+
+GZIP: Final = b"\x1f\x8b"
+"""Bytes that a gzipped file begins with."""
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without.
+
+    :raises BadInputError: it is missing, unreadable, a folder, cut short, or no UTF-8 text.
+    """
+    source = source_name(path)
+    try:
+        if str(path) == PIPE:
+            if sys.stdin is None:
+                raise UsageError("stdin is closed: pipe the trace in, or name a file")
+            with _text(cast(io.BufferedReader, sys.stdin.buffer), source) as stream:
+                yield stream
+        else:
+            with Path(path).open("rb") as binary, _text(binary, source) as stream:
+                yield stream
+    except FileNotFoundError:
+        raise BadInputError.one(source, "no such file") from None
+    except IsADirectoryError:
+        raise BadInputError.one(source, "is a folder, expected a file") from None
+    except PermissionError:
+        raise BadInputError.one(source, "cannot be read: permission denied") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise BadInputError.one(source, "is gzipped, and cut short or damaged") from None
+
+
+@contextmanager
+def _text(binary: io.BufferedReader, source: str) -> Iterator[TextIO]:
+    """The text in a stream of bytes, which stays open."""
+    packed = binary.peek(2).startswith(GZIP)
+    with decompressed(binary, source) if packed else nullcontext(binary) as plain:
+        stream = _Lines(plain, source)
+        try:
+            yield stream
+        finally:
+            stream.detach()
+
+
+class _Lines(io.TextIOWrapper):
+    """Text whose lines have a limit: they are read whole, before any field of them is looked at."""
+
+    def __init__(self, binary: BinaryIO, source: str) -> None:
+        super().__init__(binary, encoding="utf-8-sig", newline="")
+        self._source = source
+        self._longest = longest_text()
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next line; iterating comes here, too."""
+        line = super().readline(self._longest + 1 if size < 0 else size)
+        check_text(len(line), self._source)
+        return line
+
+
+@contextmanager
+def decompressed(packed: BinaryIO, source: str) -> Iterator[BinaryIO]:
+    """The bytes that were gzipped; ``packed`` stays open.
+
+    Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
+    so far (:mod:`pliant.schemas.formats.limits`), and what gzip raises where the stream is damaged.
+    """
+    raw: Any = _Decompressed(packed, source)
+    with io.BufferedReader(raw) as plain:
+        yield plain
+
+
+class _Counted:
+    """A stream that counts what was read from it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.bytes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.bytes += len(data)
+        return data
+
+
+class _Decompressed(io.RawIOBase):
+    def __init__(self, packed: BinaryIO, source: str) -> None:
+        self._packed = _Counted(packed)
+        self._plain = gzip.GzipFile(fileobj=self._packed)  # type: ignore[call-overload]
+        self._source = source
+        self._bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        size: int = self._plain.readinto(buffer)
+        self._bytes += size
+        check_bytes(self._bytes, self._packed.bytes, self._source, f"{self._bytes:,} bytes so far")
+        return size
