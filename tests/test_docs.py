@@ -11,6 +11,20 @@ from docs.generate import stale
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DECISIONS = ROOT / "docs" / "decisions.md"
+DECISIONS_ABOUT = (
+    "General",
+    "Files",
+    "Profile",
+    "Schedule",
+    "Policies",
+    "Replay",
+    "Report",
+    "Run",
+    "Elastic library",
+    "Slurm",
+    "Tests and experiments",
+)
 
 
 def test_generated_pages_are_current() -> None:
@@ -22,6 +36,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert missing == []
+
+
+def test_decisions_stand_under_the_heading_of_their_tool() -> None:
+    headings = re.findall(r"^#+ (.*)$", DECISIONS.read_text(), re.MULTILINE)
+    assert headings == ["Decisions", *DECISIONS_ABOUT]
+
+
+def test_each_decision_is_bold_with_its_reason_in_at_most_five_lines() -> None:
+    _, *sections = re.split(r"^## .*\n", DECISIONS.read_text(), flags=re.MULTILINE)
+    entries = [entry for section in sections for entry in section.strip().split("\n\n")]
+    shapeless = [e for e in entries if not e.startswith("**") or len(e.splitlines()) > 5 or "\n**" in e]
+    assert shapeless == []
 
 
 def test_the_page_of_file_kinds_has_each_field_of_a_job_s_progress_file() -> None:
