@@ -19,7 +19,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 
 WORKLOADS: Final = (6, 1)
@@ -68,7 +68,7 @@ def inputs(data: Path, workload: int, jobs_limit: int | None = None) -> Inputs:
 
 def average_jct_s(trace: Inputs, policy: str, seed: int = 0) -> float:
     """Mean completion less submission over all jobs."""
-    log = replay(trace, Run(policy, seed=seed, training=Training(compat="pollux"))).log
+    log = replay(trace, Run(policy, seed=seed, conditions=Conditions(compat="pollux"))).log
     submitted = {job.id: job.submit_time for job in trace.jobs}
     jcts = [event.time - submitted[event.job or ""] for event in log.events() if event.event == "finish"]
     return statistics.fmean(jcts)

@@ -28,7 +28,7 @@ from pliant.schemas.formats.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources
-from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 
 SEED: Final = 20250117
@@ -175,7 +175,7 @@ def _sources(folder: Path, jobs_limit: int | None = None) -> Sources:
 
 
 def _run(folder: Path, policy: str) -> Run:
-    return Run(policy, training=Training(compat="pollux" if (folder / CONVERGENCE).exists() else None))
+    return Run(policy, conditions=Conditions(compat="pollux" if (folder / CONVERGENCE).exists() else None))
 
 
 def main(step: str, folder: str, policy: str, *size: str) -> None:

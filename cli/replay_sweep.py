@@ -5,68 +5,92 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from annotated_types import Ge
 
 from pliant.cli.console import note, progress
 from pliant.schemas.errors import JobsFailedError, UsageError
 from pliant.schemas.text.wording import counted
+from pliant.tools.replay.options import Option
 
 if TYPE_CHECKING:
     from pliant.tools.replay.sweep.tasks import SweepTask
 
 
-class Executor(StrEnum):
-    """Where the tasks of a sweep run."""
-
-    local = "local"
-    slurm_array = "slurm-array"
+SWEEPS: Final = "Sweeps"
 
 
-_OF_A_SWEEP: Final = frozenset(
-    {
-        "--recipe",
-        "--task",
-        "--table",
-        "--executor",
-        "--max-array-size",
-        "--workers",
-        "--output",
-        "--debug",
-        "--quiet",
-    }
-)
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What the command takes for a sweep, beside the place for its output."""
+
+    recipe: Annotated[
+        str | None,
+        Option(
+            "Carry out a sweep (TOML or JSON) into the folder -o; what is finished there is kept.",
+            SWEEPS,
+            metavar="FILE",
+        ),
+    ] = None
+    executor: Annotated[
+        Literal["local", "slurm-array"],
+        Option("Where a sweep runs: here, or as a Slurm job array.", SWEEPS),
+    ] = "local"
+    task: Annotated[
+        int | None, Ge(0), Option("Carry out one task of the sweep in the folder -o.", SWEEPS)
+    ] = None
+    table: Annotated[
+        str | None,
+        Option(
+            "Refuse --task where the sweep's task table is not the one with this digest; scripts of "
+            "--executor slurm-array say it.",
+            SWEEPS,
+            metavar="DIGEST",
+        ),
+    ] = None
+    max_array_size: Annotated[
+        int | None,
+        Ge(1),
+        Option(
+            "Slurm's MaxArraySize: a larger sweep becomes several job arrays.",
+            SWEEPS,
+            default="what scontrol says, else 1001",
+        ),
+    ] = None
 
 
-def check_sweep_options(
-    given: Sequence[str], recipe: str | None, task: int | None, executor: Executor
-) -> None:
+_BESIDE: Final = frozenset({"--workers", "--output", "--debug", "--quiet"})
+"""Options that a sweep takes, too."""
+
+
+def check_sweep_options(given: Sequence[str], options: SweepOptions) -> None:
     """Refuse options that do not go together.
 
     :param given: those that were stated, by their long names.
     :raises UsageError: some contradict each other, or say what a sweep's recipe says.
     """
-    if recipe is None and task is None and executor is not Executor.local:
-        raise UsageError(f"--executor {executor} needs a sweep: name its --recipe")
+    recipe, task, is_local = options.recipe, options.task, options.executor == "local"
+    if recipe is None and task is None and not is_local:
+        raise UsageError(f"--executor {options.executor} needs a sweep: name its --recipe")
     if task is None and "--table" in given:
         raise UsageError("--table belongs to --task")
-    if executor is Executor.local and "--max-array-size" in given:
+    if is_local and "--max-array-size" in given:
         raise UsageError("--max-array-size belongs to --executor slurm-array")
-    if task is not None and (recipe is not None or executor is not Executor.local):
+    if task is not None and (recipe is not None or not is_local):
         raise UsageError("--task carries out one task here, without --recipe and --executor")
-    beside = [name for name in given if name not in _OF_A_SWEEP]
+    own = {f"--{field.name.replace('_', '-')}" for field in fields(SweepOptions)}
+    beside = [name for name in given if name not in own | _BESIDE]
     if beside and (recipe is not None or task is not None):
         raise UsageError(f"{beside[0]} does not go with --recipe or --task: the recipe says it")
 
 
-def replay_sweep(
-    recipe: str, output: str, workers: int | None, executor: Executor, array_size: int | None
-) -> None:
+def replay_sweep(recipe: str, output: str, workers: int | None, options: SweepOptions) -> None:
     """Carry out a sweep into the folder ``output``.
 
     :param workers: replays at a time; None: as many as cores, or as Slurm likes.
-    :param array_size: MaxArraySize of Slurm; None: what it says.
     :raises UsageError: it is not said where to.
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
@@ -85,8 +109,8 @@ def replay_sweep(
         note(f"{output}/{name} is of no replay of this sweep, but a report of the folder would show it")
     for changed, count in outdated(tasks, folder).items():
         note(f"{counted(count, 'result')} to be made again: {changed} changed")
-    if executor is Executor.slurm_array:
-        _submit(tasks, folder, workers, array_size)
+    if options.executor == "slurm-array":
+        _submit(tasks, folder, workers, options.max_array_size)
     else:
         _carry_out(tasks, folder, workers)
 

@@ -100,7 +100,10 @@ def test_a_job_array_without_slurm_leaves_its_files_and_exits_with_69(
         (("--recipe", "s.toml", "--max-array-size", "9", "-o", "out"), "--max-array-size belongs to"),
         (("--recipe", "sweep.toml", "-o", "jobs.jsonl"), "jobs.jsonl: cannot be written"),
         (("--recipe", "sweep.toml", "-o", "jobs.jsonl/x"), "jobs.jsonl/x: cannot be written"),
-        (("--policy", "fifo"), "--jobs, --cluster and --policy are needed, or --recipe"),
+        (
+            ("--policy", "fifo"),
+            "--jobs and --cluster missing: a replay needs --jobs, --cluster and --policy, or",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

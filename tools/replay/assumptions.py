@@ -24,7 +24,7 @@ def assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:
 
 def _progress(inputs: Inputs, run: Run) -> Iterator[Assumption]:
     """Jobs that train by samples though they name a validation run; nobody asked for a progress model."""
-    if run.training.progress is not None or run.training.compat is not None:
+    if run.conditions.progress is not None or run.conditions.compat is not None:
         return
     named = [job.convergence for job in inputs.jobs if job.convergence is not None]
     missing = [name for name in named if name not in inputs.tables]
@@ -40,7 +40,7 @@ def _unused(inputs: Inputs, run: Run) -> Iterator[Assumption]:
     simulated = run.simulated
     costs = (simulated.start_cost, simulated.rescale_cost, simulated.resume_cost)
     named = [(cost.option, tuple(cost.by_model)) for cost in costs if cost is not None and cost.option]
-    named.append(("--noise-scale", tuple(name for name in run.training.noise_scale if name)))
+    named.append(("--noise-scale", tuple(name for name in run.conditions.noise_scale or () if name)))
     for option, models in named:
         missing = [model for model in models if model not in inputs.models]
         if missing:

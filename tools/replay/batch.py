@@ -13,9 +13,11 @@ from pliant.schemas.formats.bulk import spared_by_garbage_collection
 from pliant.schemas.formats.files import PIPE
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine.engine import Advance
+from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.output import write
-from pliant.tools.replay.run import Run, Summary, replay
+from pliant.tools.replay.options import ReplayOptions
+from pliant.tools.replay.output import check_paths, output_paths, write
+from pliant.tools.replay.run import Run, Summary, parameters_by_policy, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy
 
@@ -53,6 +55,26 @@ class WorkerError(PliantError):
     def __init__(self, failure: _Failure) -> None:
         super().__init__(failure.message)
         self.exit_code = failure.exit_code  # type: ignore[misc]
+
+
+def tasks_of(
+    options: ReplayOptions, policies: Sequence[str], pairs: Sequence[str], output: str, timing: bool | None
+) -> list[Task]:
+    """One task for each policy; what their options name is read and checked.
+
+    :param pairs: parameters, ``[POLICY.]KEY=VALUE``.
+    :param output: an event file or a folder.
+    :raises PliantError: some option cannot be followed.
+    """
+    read = (options.jobs, options.cluster, options.profile, options.convergence, options.failures)
+    if read.count(PIPE) > 1:
+        raise UsageError("only one input can come from stdin")
+    parameters = parameters_by_policy(policies, pairs)
+    simulated = simulated_cluster(options, options.profile)
+    paths = output_paths(output, policies)
+    check_paths(paths)
+    runs = [Run(name, parameters[name], options.seed, options, simulated) for name in policies]
+    return [Task(run, path, timing, options.strict) for run, path in zip(runs, paths, strict=True)]
 
 
 def replay_all(

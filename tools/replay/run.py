@@ -20,7 +20,8 @@ from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, 
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.progress.choice import Setting, Training, World, compat_parameters, setting
+from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.progress.choice import Prepared, prepared
 from pliant.tools.replay.submissions import Submissions, measured_sizes
 from pliant.tools.replay.unfinished import Unfinished, in_words, rejections, unfinished
 from pliant.tools.schedule.registry import make_policy, parse_pairs
@@ -35,10 +36,10 @@ class Run:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Values, or the text of ``--param KEY=VALUE``."""
     seed: int = 0
-    interval_s: float | None = None
-    """Seconds between decisions; None: what the policy prefers; 0: at every change."""
+    conditions: Conditions = field(default_factory=Conditions)
+    """As they were stated."""
     simulated: SimulatedCluster = field(default_factory=SimulatedCluster)
-    training: Training = field(default_factory=Training)
+    """The costs and failures that the conditions name, read from their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,10 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     :raises BadInputError: work is stated in GPU-seconds at a size that has no speed, or an event of a node
         that the cluster does not have.
     """
-    policy = make_policy(run.policy, compat_parameters(run.training, run.policy, run.parameters))
-    jobs = settle(preset(run.training.compat), inputs.jobs, policy)
-    world = World(jobs, inputs.cluster, inputs.profile, inputs.throughput, inputs.tables)
-    trained = setting(run.training, world, policy, run.simulated, run.interval_s)
+    compat = preset(run.conditions.compat)
+    policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
+    jobs = settle(compat, inputs.jobs, policy)
+    trained = prepared(run.conditions, replace(inputs, jobs=tuple(jobs)), policy, run.simulated)
     session = Session(policy, inputs.cluster, trained.throughput, seed=run.seed, oracle=trained.oracle)
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
@@ -176,7 +177,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary
     )
 
 
-def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary: Summary) -> str:
+def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary: Summary) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
     policy, simulated = session.policy, trained.simulated
     models = [job.model for job in inputs.jobs]
@@ -190,7 +191,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Setting, summary:
         simulated=True,
         oracle=session.oracle is not None,
         progress=trained.progress,
-        compat=run.training.compat,
+        compat=run.conditions.compat,
         trace_hash=inputs.trace_hash,
         trace=inputs.name,
         cluster=inputs.cluster,

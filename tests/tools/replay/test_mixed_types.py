@@ -8,6 +8,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Replayed, Run, replay
 from tests.builders import job, mixed_cluster
 
@@ -69,7 +70,7 @@ def of(job_id: str, gpus: int, steps: int, *, model: str = "both", at: float = 0
 
 
 def replayed(policy: str, *trace: Job) -> Replayed:
-    return replay(inputs(trace, NODES, PROFILE), Run(policy, interval_s=0.0))
+    return replay(inputs(trace, NODES, PROFILE), Run(policy, conditions=Conditions(interval=0.0)))
 
 
 def told(done: Replayed, name: str) -> dict[str, Event]:

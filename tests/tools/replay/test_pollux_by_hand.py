@@ -14,7 +14,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 from tests.tools.replay.pollux_by_hand import Application, Optimus, Tiresias, simulated
 
@@ -53,7 +53,7 @@ def agree(data: Path, apps: Mapping[str, Application], rows: Sequence[Row], node
     workload = sheet(folder / "workload.csv", rows)
     inputs = imported(data, workload, nodes, folder)
     for policy, by_hand in BY_HAND.items():
-        log = replay(inputs, Run(policy, training=Training(compat="pollux"))).log
+        log = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"))).log
         ends = {event.job: event.time for event in log.events() if event.event == "finish"}
         assert ends == simulated(apps, workload, [4] * nodes, by_hand()), policy
 

@@ -10,7 +10,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.progress.choice import Training, parse_noise_scales
+from pliant.tools.replay.options import Conditions, parse_noise_scales
 from pliant.tools.replay.progress.epochs import EpochRules, Epochs
 from pliant.tools.replay.progress.goodput import Goodput, efficiency
 from pliant.tools.replay.progress.tables import Validation, validations
@@ -180,8 +180,8 @@ def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
         }
     )
     found = inputs([spec], cluster(1), Profile(tuple(rows)))
-    training = Training(progress="goodput", noise_scale={"": 1e5})
-    done = replay(found, Run("pollux", {"knowledge": knowledge}, training=training))
+    conditions = Conditions(progress="goodput", noise_scale={"": 1e5})
+    done = replay(found, Run("pollux", {"knowledge": knowledge}, conditions=conditions))
     batches = [event.global_batch for event in done.log.events() if event.global_batch]
     assert batches[0] == 8
     assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
@@ -208,30 +208,30 @@ def test_a_larger_batch_trains_less_per_sample_as_the_noise_of_the_epoch_says():
     assert Goodput({}, {"": 16.0}).segment(state, 0.0).samples_per_second == pytest.approx(8 * calm)
 
 
-def given(training: Training, *specs: Job, tables: bool = True) -> float:
+def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
     profile = Profile(
         (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
     )
     found = inputs(specs, NODES, profile)
     rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
     world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, rows)
-    done = replay(world, Run("fifo", training=training))
+    done = replay(world, Run("fifo", conditions=conditions))
     return max(event.time for event in done.log.events() if event.event == "finish")
 
 
 def test_the_model_is_chosen_by_what_a_job_has():
     plain = job("b", model="m", batch=8, work={"samples": 80})
-    assert given(Training(), epochs_job()) == 30
-    assert given(Training(), plain) == 10
-    assert given(Training(progress="samples"), epochs_job()) == 20
-    assert given(Training(), epochs_job(), tables=False) == 20
-    assert given(Training(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+    assert given(Conditions(), epochs_job()) == 30
+    assert given(Conditions(), plain) == 10
+    assert given(Conditions(progress="samples"), epochs_job()) == 20
+    assert given(Conditions(), epochs_job(), tables=False) == 20
+    assert given(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
     with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
-        given(Training(progress="epochs"), epochs_job(), plain)
+        given(Conditions(progress="epochs"), epochs_job(), plain)
     with pytest.raises(UsageError, match="needs a --convergence table"):
-        given(Training(progress="epochs"), epochs_job(), tables=False)
+        given(Conditions(progress="epochs"), epochs_job(), tables=False)
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
-        given(Training(progress="goodput"), plain)
+        given(Conditions(progress="goodput"), plain)
 
 
 def test_the_event_file_says_by_which_model_jobs_advanced():

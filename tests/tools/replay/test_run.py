@@ -19,6 +19,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources, inputs, trace_name
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import output_paths
 from pliant.tools.replay.pool import worker_pool
 from pliant.tools.replay.run import Run, parameters_by_policy, replay
@@ -94,9 +95,9 @@ def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:
         return RunInfo.model_validate(first.detail, strict=False).interval_s
 
     assert interval(Run("las")) == 60.0
-    assert interval(Run("las", interval_s=0)) is None
+    assert interval(Run("las", conditions=Conditions(interval=0))) is None
     assert interval(Run("fifo")) is None
-    assert interval(Run("fifo", interval_s=5)) == 5.0
+    assert interval(Run("fifo", conditions=Conditions(interval=5))) == 5.0
 
 
 def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:

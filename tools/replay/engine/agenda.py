@@ -18,9 +18,6 @@ after the decision of that moment."""
 _ROUNDING: Final = 2.0**-40
 """Two completions nearer than this part of the time are one moment: they differ by rounding alone."""
 
-SHORTEST_INTERVAL_S: Final = 0.001
-"""Seconds between rounds; a shorter interval would hardly move the clock."""
-
 
 class Entry(NamedTuple):
     """One thing to come. Entries are ordered by (time, kind, subject)."""

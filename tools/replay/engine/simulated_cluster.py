@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.failures import Mtbf, NodeEvent
+from pliant.tools.replay.engine.costs import Cost, parse_costs
+from pliant.tools.replay.engine.failures import Mtbf, NodeEvent, read_failures
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples
 
 
@@ -40,3 +41,19 @@ class SimulatedCluster:
     """A job whose node goes down falls back to its last checkpoint and waits again."""
     mtbf: Mtbf | None = None
     """More node events, drawn with the seed of the replay: every policy meets the same ones."""
+
+
+def simulated_cluster(conditions: Conditions, profile: str | None) -> SimulatedCluster:
+    """The cluster that behaves as the options say.
+
+    :param profile: the file of measurements that a cost of ``profile`` means.
+    :raises UsageError: a cost is malformed.
+    :raises BadInputError: a file of costs or failures is wrong.
+    """
+    stated = conditions
+    return SimulatedCluster(
+        *parse_costs(stated.start_cost, stated.rescale_cost, stated.resume_cost, profile),
+        node_events=() if stated.failures is None else read_failures(stated.failures),
+        mtbf=None if stated.mtbf is None else Mtbf(stated.mtbf, stated.repair),
+        interference=stated.interference,
+    )

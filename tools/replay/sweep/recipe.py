@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -15,15 +15,11 @@ from pliant.schemas.formats.files import read_bytes, source_name
 from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.formats.record import (
     Identifier,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Record,
 )
-from pliant.tools.replay.engine.agenda import SHORTEST_INTERVAL_S
 from pliant.tools.replay.engine.costs import is_event_file
-from pliant.tools.replay.progress.choice import ProgressName
+from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
 from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table, refuse
 from pliant.tools.schedule.registry import make_policy
 
@@ -35,18 +31,14 @@ class Trace(Record):
 
     name: Identifier
     """Part of the names of the event files."""
-    jobs: str | None = None
-    """A job file."""
+    jobs: JobsFile = None
     synth: str | None = None
     """A built-in recipe or a recipe file, as ``pliant trace synth`` takes."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     """Of a recipe: one trace each. Default: the recipe's own seed."""
-    profile: str | None = None
-    """Default: every GPU trains 1 sample per second."""
-    convergence: str | None = None
-    """Table of epochs. Default: no job has one."""
-    jobs_limit: PositiveInt | None = None
-    """Only so many jobs, the first to arrive."""
+    profile: ProfileFile = None
+    convergence: ConvergenceFile = None
+    jobs_limit: JobsLimit = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -64,28 +56,7 @@ class Machines(Record):
     """The cluster file."""
 
 
-class World(Record):
-    """What is the same for all replays of a sweep; the fields mean what the options of that name do."""
-
-    interval: NonNegativeFloat | None = None
-    start_cost: str | None = None
-    rescale_cost: str | None = None
-    resume_cost: str | None = None
-    failures: str | None = None
-    mtbf: PositiveFloat | None = None
-    repair: PositiveFloat = 1.0
-    interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    progress: ProgressName | None = None
-    noise_scale: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """By model; "" stands for all others."""
-    speeds: Literal["additive", "placement"] = "additive"
-    """`placement`: interpolate speeds between measured placements."""
-    compat: str | None = None
-    strict: bool = False
-    """Fail where something would be assumed."""
-
-
-class SweepRecipe(World):
+class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes it
     """A sweep. Paths start at the recipe's folder."""
 
     traces: Annotated[tuple[Trace, ...], Field(min_length=1)]
@@ -99,9 +70,9 @@ class SweepRecipe(World):
     """Values to try, by policy and parameter; all combinations are replayed."""
 
     @model_validator(mode="after")
-    def _rounds_tick(self) -> Self:
-        if self.interval and self.interval < SHORTEST_INTERVAL_S:
-            refuse("/interval", f"{self.interval:g} s: expected 0, or {SHORTEST_INTERVAL_S:g} s or more")
+    def _conditions_hold(self) -> Self:
+        for name, text in self.wrong():
+            refuse(f"/{name}", text)
         return self
 
     @model_validator(mode="after")

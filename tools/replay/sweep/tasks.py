@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -14,17 +15,15 @@ from pydantic import Field
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.formats.files import read_bytes, write_bytes
 from pliant.schemas.formats.jsonlines import encode, header, read_lines
-from pliant.schemas.formats.record import Identifier, NonNegativeInt, PositiveInt
+from pliant.schemas.formats.record import Identifier, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.text.wording import counted
-from pliant.tools.replay.engine.costs import parse_costs
-from pliant.tools.replay.engine.failures import Mtbf, read_failures
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Sources
-from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.run import Run
 from pliant.tools.replay.sweep.origin import Digests, differences, file_digest, made_from
-from pliant.tools.replay.sweep.recipe import SweepRecipe, Trace, Value, World, parameter_grid
+from pliant.tools.replay.sweep.recipe import SweepRecipe, Trace, Value, parameter_grid
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize
 
@@ -33,21 +32,17 @@ _KIND: Final = "task"
 _LONGEST: Final = 100
 
 
-class SweepTask(World):
+class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freezes it
     """One replay of a sweep: one line of the task table. Paths are absolute."""
 
     name: Identifier
     """Stem of its files."""
     made_from: dict[str, str] = Field(default_factory=dict)
     """Digest of each thing that its outcome depends on: the bytes of its inputs, its settings, the code."""
-    jobs: str
-    jobs_limit: PositiveInt | None = None
-    cluster: str
-    profile: str | None = None
-    convergence: str | None = None
+    jobs: str = Field(...)
+    cluster: str = Field(...)
     policy: str
     parameters: dict[str, Value] = Field(default_factory=dict)
-    seed: NonNegativeInt = 0
 
     def sources(self) -> Sources:
         """Its inputs."""
@@ -58,14 +53,8 @@ class SweepTask(World):
 
         :raises BadInputError: a file of costs or failures is wrong.
         """
-        simulated = SimulatedCluster(
-            *parse_costs(self.start_cost, self.rescale_cost, self.resume_cost, self.profile),
-            node_events=() if self.failures is None else read_failures(self.failures),
-            mtbf=None if self.mtbf is None else Mtbf(self.mtbf, self.repair),
-            interference=self.interference,
-        )
-        training = Training(self.progress, self.noise_scale, self.speeds == "placement", self.compat)
-        return Run(self.policy, self.parameters, self.seed, self.interval, simulated, training)
+        simulated = simulated_cluster(self, self.profile)
+        return Run(self.policy, self.parameters, self.seed, self, simulated)
 
 
 def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
@@ -73,7 +62,7 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
 
     :raises BadInputError: an input cannot be read, or two tasks would have the same name.
     """
-    world = {name: getattr(recipe, name) for name in World.model_fields}
+    conditions = {each.name: getattr(recipe, each.name) for each in fields(Conditions)}
     tasks: dict[str, SweepTask] = {}
     for trace, machines in product(recipe.traces, recipe.clusters):
         for stem, jobs in _job_files(trace, folder):
@@ -90,7 +79,7 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
                         "policy": policy,
                         "parameters": parameters,
                         "seed": seed,
-                        **world,
+                        **conditions,
                     }
                 )
                 if task.name in tasks:

@@ -17,7 +17,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.progress.choice import Training
+from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.epochs import EpochRules
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
@@ -106,11 +106,11 @@ def test_rounds_in_which_nothing_can_change_are_left_out():
 def test_it_needs_what_it_is_made_of():
     world = given([job("a", work={"samples": 5})], cluster(1))
     with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
-        replay(world, Run("tiresias", training=Training(compat="pollux")))
+        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
     with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
-        replay(world, Run("tiresias", training=Training("samples", compat="pollux")))
+        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
     with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
-        replay(world, Run("tiresias", training=Training(by_placement=True)))
+        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
 def imported(data: Path, folder: Path, workload: int) -> Inputs:
@@ -124,7 +124,7 @@ def imported(data: Path, folder: Path, workload: int) -> Inputs:
 
 
 def average_s(inputs: Inputs, policy: str, **more) -> float:
-    done = replay(inputs, Run(policy, training=Training(compat="pollux"), **more))
+    done = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"), **more))
     submitted = {each.id: each.submit_time for each in inputs.jobs}
     ends = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
     assert len(ends) == len(inputs.jobs)
@@ -143,7 +143,8 @@ def test_averages_are_those_of_the_simulator(reference_data, tmp_path, workload,
 def test_the_output_says_what_was_assumed(reference_data, tmp_path):
     inputs = imported(reference_data, tmp_path, 6)
     infos = {
-        name: next(replay(inputs, Run(name, training=Training(compat="pollux"))).log.events()).detail or {}
+        name: next(replay(inputs, Run(name, conditions=Conditions(compat="pollux"))).log.events()).detail
+        or {}
         for name in ("tiresias", "optimus")
     }
     told = infos["optimus"]

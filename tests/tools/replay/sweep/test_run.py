@@ -8,7 +8,6 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.progress.choice import Training
 from pliant.tools.replay.sweep.recipe import read_sweep
 from pliant.tools.replay.sweep.run import KEYS, carry_out, event_file, is_finished, outdated, strangers, sweep
 from pliant.tools.replay.sweep.tasks import (
@@ -266,7 +265,8 @@ def test_failures_reach_every_task(folder: Path) -> None:
 def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
     (folder / "sweep.toml").write_text('progress = "goodput"\nnoise_scale = { linear = 100 }\n' + SWEEP)
     task = tasks_of(folder)[0]
-    assert task.run().training == Training("goodput", {"linear": 100.0})
+    stated = task.run().conditions
+    assert (stated.progress, stated.noise_scale) == ("goodput", {"linear": 100.0})
     assert (task.run().simulated.start_cost, task.run().simulated.rescale_cost) == (None, Cost(5))
     assert sweep([task], folder / "out") == []
 
@@ -278,8 +278,8 @@ def test_a_sweep_says_how_jobs_train(folder: Path) -> None:
         ('jobs = "trace.jsonl"', "", r"/traces/0/jobs: expected exactly one of jobs and synth"),
         ("[parameters.ares]", "[parameters.las]", "/parameters/las: is not among the policies of this sweep"),
         ('rescale_cost = "5"', "rescale = 5", "/rescale: is not a field that this version knows"),
-        ('rescale_cost = "5"', "interval = 1e-9", "/interval: 1e-09 s: expected 0, or"),
-        ('rescale_cost = "5"', "interference = 1", "/interference: 1 is not below 1"),
+        ('rescale_cost = "5"', "interval = 1e-9", "/interval: 1e-09: expected 0, or"),
+        ('rescale_cost = "5"', "interference = 1", "/interference: 1: expected a part of the speed"),
         ("alpha = [0.5, 0.75]", "alpha = []", "/parameters/ares/alpha"),
         ('["fifo", "ares"]', "[", "is neither TOML nor JSON"),
     ],

@@ -1,0 +1,183 @@
+"""The options of a replay, each declared once: a field with its type, default, bounds and words.
+
+The command makes its options of these dataclasses without loading what a replay needs. Recipes of sweeps and
+their tasks are records that inherit the fields. The head of an event file says what became of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Gt
+
+from pliant.schemas.errors import UsageError
+
+SHORTEST_INTERVAL_S: Final = 0.001
+"""Seconds between rounds; a shorter interval would hardly move the clock."""
+_SHORTEST_H: Final = 0.001
+_COST: Final = "SECONDS, MODEL=SECONDS,…, profile for what it has measured, or a run's event file likewise."
+
+ProgressName = Literal["samples", "goodput", "epochs"]
+SpeedsName = Literal["additive", "placement"]
+
+INPUTS: Final = "What is replayed"
+POLICIES: Final = "Policies"
+CLUSTER: Final = "The simulated cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a command shows a field as an option."""
+
+    help: str
+    panel: str | None = None
+    """Heading of the help under which it stands; None: the last one."""
+    metavar: str | None = None
+    default: str | None = None
+    """The default in words, where it is not a value."""
+    names: tuple[str, ...] = ()
+    """On the command line; empty: the field's name."""
+    given_as: object = None
+    """Type on the command line; None: that of the field."""
+
+
+JobsFile = Annotated[str | None, Option("The trace (JSON Lines); - is stdin.", INPUTS)]
+ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]
+ConvergenceFile = Annotated[
+    str | None,
+    Option("Validation runs (Parquet); jobs that name one of its models train by its epochs.", INPUTS),
+]
+JobsLimit = Annotated[int | None, Ge(1), Option("Replay only this many jobs, the first to arrive.", INPUTS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What is the same for all replays of a sweep: how often policies decide, how the cluster behaves."""
+
+    interval: Annotated[
+        float | None,
+        Ge(0),
+        Option(
+            "Seconds between decisions; 0: at every change.", POLICIES, default="what each policy prefers"
+        ),
+    ] = None
+    rescale_cost: Annotated[
+        str | None, Option(f"Time without training when a job's GPUs change: {_COST}", CLUSTER, default="0")
+    ] = None
+    start_cost: Annotated[
+        str | None, Option(f"The same for a first start: {_COST}", CLUSTER, default="0")
+    ] = None
+    resume_cost: Annotated[
+        str | None,
+        Option(
+            "The same for a start after a preemption or a failure.",
+            CLUSTER,
+            default="what --rescale-cost says or has measured",
+        ),
+    ] = None
+    progress: Annotated[
+        ProgressName | None,
+        Option(
+            "How work advances: by samples; by samples less the gradient noise of large batches; or by the "
+            "epochs of --convergence.",
+            CLUSTER,
+            default="epochs where there is a table, else samples",
+        ),
+    ] = None
+    noise_scale: Annotated[
+        Mapping[str, Annotated[float, Gt(0)]] | None,
+        Option(
+            "Gradient noise scale for --progress goodput where there is no table: SAMPLES or MODEL=SAMPLES,…",
+            CLUSTER,
+            metavar="SAMPLES",
+            given_as=str | None,
+        ),
+    ] = None
+    """By model; "" stands for all others."""
+    speeds: Annotated[
+        SpeedsName,
+        Option(
+            "Between what the profile measured: a model of computing and sync by size, or step times "
+            "interpolated over placements.",
+            CLUSTER,
+        ),
+    ] = "additive"
+    compat: Annotated[
+        str | None,
+        Option(
+            "Replay with the quirks of a published simulator: pollux. See docs/replay-compat.md.",
+            CLUSTER,
+            metavar="NAME",
+        ),
+    ] = None
+    failures: Annotated[
+        str | None,
+        Option(
+            'Nodes that go down and up: JSON Lines, {"time": 60, "node": "n0", "event": "down"}.', CLUSTER
+        ),
+    ] = None
+    mtbf: Annotated[
+        float | None,
+        Ge(_SHORTEST_H),
+        Option(
+            "Mean time between failures of a node; they are drawn with --seed.",
+            CLUSTER,
+            metavar="HOURS",
+            default="no failures",
+        ),
+    ] = None
+    repair: Annotated[
+        float, Ge(_SHORTEST_H), Option("Mean time until a failed node is back.", CLUSTER, metavar="HOURS")
+    ] = 1.0
+    interference: Annotated[
+        float,
+        Option(
+            "Part of their speed, 0 to below 1, that jobs lose to each other where they span several nodes "
+            "and share one.",
+            CLUSTER,
+            metavar="PART",
+        ),
+    ] = 0.0
+    strict: Annotated[bool, Option("Fail where the inputs leave something open that is else assumed.")] = (
+        False
+    )
+
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """(field, what is wrong with it), as far as the bounds of its type do not say it."""
+        if self.interval and not SHORTEST_INTERVAL_S <= self.interval < inf:
+            yield "interval", f"{self.interval:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more"
+        if not 0 <= self.interference < 1:
+            yield "interference", f"{self.interference:g}: expected a part of the speed, from 0 to below 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(Conditions):
+    """What replays of one trace share, under whichever policies."""
+
+    jobs: JobsFile = None
+    cluster: Annotated[str | None, Option("The cluster (JSON).", INPUTS)] = None
+    profile: ProfileFile = None
+    convergence: ConvergenceFile = None
+    jobs_limit: JobsLimit = None
+    seed: Annotated[int, Ge(0), Option("Seed of policies that draw lots.", POLICIES)] = 0
+
+
+def parse_noise_scales(text: str | None) -> dict[str, float]:
+    """Noise scales by model from ``SAMPLES`` or ``MODEL=SAMPLES,…``; "" stands for all other models.
+
+    :raises UsageError: a number is missing or not above 0.
+    """
+    found = {}
+    for part in text.split(",") if text else ():
+        model, _, number = part.rpartition("=")
+        try:
+            samples = float(number)
+        except ValueError:
+            samples = nan
+        if not 0 < samples < inf:
+            raise UsageError(f'--noise-scale "{part}": expected samples above 0, or MODEL=SAMPLES')
+        found[model] = samples
+    return found
