@@ -1,4 +1,4 @@
-"""The ``pliant`` command: registers one thin module per command and nothing else."""
+"""The ``pliant`` command: one thin module per command, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from pliant.cli.common import BROKEN_PIPE, command
 from pliant.cli.console import abandon
@@ -33,9 +35,25 @@ COMMANDS: Final = (
 )
 GROUPS: Final = (("trace", FILES, "Make job traces: import published ones, or generate."),)
 
+
+class _OnDemand(TyperGroup):
+    """The commands, each made when it is asked for: none waits for the options of all others to be read."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands: dict[str, Any] = dict.fromkeys(name for name, *_ in (*COMMANDS, *GROUPS))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; None: there is none."""
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _made(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="pliant",
     help="Elastic deep-learning scheduling as Unix tools: profile | schedule | run, replay, report.",
+    cls=_OnDemand,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,19 +77,19 @@ def _root(
     """Elastic deep-learning scheduling as Unix tools: profile | schedule | run, replay, report."""
 
 
-def _register() -> None:
-    for name, panel in COMMANDS:
-        module = importlib.import_module(f"pliant.cli.{name}")
-        app.command(name, rich_help_panel=panel)(command(getattr(module, name)))
-    for name, panel, help_text in GROUPS:
-        module = importlib.import_module(f"pliant.cli.{name}")
-        group = typer.Typer(help=help_text, no_args_is_help=True)
-        for sub in module.SUBCOMMANDS:
-            group.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
-        app.add_typer(group, name=name, rich_help_panel=panel)
-
-
-_register()
+def _made(name: str) -> Any:
+    """One command, or one group of them, from its module."""
+    module = importlib.import_module(f"pliant.cli.{name}")
+    made = typer.Typer(name=name, no_args_is_help=True, add_completion=False)
+    for each, panel in COMMANDS:
+        if each == name:
+            made.command(name, rich_help_panel=panel)(command(getattr(module, name)))
+            return get_command(made)
+    for sub in module.SUBCOMMANDS:
+        made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
+    found: Any = get_command(made)
+    found.rich_help_panel, found.help = next((panel, text) for each, panel, text in GROUPS if each == name)
+    return found
 
 
 def main() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -23,3 +26,14 @@ def test_help_shows_no_marks_of_its_own_making(name: str, monkeypatch: pytest.Mo
 def test_examples_stand_on_lines_of_their_own() -> None:
     lines = [line.strip() for line in CliRunner().invoke(app, ["profile", "--help"]).stdout.splitlines()]
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
+
+
+def test_a_command_does_not_wait_for_the_others() -> None:
+    code = "import sys; from pliant.cli.main import app; app(['schema'], standalone_mode=False)"
+    loaded = (
+        "print(sorted(name for name in sys.modules if name in ('pliant.cli.schema', 'pliant.cli.replay')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; {loaded}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "['pliant.cli.schema']"
