@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.schedule.moved import new_place
 from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.policy_error import blame, in_words, raised_at
 
@@ -187,7 +188,8 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     except Exception as error:
         at = raised_at(error, where.partition(":")[0].partition(".")[0])
         place = f"{at}: " if at else ""
-        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{in_words(error)}') from error
+        why = new_place(error) or in_words(error)
+        raise UsageError(f'policy "{name}" ({where}) cannot be loaded: {place}{why}') from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise UsageError(
             f'policy "{name}" ({where}) is not a subclass of pliant.tools.schedule.policy.Policy'
