@@ -9,6 +9,7 @@ grows or shrinks keeps as much of its place as is no less consolidated than a fr
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -87,8 +88,42 @@ class FreeGpus:
                 kept = self._around(gpus, gpu_type, keep) if keep else []
                 if kept and self._spread(kept) <= self._spread(fresh):
                     fresh = kept
-                return tuple((self.nodes[index].name, count) for index, count in sorted(fresh))
+                return self._named(sorted(fresh))
         return None
+
+    def after(self, leaving: Iterable[NodeGpus]) -> FreeGpus:
+        """A copy in which the GPUs of these placements are free as well."""
+        other = copy.copy(self)
+        other._free, other.by_type = list(self._free), dict(self.by_type)
+        other._types = {kind: shelf.copy() for kind, shelf in self._types.items()}
+        other._switches = {
+            kind: {name: shelf.copy() for name, shelf in shelves.items()}
+            for kind, shelves in self._switches.items()
+        }
+        for placement in leaving:
+            other.give(placement)
+        return other
+
+    # Other orders, for a policy that places itself; switches do not count. The type must have as many free.
+
+    def tightest(self, gpus: int, gpu_type: str) -> NodeGpus:
+        """GPUs of few nodes, the last part on the fullest that has room for it."""
+        return self._named(self._types[gpu_type].pick(gpus))
+
+    def emptiest(self, gpus: int, gpu_type: str) -> NodeGpus:
+        """GPUs of the nodes with most of them free, one after the other; of equal ones the first."""
+        return self._named(self._types[gpu_type].emptiest(gpus))
+
+    def together(self, gpus: int, gpu_type: str) -> NodeGpus | None:
+        """As :meth:`emptiest`, unless an empty cluster would do with fewer nodes: None."""
+        place = self.emptiest(gpus, gpu_type)
+        sizes = sorted(
+            (node.gpus for node in self.nodes if node.up and node.gpu_type == gpu_type), reverse=True
+        )
+        return place if sum(sizes[: len(place) - 1]) < gpus else None
+
+    def _named(self, picks: _Picks) -> NodeGpus:
+        return tuple((self.nodes[index].name, count) for index, count in picks)
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -147,7 +182,7 @@ class FreeGpus:
 
     def _extend(self, picks: _Picks, missing: int, gpu_type: str) -> _Picks:
         """Add the best place for ``missing`` GPUs on other nodes."""
-        used = tuple((self.nodes[index].name, count) for index, count in picks)
+        used = self._named(picks)
         self.take(used)  # all that these nodes have, so that nothing of them is picked again
         more = self._types[gpu_type].pick(missing)
         self.give(used)
@@ -191,6 +226,23 @@ class _Shelf:
         rest = gpus - sum(free for _, free in picks[:-1])
         fuller = next((bucket[0] for bucket in self._buckets[rest : runs[-1][0]] if bucket), picks[-1][0])
         return [*picks[:-1], (fuller, rest)]
+
+    def emptiest(self, gpus: int) -> _Picks:
+        """The nodes with most GPUs free first; there must be as many free together."""
+        picks: _Picks = []
+        for free in range(len(self._buckets) - 1, 0, -1):
+            for index in self._buckets[free]:
+                picks.append((index, min(free, gpus)))
+                gpus -= picks[-1][1]
+                if not gpus:
+                    return picks
+        return picks
+
+    def copy(self) -> _Shelf:
+        """One of its own with the same nodes."""
+        other = _Shelf()
+        other._buckets, other.total = [list(bucket) for bucket in self._buckets], self.total
+        return other
 
     def _runs(self, gpus: int) -> list[tuple[int, int]]:
         """(free GPUs, number of such nodes) taken from the top until ``gpus`` are together."""

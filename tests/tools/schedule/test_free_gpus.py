@@ -160,3 +160,23 @@ def fewest_nodes(free: list[int], wanted: int) -> int:
         for size in range(1, len(free) + 1)
         if any(sum(some) >= wanted for some in combinations(free, size))
     )
+
+
+def test_the_other_orders_take_from_the_emptiest_nodes_or_fill_the_fullest() -> None:
+    free = free_with([3, 8, 5, 8])
+    assert free.emptiest(18, "gpu") == (("n1", 8), ("n3", 8), ("n2", 2))
+    assert free.tightest(4, "gpu") == (("n2", 4),)
+    assert free.tightest(18, "gpu") == (("n1", 8), ("n3", 8), ("n0", 2))
+
+
+def test_a_job_that_needs_its_nodes_together_gets_no_more_nodes_than_on_an_empty_cluster() -> None:
+    assert free_with([3, 8, 5, 8]).together(12, "gpu") == (("n1", 8), ("n3", 4))
+    assert free_with([3, 3, 5, 3]).together(8, "gpu") is None
+
+
+def test_what_would_be_free_after_jobs_have_left_leaves_the_present_as_it_is() -> None:
+    free = free_with([0, 8])
+    later = free.after([(("n0", 5),)])
+    later.take((("n1", 8),))
+    assert (later.free_on("n0"), later.free_on("n1"), later.by_type) == (5, 0, {"gpu": 5})
+    assert (free.free_on("n0"), free.free_on("n1"), free.by_type) == (0, 8, {"gpu": 8})

@@ -11,7 +11,6 @@ from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, decision_from_grants, why_impossible
-from pliant.tools.schedule.policies.free_gpus import Room
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -177,10 +176,11 @@ class Optimus(Policy):
         return self._drops[key]
 
     def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
-        room = Room(snapshot, [snapshot.jobs[job_id] for job_id in targets])
+        free = snapshot.free.after(snapshot.jobs[job_id].placement for job_id in targets)
         for job_id, target in list(targets.items()):
             if target.gpus and target.gpu_type is not None:
-                place = room.take_emptiest(target.gpus, target.gpu_type)
+                place = free.emptiest(target.gpus, target.gpu_type)
+                free.take(place)
                 targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
 
 

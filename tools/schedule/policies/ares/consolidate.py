@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
@@ -18,9 +17,7 @@ def consolidations(snapshot: Snapshot, jobs: Iterable[JobState], cost_s: float) 
     scattered = [job for job in jobs if _could_use_fewer_nodes(job, snapshot)]
     if not scattered:
         return {}
-    free = FreeGpus(snapshot.nodes)
-    for job in snapshot.jobs.values():
-        free.take(job.placement)
+    free = snapshot.free.after(())
     targets: dict[str, Target] = {}
     for job in scattered:
         free.give(job.placement)

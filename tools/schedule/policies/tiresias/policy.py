@@ -15,7 +15,6 @@ from pliant.tools.schedule.policies.common import (
     decision_from_grants,
     reject_impossible,
 )
-from pliant.tools.schedule.policies.free_gpus import Room
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -208,12 +207,12 @@ class Tiresias(Policy):
 
         One that should have moved to another GPU type waits, too: what it holds is given to others already.
         """
-        room = Room(snapshot, [snapshot.jobs[job_id] for job_id in targets])
+        free = snapshot.free.after(snapshot.jobs[job_id].placement for job_id in targets)
         for job_id, target in list(targets.items()):
             if not target.gpus or target.gpu_type is None:
                 continue
             if snapshot.jobs[job_id].spec.model in self._skewed:
-                place = room.take_together(target.gpus, target.gpu_type)
+                place = free.together(target.gpus, target.gpu_type)
                 if place is None:
                     if snapshot.jobs[job_id].gpus:
                         targets[job_id] = Target(0)
@@ -221,9 +220,10 @@ class Tiresias(Policy):
                         del targets[job_id]
                     continue
             elif self.placement == "emptiest":
-                place = room.take_emptiest(target.gpus, target.gpu_type)
+                place = free.emptiest(target.gpus, target.gpu_type)
             else:
-                place = room.take_compact(target.gpus, target.gpu_type)
+                place = free.tightest(target.gpus, target.gpu_type)
+            free.take(place)
             targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
 
 
