@@ -63,7 +63,7 @@ def schemas_page() -> str:
     for kind, form, table in tables:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
         rows = [
-            (f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.doc + _words(c.words))
+            (f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.about.doc + _words(c.words))
             for c in table.columns
         ]
         parts.append(_table(("column", "type", "may be null", "meaning"), rows))

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from pliant.schemas.formats.columns import Column, Table
-
-CONVERGENCE: Final = Table(
-    "convergence",
-    (
-        Column("model", "string", "key that jobs name in `convergence`", False),
-        Column("batch", "int64", "global batch of the validation run", False, least=1),
-        Column("epoch", "int64", "epoch, from 0", False, least=0),
-        Column("iterations", "float64", "optimizer steps done at the end of the epoch, cumulative", False, least=0),
-        Column("progress", "float64", "statistical progress at the end of the epoch", False, least=0),
-        Column("metric", "float64", "validation metric"),
-        Column("grad_sqr", "float64", "squared norm of the mean gradient", least=0),
-        Column("grad_var", "float64", "variance of the gradient", least=0),
-    ),
-)  # fmt: skip
+from pliant.schemas.formats.columns import About, Table
 
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceRow:
-    """One epoch of one validation run; the columns and units of :data:`CONVERGENCE`."""
+    """One epoch of one validation run."""
 
-    model: str
-    batch: int
-    epoch: int
-    iterations: float
-    progress: float
-    metric: float | None = None
-    grad_sqr: float | None = None
-    grad_var: float | None = None
+    model: Annotated[str, About("key that jobs name in `convergence`")]
+    batch: Annotated[int, About("global batch of the validation run", least=1)]
+    epoch: Annotated[int, About("epoch, from 0", least=0)]
+    iterations: Annotated[float, About("optimizer steps done at the end of the epoch, cumulative", least=0)]
+    progress: Annotated[float, About("statistical progress at the end of the epoch", least=0)]
+    metric: Annotated[float | None, About("validation metric")] = None
+    grad_sqr: Annotated[float | None, About("squared norm of the mean gradient", least=0)] = None
+    grad_var: Annotated[float | None, About("variance of the gradient", least=0)] = None
+
+
+CONVERGENCE: Final = Table("convergence", ConvergenceRow)

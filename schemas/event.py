@@ -7,54 +7,82 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pliant.schemas.formats.columns import Column, Table
+from pliant.schemas.formats.columns import About, Broken, Table
+from pliant.schemas.formats.problems import NOT_FINITE, as_pointer, nonfinite
 
 EventName = Literal[
-    "submit", "admit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",
+    "submit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",
     "checkpoint", "fail", "requeue", "finish", "cancel", "node_down", "node_up", "decision",
     "slot_down", "slot_up", "release",
 ]  # fmt: skip
 EVENT_NAMES: Final[tuple[str, ...]] = EventName.__args__  # type: ignore[attr-defined]
 
-OF_THE_CLUSTER: Final = ("decision", "node_down", "node_up", "slot_down", "slot_up")
+OF_NODES: Final = ("node_down", "node_up")
+OF_SLOTS: Final = ("slot_down", "slot_up")
+OF_THE_CLUSTER: Final = ("decision", *OF_NODES, *OF_SLOTS)
 """Events that may be of no job."""
-
-EVENT: Final = Table(
-    "event",
-    (
-        Column("time", "float64", "seconds since the start of a trace; UTC seconds since the epoch when live", False, least=0),
-        Column("job", "string", "job id; null for events of the cluster"),
-        Column("event", "string", "what happened", False, words=EVENT_NAMES),
-        Column("gpus", "int64", "GPUs that the job holds after the event", least=0),
-        Column("placement", "json", "[[node, GPUs], …] after the event"),
-        Column("global_batch", "int64", "samples per optimizer step after the event", least=1),
-        Column("samples_done", "float64", "samples trained so far, repetitions counted", least=0),
-        Column("loss", "float64", "training loss, mean since the last such event"),
-        Column("metric", "float64", "validation metric, if the job states one"),
-        Column("overhead_seconds", "float64", "time the job held these GPUs without training because of this event", least=0),
-        Column("detail", "json", "free object: reason, attempt, exit status, node, parameters"),
-    ),
-)  # fmt: skip
+STARTS: Final = ("start", "resume")
+"""Events that give GPUs to a job without any."""
+RESCALES: Final = frozenset({"grow", "shrink", "move"})
+"""Events that change the GPUs of a job that holds some."""
+PLACED: Final = frozenset({*STARTS, *RESCALES})
+"""Events that give a job GPUs."""
+HOLDS: Final = frozenset({*PLACED, "preempt"})
+"""Events by which a scheduler sets the GPUs of a job."""
+End = Literal["finished", "failed", "cancelled", "rejected"]
+ENDS: Final[Mapping[str, End]] = {
+    "finish": "finished", "fail": "failed", "cancel": "cancelled", "reject": "rejected",
+}  # fmt: skip
+"""Events that end a job, and how; it holds nothing afterwards. One that failed may start once more."""
+FREES: Final = frozenset({*ENDS, "requeue"})
+"""Events by which a job gives up its GPUs without a decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event; the columns and units of :data:`EVENT`.
+    """One event.
 
     The first event of a run is a ``decision`` whose detail names the run: policy, parameters, seed,
     simulated, trace_hash, cluster (see ``pliant.schemas.runinfo``).
     """
 
-    time: float
-    event: EventName
-    job: str | None = None
-    gpus: int | None = None
-    placement: tuple[tuple[str, int], ...] | None = None
-    global_batch: int | None = None
-    samples_done: float | None = None
-    loss: float | None = None
-    metric: float | None = None
-    overhead_seconds: float | None = None
-    detail: Mapping[str, Any] | None = field(default=None, hash=False)
+    time: Annotated[
+        float, About("seconds since the start of a trace; UTC seconds since the epoch when live", least=0)
+    ]
+    event: Annotated[EventName, About("what happened", former=("admit",))]
+    job: Annotated[str | None, About("job id; null for events of the cluster")] = None
+    gpus: Annotated[int | None, About("GPUs that the job holds after the event", least=0)] = None
+    placement: Annotated[
+        tuple[tuple[str, Annotated[int, About(least=1)]], ...] | None,
+        About("[[node, GPUs], …] after the event"),
+    ] = None
+    global_batch: Annotated[int | None, About("samples per optimizer step after the event", least=1)] = None
+    samples_done: Annotated[float | None, About("samples trained so far, repetitions counted", least=0)] = (
+        None
+    )
+    loss: Annotated[float | None, About("training loss, mean since the last such event")] = None
+    metric: Annotated[float | None, About("validation metric, if the job states one")] = None
+    overhead_seconds: Annotated[
+        float | None, About("time the job held these GPUs without training because of this event", least=0)
+    ] = None
+    detail: Annotated[
+        Mapping[str, Any] | None, About("free object: reason, attempt, exit status, node, parameters")
+    ] = field(default=None, hash=False)
+
+
+def _broken(event: Event) -> Broken:
+    found = (
+        []
+        if event.detail is None
+        else [("/detail" + as_pointer(at), NOT_FINITE) for at in nonfinite(event.detail)]
+    )
+    if event.job is None and event.event not in OF_THE_CLUSTER:
+        found.append(("/job", f"is null in a {event.event!r} event, expected a job id"))
+    if event.event == "preempt" and event.gpus:
+        found.append(("/gpus", f"is {event.gpus:,} in a 'preempt' event, expected 0"))
+    return found
+
+
+EVENT: Final = Table("event", Event, first=("time", "job"), broken=_broken)

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
-from pliant.schemas.formats.columns import Column, Table
+from pliant.schemas.formats.columns import About, Column, Table
 from pliant.schemas.formats.files import atomic_write
 from pliant.schemas.formats.record import Record
+from pliant.schemas.formats.rows import TABLES
 from pliant.schemas.formats.seals import CRC_DOC
 from pliant.schemas.formats.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
-from pliant.schemas.profile import PROFILE
 from pliant.schemas.schedule import Schedule
 
 FOLDER: Final = Path(__file__).parent / "json"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DOCUMENTS: Final[dict[str, type[Record]]] = {"cluster": Cluster, "schedule": Schedule, "metrics": Metrics}
-_TABLES: Final = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
-_JSON_TYPES: Final[dict[str, dict[str, Any]]] = {
-    "string": {"type": "string"},
-    "int64": {"type": "integer"},
-    "float64": {"type": "number"},
-    "bool": {"type": "boolean"},
-}
-_SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "placement": {
-        "type": "array",
-        "items": {
-            "type": "array",
-            "prefixItems": [{"type": "string"}, {"type": "integer", "minimum": 1}],
-            "minItems": 2,
-            "maxItems": 2,
-        },
-    },
-    "detail": {"type": "object"},
-}
+_TABLES: Final = {table.kind: table for table in TABLES}
+_JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 def schema_text(kind: str) -> str:
@@ -74,7 +56,7 @@ def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
     return {"$schema": _DIALECT, "$id": schema_id(kind), **described}
 
 
-def _table_schema(table: Table) -> dict[str, Any]:
+def _table_schema(table: Table[Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "schema": schema_id(table.kind),
         "form": "Parquet, the schema in the file's metadata",
@@ -100,18 +82,18 @@ def _column(column: Column) -> dict[str, Any]:
         "name": column.name,
         "type": column.type,
         "nullable": column.nullable,
-        "description": column.doc,
+        "description": column.about.doc,
     }
-    if column.least is not None:
-        described["minimum"] = column.least
+    if column.about.least is not None:
+        described["minimum"] = column.about.least
     if column.words:
         described["enum"] = list(column.words)
-    if column.added:
+    if column.about.added:
         described["may_be_missing"] = True
     return described
 
 
-def _object_schema(table: Table) -> dict[str, Any]:
+def _object_schema(table: Table[Any]) -> dict[str, Any]:
     return {
         "title": table.kind.capitalize(),
         "type": "object",
@@ -122,14 +104,26 @@ def _object_schema(table: Table) -> dict[str, Any]:
 
 
 def _property(column: Column) -> dict[str, Any]:
-    value = dict(_SHAPES[column.name] if column.type == "json" else _JSON_TYPES[column.type])
-    if column.least is not None:
-        value["minimum"] = column.least
-    if column.words:
-        value["enum"] = list(column.words)
+    value = _value(column.hint, column.about)
     if column.nullable:
         value = {"anyOf": [value, {"type": "null"}]}
-    return {**value, "description": column.doc}
+    return {**value, "description": column.about.doc}
+
+
+def _value(hint: Any, about: About) -> dict[str, Any]:
+    """The JSON Schema of a type."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"type": "string", "enum": list(inside)}
+    if origin is Annotated:
+        return _value(*inside)
+    if origin is tuple:
+        items = [_value(each, About()) for each in inside if each is not Ellipsis]
+        if Ellipsis in inside:
+            return {"type": "array", "items": items[0]}
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    limit = {} if about.least is None else {"minimum": about.least}
+    return {"type": _JSON_TYPES.get(hint, "object"), **limit}
 
 
 if __name__ == "__main__":

@@ -2,73 +2,92 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import lru_cache
+from typing import Annotated, Final, Literal
 
-from pliant.schemas.formats.columns import Column, Table
-
-PROFILE: Final = Table(
-    "profile",
-    (
-        Column("kind", "string", "train: a training step; allreduce: one all-reduce of `parameters` weights", False, words=("train", "allreduce")),
-        Column("model", "string", "key that jobs name in `model`; empty in allreduce rows", False),
-        Column("gpu_type", "string", "type of GPU (or CPU slot) measured on", False),
-        Column("nodes", "int64", "nodes used", False, least=1),
-        Column("gpus", "int64", "GPUs used", False, least=1),
-        Column("placement", "string", "GPUs per node, descending, comma separated: \"4,2\"", False),
-        Column("local_batch", "int64", "samples per GPU per micro-step; 0 in allreduce rows", False, least=0),
-        Column("accum_steps", "int64", "micro-steps per optimizer step", False, least=1),
-        Column("step_seconds", "float64", "mean time of one optimizer step (or of one all-reduce)", least=0),
-        Column("compute_seconds", "float64", "part of step_seconds without synchronisation; null where not separable", least=0),
-        Column("sync_seconds", "float64", "part of step_seconds that waits for the all-reduce; null where not separable", least=0),
-        Column("samples_per_second", "float64", "gpus × local_batch × accum_steps / step_seconds", least=0),
-        Column("iterations", "int64", "steps measured, warm-up not counted", False, least=0),
-        Column("stdev_seconds", "float64", "standard deviation of the measured steps", least=0),
-        Column("peak_memory", "int64", "largest memory of one worker, bytes", least=0),
-        Column("parameters", "int64", "weights of the model (or of the all-reduce)", least=0),
-        Column("feasible", "bool", "false: did not fit in memory; the measured columns are null", False),
-        Column("source", "string", "where the row comes from", False, words=("measured", "imported", "modelled")),
-        Column("measured_at", "float64", "UTC seconds since the epoch; null if unknown", least=0),
-        Column("node_order", "string", "placement in the order in which the nodes were linked: \"1,4,2\"; null: not known (an imported row without it may state the number of nodes alone, its placement being an even split)", added=True),
-        Column("start_seconds", "float64", "from launching the workers to the end of their first step; null: not measured", least=0, added=True),
-        Column("relaunch_seconds", "float64", "from a checkpoint over its workers' leaving and launching new ones to the end of their first step; null: not measured", least=0, added=True),
-        Column("rescale_seconds", "float64", "what those that train lose when workers come or go while they do and they are so many afterwards; null: not measured", least=0, added=True),
-    ),
-)  # fmt: skip
+from pliant.schemas.formats.columns import About, Broken, Table
+from pliant.schemas.formats.digits import whole_number
 
 MEASURED: Final = (
     "step_seconds", "compute_seconds", "sync_seconds", "samples_per_second", "stdev_seconds", "peak_memory",
 )  # fmt: skip
 """The columns that a row which did not fit leaves null."""
+_RATE_TOLERANCE: Final = 0.01
+"""Between samples_per_second and the rest of its row: files from elsewhere round their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One row of a profile; the columns and units of :data:`PROFILE`."""
+    """One row of a profile."""
 
-    kind: Literal["train", "allreduce"]
-    model: str
-    gpu_type: str
-    nodes: int
-    gpus: int
-    placement: str
-    local_batch: int
-    accum_steps: int = 1
-    step_seconds: float | None = None
-    compute_seconds: float | None = None
-    sync_seconds: float | None = None
-    samples_per_second: float | None = None
-    iterations: int = 0
-    stdev_seconds: float | None = None
-    peak_memory: int | None = None
-    parameters: int | None = None
-    feasible: bool = True
-    source: Literal["measured", "imported", "modelled"] = "measured"
-    measured_at: float | None = None
-    node_order: str | None = None
-    start_seconds: float | None = None
-    relaunch_seconds: float | None = None
-    rescale_seconds: float | None = None
+    kind: Annotated[
+        Literal["train", "allreduce"],
+        About("train: a training step; allreduce: one all-reduce of `parameters` weights"),
+    ]
+    model: Annotated[str, About("key that jobs name in `model`; empty in allreduce rows")]
+    gpu_type: Annotated[str, About("type of GPU (or CPU slot) measured on")]
+    nodes: Annotated[int, About("nodes used", least=1)]
+    gpus: Annotated[int, About("GPUs used", least=1)]
+    placement: Annotated[str, About('GPUs per node, descending, comma separated: "4,2"')]
+    local_batch: Annotated[int, About("samples per GPU per micro-step; 0 in allreduce rows", least=0)]
+    accum_steps: Annotated[int, About("micro-steps per optimizer step", least=1)] = 1
+    step_seconds: Annotated[
+        float | None, About("mean time of one optimizer step (or of one all-reduce)", least=0)
+    ] = None
+    compute_seconds: Annotated[
+        float | None, About("part of step_seconds without synchronisation; null where not separable", least=0)
+    ] = None
+    sync_seconds: Annotated[
+        float | None,
+        About("part of step_seconds that waits for the all-reduce; null where not separable", least=0),
+    ] = None
+    samples_per_second: Annotated[
+        float | None, About("gpus × local_batch × accum_steps / step_seconds", least=0)
+    ] = None
+    iterations: Annotated[int, About("steps measured, warm-up not counted", least=0)] = 0
+    stdev_seconds: Annotated[float | None, About("standard deviation of the measured steps", least=0)] = None
+    peak_memory: Annotated[int | None, About("largest memory of one worker, bytes", least=0)] = None
+    parameters: Annotated[int | None, About("weights of the model (or of the all-reduce)", least=0)] = None
+    feasible: Annotated[bool, About("false: did not fit in memory; the measured columns are null")] = True
+    source: Annotated[Literal["measured", "imported", "modelled"], About("where the row comes from")] = (
+        "measured"
+    )
+    measured_at: Annotated[float | None, About("UTC seconds since the epoch; null if unknown", least=0)] = (
+        None
+    )
+    node_order: Annotated[
+        str | None,
+        About(
+            'placement in the order in which the nodes were linked: "1,4,2"; null: not known (an imported row without it may state the number of nodes alone, its placement being an even split)',
+            added=True,
+        ),
+    ] = None
+    start_seconds: Annotated[
+        float | None,
+        About(
+            "from launching the workers to the end of their first step; null: not measured",
+            least=0,
+            added=True,
+        ),
+    ] = None
+    relaunch_seconds: Annotated[
+        float | None,
+        About(
+            "from a checkpoint over its workers' leaving and launching new ones to the end of their first step; null: not measured",
+            least=0,
+            added=True,
+        ),
+    ] = None
+    rescale_seconds: Annotated[
+        float | None,
+        About(
+            "what those that train lose when workers come or go while they do and they are so many afterwards; null: not measured",
+            least=0,
+            added=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +98,60 @@ class Profile:
     metadata: tuple[tuple[str, str], ...] = ()
     source: str = field(default="the profile", compare=False)
     """Where it was read from, for messages."""
+
+
+def _broken(row: ProfileRow) -> Broken:
+    if not row.feasible:
+        return [
+            (f"/{name}", f"is {getattr(row, name)} in a row that is not feasible, expected null")
+            for name in MEASURED
+            if getattr(row, name) is not None
+        ] + _placement_rules(row)
+    found = _placement_rules(row)
+    if row.step_seconds is None:
+        found.append(("/step_seconds", "is null in a feasible row, expected a number"))
+    elif row.kind == "train" and row.step_seconds == 0:
+        found.append(("/step_seconds", "0.0 is not above 0, expected more than 0 in a training row"))
+    if row.kind == "train" and row.local_batch == 0:
+        found.append(("/local_batch", "0 is below 1, expected 1 or more in a training row"))
+    return found + _rate_rules(row)
+
+
+def _rate_rules(row: ProfileRow) -> Broken:
+    """Whether the samples per second of a training row are those of its batch and its step."""
+    if row.kind != "train" or not (row.step_seconds and row.local_batch) or row.samples_per_second is None:
+        return []
+    expected = row.gpus * row.local_batch * row.accum_steps / row.step_seconds
+    if math.isclose(row.samples_per_second, expected, rel_tol=_RATE_TOLERANCE):
+        return []
+    text = f"{row.samples_per_second:g} contradicts the row, expected {expected:g}"
+    return [("/samples_per_second", f"{text} (gpus × local_batch × accum_steps / step_seconds)")]
+
+
+def _placement_rules(row: ProfileRow) -> Broken:
+    problem = _placement_problem(row.placement, row.nodes, row.gpus, row.node_order)
+    return [] if problem is None else [problem]
+
+
+@lru_cache(maxsize=4096)
+def _placement_problem(
+    placement: str, nodes: int, gpus: int, node_order: str | None
+) -> tuple[str, str] | None:
+    """What is wrong with a placement; kept, because most rows of a profile repeat those of others."""
+    shares = _shares(placement)
+    fits = len(shares) == nodes and sum(shares) == gpus and min(shares) >= 1
+    if not fits or shares != sorted(shares, reverse=True):
+        expected = f'{gpus} GPUs on {nodes} nodes, largest first, like "4,2"'
+        return "/placement", f'"{placement}" does not fit, expected {expected}'
+    if node_order is not None and sorted(_shares(node_order), reverse=True) != shares:
+        expected = f'the nodes of placement "{placement}" in any order, or null'
+        return "/node_order", f'"{node_order}" does not fit, expected {expected}'
+    return None
+
+
+def _shares(placement: str) -> list[int]:
+    """GPUs per node; 0 for what is not a number."""
+    return [whole_number(part) or 0 for part in placement.split(",")]
+
+
+PROFILE: Final = Table("profile", ProfileRow, broken=_broken)

@@ -71,9 +71,10 @@ def _numbers_hold(arrow: pa.Table) -> bool:
             return False
         if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
             return False
-        least = None if column.least is None else pc.min(values).as_py()
-        if least is not None and column.least is not None and least < column.least:
-            return False
+        if column.about.least is not None:
+            least = pc.min(values).as_py()
+            if least is not None and least < column.about.least:
+                return False
     return True
 
 

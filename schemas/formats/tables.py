@@ -29,7 +29,9 @@ _THREADS_FROM: Final = 1 << 22
 being started, which the C++ library answers with an abort."""
 
 
-def to_columns(rows: Sequence[AnyRow], table: Table, *, json_as_text: bool = False) -> dict[str, list[Any]]:
+def to_columns(
+    rows: Sequence[AnyRow], table: Table[Any], *, json_as_text: bool = False
+) -> dict[str, list[Any]]:
     """Rows as columns, in the order of the table."""
     columns: dict[str, list[Any]] = {}
     for column in table.columns:
@@ -40,7 +42,7 @@ def to_columns(rows: Sequence[AnyRow], table: Table, *, json_as_text: bool = Fal
     return columns
 
 
-def check_rows(rows: Sequence[AnyRow], table: Table) -> None:
+def check_rows(rows: Sequence[AnyRow], table: Table[Any]) -> None:
     """Refuse to write rows that no reader would accept.
 
     :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
@@ -56,7 +58,7 @@ def check_rows(rows: Sequence[AnyRow], table: Table) -> None:
 
 
 @garbage_collection_paused()
-def parquet_bytes(rows: Sequence[AnyRow], table: Table, metadata: Metadata = ()) -> bytes:
+def parquet_bytes(rows: Sequence[AnyRow], table: Table[Any], metadata: Metadata = ()) -> bytes:
     """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -71,7 +73,7 @@ def parquet_bytes(rows: Sequence[AnyRow], table: Table, metadata: Metadata = ())
 
 @garbage_collection_paused()
 def parse_parquet(
-    data: bytes, source: str, table: Table, row: type[AnyRow]
+    data: bytes, source: str, table: Table[Any], row: type[AnyRow]
 ) -> tuple[tuple[AnyRow, ...], Metadata]:
     """The rows and the metadata of a Parquet file.
 
@@ -169,7 +171,7 @@ def schema_in_footer(path: Path) -> str | None:
     return None if found is None else found.decode(errors="replace")
 
 
-def cast_columns(arrow: pa.Table, source: str, table: Table) -> dict[str, list[Any]]:
+def cast_columns(arrow: pa.Table, source: str, table: Table[Any]) -> dict[str, list[Any]]:
     """The columns as lists of Python values, from any Arrow type that holds the same values."""
     columns: dict[str, list[Any]] = {}
     problems: list[Problem] = []

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import Event
+from pliant.schemas.event import ENDS, HOLDS, RESCALES, Event
 from pliant.schemas.formats.bulk import garbage_collection_paused
 from pliant.schemas.formats.event_rows import EventRow, event_rows
 from pliant.schemas.formats.events import parse_events
@@ -19,21 +19,12 @@ from pliant.schemas.formats.files import read_bytes, source_name
 from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.formats.record import Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord, Step
+from pliant.tools.report.records import Curve, JobRecord, RunRecord, Step
 
 R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
-
-_STEPS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
-_RESCALES: Final = frozenset({"grow", "shrink", "move"})
-_ENDS: Final[dict[str, Outcome]] = {
-    "finish": "finished",
-    "cancel": "cancelled",
-    "reject": "rejected",
-    "fail": "failed",
-}
 
 
 @garbage_collection_paused()
@@ -197,9 +188,9 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
     if event.loss is not None:
         job.first_loss = event.loss if job.first_loss is None else job.first_loss
         job.last_loss = event.loss
-    if name in _STEPS:
+    if name in HOLDS:
         _step(job, event)
-    elif name in _ENDS:
+    elif name in ENDS:
         _end(job, event)
     elif name == "requeue":
         job.outcome, job.end_s = "unfinished", None
@@ -213,13 +204,13 @@ def _step(job: JobRecord, event: AnyEvent) -> None:
     if job.outcome == "failed":  # started once more without a word in between
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
-    job.rescales += event.event in _RESCALES
+    job.rescales += event.event in RESCALES
     unchanged = job.steps[-1].gpus if job.steps and event.event != "preempt" else 0
     _hold(job, event.time, unchanged if event.gpus is None else event.gpus, event.event)
 
 
 def _end(job: JobRecord, event: AnyEvent) -> None:
-    job.outcome = _ENDS[event.event]
+    job.outcome = ENDS[event.event]
     job.end_s = _not_before(job, event.time)
     if job.steps and job.steps[-1].gpus:
         _hold(job, event.time, 0, event.event)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 
 Curve = tuple[tuple[int, float], ...]
 """(GPUs, samples per second), sizes ascending."""
-Outcome = Literal["unfinished", "finished", "failed", "cancelled", "rejected"]
+Outcome = End | Literal["unfinished"]
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
+from pliant.schemas.event import HOLDS, OF_NODES, OF_SLOTS, Event
 from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
@@ -37,7 +37,6 @@ from pliant.tools.schedule.session.saved import (
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding, Outcome
 
-_HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
 _ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
 
 
@@ -92,11 +91,11 @@ class SessionFold:
         :raises BadInputError: it contradicts those before it or the cluster.
         """
         first = next(iter(self._together), None)
-        if first is None or (event.time, event.event in _HOLDS) != (first.time, True):
+        if first is None or (event.time, event.event in HOLDS) != (first.time, True):
             self._tell()
         self._together.append(event)
         self._events += 1
-        if event.event not in _HOLDS:
+        if event.event not in HOLDS:
             self._tell()
 
     def finish(self) -> Session:
@@ -162,17 +161,17 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
 
 def _tell(session: Session, events: Sequence[Event]) -> None:
     event = events[0]
-    if event.event in _HOLDS:
+    if event.event in HOLDS:
         _tell_holdings(session, [each for each in events if each.job not in session.ended])
     elif event.event == "submit":
         session.take_up(_job(event), event.time)
-    elif event.event in ("node_down", "node_up"):
+    elif event.event in OF_NODES:
         node = str((event.detail or {})["node"])
         tell_node = session.node_down if event.event == "node_down" else session.node_up
         tell_node(node, event.time)
     elif event.event == "decision":
         session.advance(event.time)
-    elif event.event in ("slot_down", "slot_up"):
+    elif event.event in OF_SLOTS:
         tell_slot(session, event)
     elif event.job is not None:
         _tell_job(session, event, event.job)
@@ -243,7 +242,7 @@ def correct(job: JobState, event: Event) -> None:
         job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
     if (noise_scale := measured.get("noise_scale")) is not None:
         job.noise_scale = float(noise_scale)
-    if event.event in _HOLDS and job.gpus and event.overhead_seconds:
+    if event.event in HOLDS and job.gpus and event.overhead_seconds:
         job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
 
 

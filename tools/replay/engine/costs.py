@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.event import Event
+from pliant.schemas.event import RESCALES, Event
 from pliant.schemas.formats.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
@@ -17,7 +17,6 @@ from pliant.tools.profile.rows import by_model, rescales
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
-_RESCALES: Final = frozenset({"grow", "shrink", "move"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
             reported_s[event.job] = event.time
         if event.event == "finish" and event.job in reported_s:
             leaves.setdefault(models.get(event.job, ""), []).append(event.time - reported_s[event.job])
-        found = by_kind.get("rescale" if change in _RESCALES else change)
+        found = by_kind.get("rescale" if change in RESCALES else change)
         if found is not None and event.overhead_seconds is not None:
             found.setdefault(models.get(event.job, ""), []).append(event.overhead_seconds)
     costs = _measured(by_kind["start"], by_kind["rescale"], by_kind["resume"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pliant.schemas.errors import InfeasibleError
-from pliant.schemas.event import Event
+from pliant.schemas.event import OF_SLOTS, Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.allocation.steps import StopJob
@@ -304,7 +304,7 @@ class LiveRun:
 
     def _tell(self, event: Event, job_id: str) -> None:
         job, time_s = self.session.jobs[job_id], event.time - self._origin_s
-        if event.event in ("slot_down", "slot_up"):
+        if event.event in OF_SLOTS:
             tell_slot(self.session, replace(event, time=time_s))
             return
         if event.event == "shrink":

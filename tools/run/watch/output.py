@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.event import Event
+from pliant.schemas.event import ENDS, Event
 from pliant.schemas.formats.event_log import LogReader
 from pliant.schemas.formats.events import event_lines
 from pliant.schemas.formats.jsonlines import header
@@ -25,7 +25,6 @@ from pliant.tools.run.statedir.log.view import repairable
 from pliant.tools.run.statedir.private import check_job, check_seen
 from pliant.tools.run.watch.status import Watcher
 
-ENDS: Final = frozenset({"finish", "fail", "reject", "cancel"})
 _POLL_S: Final = 0.5
 
 

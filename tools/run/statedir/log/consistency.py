@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from pliant.schemas.event import Event
+from pliant.schemas.event import FREES, HOLDS, OF_NODES, OF_SLOTS, Event
 from pliant.tools.run.statedir.log.events import interruption_event
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
 
-_HOLDS: Final = frozenset({"start", "resume", "grow", "shrink", "move", "preempt"})
-_FREES: Final = frozenset({"requeue", "finish", "fail", "cancel", "reject"})
 _REASON: Final = "the log was repaired: a line about its GPUs is lost"
 
 
@@ -23,7 +21,7 @@ def fit_together(events: Iterable[Event], node_gpus: Mapping[str, int]) -> tuple
     """
     fitting = _Fitting(node_gpus)
     numbered = enumerate(events)
-    groups = groupby(numbered, key=lambda each: (each[1].time, -1 if each[1].event in _HOLDS else each[0]))
+    groups = groupby(numbered, key=lambda each: (each[1].time, -1 if each[1].event in HOLDS else each[0]))
     kept = [found for _, group in groups for found in fitting.take([event for _, event in group])]
     return kept, [*fitting.said, *fitting.unknown_jobs()]
 
@@ -44,17 +42,17 @@ class _Fitting:
         """What stands for one event, or for changes of GPUs that were decided together."""
         first = group[0]
         self._withdrawn = {slot: until_s for slot, until_s in self._withdrawn.items() if until_s > first.time}
-        if first.event in ("slot_down", "slot_up"):
+        if first.event in OF_SLOTS:
             return self._slot(first)
-        if first.event in _HOLDS:
+        if first.event in HOLDS:
             return self._changes([event for event in group if self._is_known(event.job or "")])
-        if first.event in ("node_down", "node_up"):
+        if first.event in OF_NODES:
             return self._node(first)
         if first.job is None:
             return [first]
         if first.event == "submit":
             return self._submit(first, first.job)
-        if first.event in _FREES and first.job in self._held:
+        if first.event in FREES and first.job in self._held:
             self._held[first.job] = ()
         return [first] if self._is_known(first.job) else []
 

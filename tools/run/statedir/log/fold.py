@@ -39,7 +39,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
-from pliant.schemas.event import Event
+from pliant.schemas.event import ENDS, OF_SLOTS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.statedir.contract.progress import Progress
@@ -49,16 +49,9 @@ from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
 from pliant.tools.run.statedir.share import Share
 from pliant.tools.schedule.jobs import NodeGpus
 
-CHANGES: Final = frozenset({"start", "resume", "grow", "shrink", "move"})
 AS_JSON: Final = ConfigDict(ser_json_inf_nan="constants")
 """How a snapshot of the log keeps these records: all of their fields, infinities included."""
-JobPhase = Literal["waiting", "running", "preempted", "finished", "failed", "cancelled", "rejected"]
-_ENDS: Final[dict[str, JobPhase]] = {
-    "finish": "finished",
-    "fail": "failed",
-    "cancel": "cancelled",
-    "reject": "rejected",
-}
+JobPhase = End | Literal["waiting", "running", "preempted"]
 
 
 @dataclass(slots=True)
@@ -159,11 +152,11 @@ class JobLog:
         if event.gpus is not None:
             told = event.event == "requeue" or "setback" in detail
             self.trouble = self.reason if told else ""
-        if event.event in CHANGES:
+        if event.event in PLACED:
             self.phase, self.change = "running", (event.event, event.time)
             self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
             self.started_s = event.time if self.started_s is None else self.started_s
-            if event.event in ("start", "resume"):
+            if event.event in STARTS:
                 self.launched_s, self.retry_s = event.time, None
         elif event.event in WORKER_EVENTS:
             self._count(int(detail.get("attempt", 0)), measured="after" in detail)
@@ -171,8 +164,8 @@ class JobLog:
         elif event.event in ("preempt", "requeue"):
             self.phase, self.change = "preempted", None
             self._fail(event.time, detail)
-        elif event.event in _ENDS:
-            self.phase, self.ended_s = _ENDS[event.event], event.time
+        elif event.event in ENDS:
+            self.phase, self.ended_s = ENDS[event.event], event.time
 
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
         attempt = detail.get("attempt")
@@ -221,7 +214,7 @@ class RunLog:
             detail = SubmitDetail.model_validate_json(_json(event))
             job = JobLog(detail.job, event.time, total_samples=detail.samples)
             self.jobs[event.job] = self.active[event.job] = job
-        elif event.event in ("slot_down", "slot_up"):
+        elif event.event in OF_SLOTS:
             self.suspects.add(event.job, event.event, event.detail or {})
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
@@ -230,7 +223,7 @@ class RunLog:
             job.add(event)
             if job.ended:
                 self.active.pop(event.job, None)
-                if event.event in _ENDS and _breaks_off(event, job):
+                if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
 
