@@ -38,6 +38,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_prose_wraps_at_100_columns() -> None:
+    written = {page: page.read_text() for page in PAGES}
+    by_hand = {page: text for page, text in written.items() if not text.startswith("<!-- Written by")}
+    long = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page, text in by_hand.items()
+        for line in re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
+        if len(line) > 100 and not line.startswith(("|", "    "))
+    ]
+    assert long == []
+
+
 def test_decisions_stand_under_the_heading_of_their_tool() -> None:
     headings = re.findall(r"^#+ (.*)$", DECISIONS.read_text(), re.MULTILINE)
     assert headings == ["Decisions", *DECISIONS_ABOUT]
