@@ -28,18 +28,23 @@ COLUMNS: Final = (
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
     told = session.explain(time_s)
-    return {job.id: told.get(job.id) or _plain(job) for job in session.jobs.values()}
+    return plain_explanations(session) | {
+        job_id: why for job_id, why in told.items() if job_id in session.jobs
+    }
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:
     """What every active job holds or waits for, in plain words."""
-    return {job.id: _plain(job) for job in session.jobs.values()}
+    rigid = session.policy.elasticity == "none"
+    return {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
 
 
-def _plain(job: JobState) -> Explanation:
+def _plain(job: JobState, *, rigid: bool) -> Explanation:
     if job.gpus:
         return Explanation(f"runs on {in_gpus(job.gpus)}")
     again = "again " if job.phase is Phase.PREEMPTED else ""
+    if rigid:
+        return Explanation(f"waits {again}for {in_gpus(job.spec.gpus.requested)}", job.spec.gpus.requested)
     return Explanation(f"waits {again}for at least {in_gpus(job.spec.min_gpus)}", job.spec.min_gpus)
 
 

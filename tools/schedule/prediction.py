@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
+import signal
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.job import GpuTimeWork
+from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
 
@@ -30,7 +36,9 @@ class Prediction:
     end_s: float | None = None
     """When a job that runs ends at its present size and speed; None: it waits, or that is unknown."""
     jobs_ahead: int | None = None
-    """Jobs that wait and get GPUs before this one; None where ``start_s`` is."""
+    """Jobs that wait and get GPUs before this one; None: it holds some, or that is unknown."""
+    needs_gpus: int | None = None
+    """GPUs that a job waits for, where the policy was asked for them."""
 
 
 def predictions(
@@ -49,16 +57,22 @@ def predictions(
     not measured have the ratio of those that were.
 
     :param measured: samples per second of jobs that run, at their present size.
-    :param asks_now: the policy is asked at ``time_s`` first; otherwise it has just been.
-    :param within_s: real seconds that this may take; starts that are not found by then stay unknown.
+    :param asks_now: the policy is asked at ``time_s`` first; otherwise it has just been. It then also says
+        how many GPUs jobs wait for, and in which order they get them where no job has a known end: jobs that
+        run are taken to end in order of arrival.
+    :param within_s: real seconds that this may take; starts that are not found by then stay unknown. In the
+        main thread a decision that takes longer is broken off.
     """
     speeds = _Speeds(session, time_s, measured)
     ends = {job.id: end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None}
-    starts = _starts(session, time_s, speeds, asks_now=asks_now, within_s=within_s)
-    waiting = sorted(starts, key=lambda job_id: (starts[job_id], session_arrival(session, job_id)))
+    starts = _Starts(session, speeds, time_s, asks_now=asks_now)
+    with _time_limit(within_s):
+        starts.find(math.inf if within_s is None else time.monotonic() + within_s)
     found = {job_id: Prediction(end_s=end_s) for job_id, end_s in ends.items()}
-    for place, job_id in enumerate(waiting):
-        found[job_id] = Prediction(start_s=starts[job_id], jobs_ahead=place)
+    found |= {job_id: Prediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
+    order = {job_id: (at, session_arrival(session, job_id)) for job_id, (at, _) in starts.found.items()}
+    for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
+        found[job_id] = Prediction(starts.found[job_id][1], None, place, starts.needs.get(job_id))
     return found
 
 
@@ -74,29 +88,97 @@ def copy_of(session: Session) -> Session:
     return copy.deepcopy(session, {id(thing): thing for thing in shared})
 
 
-def _starts(
-    session: Session, time_s: float, speeds: _Speeds, *, asks_now: bool, within_s: float | None
-) -> dict[str, float]:
+@dataclass(slots=True)
+class _Starts:
     """When each waiting job gets GPUs. A job is left out where work is unknown, or it is too far ahead."""
-    waiting = {job.id for job in session.jobs.values() if not job.gpus}
-    starts: dict[str, float] = {}
-    until_s = None if within_s is None else time.monotonic() + within_s
-    for number in range(DECISIONS_AHEAD):
-        next_s = time_s if asks_now and number == 0 else _next_event_s(session, time_s, speeds)
-        if not waiting or next_s is None or (until_s is not None and time.monotonic() > until_s):
-            break
-        time_s = next_s
-        for job in sorted(session.jobs.values(), key=lambda job: job.id):
-            end_s = speeds.end_s(job)
-            if end_s is not None and end_s <= time_s:
-                session.end(job.id, time_s)
-        transitions = session.decide(time_s)
-        speeds.correct(transitions)
-        for transition in transitions:
-            if transition.step in ("start", "resume") and transition.job.id in waiting:
-                waiting.remove(transition.job.id)
-                starts[transition.job.id] = time_s
-    return starts
+
+    session: Session
+    speeds: _Speeds
+    time_s: float
+    asks_now: bool
+    found: dict[str, tuple[int, float | None]] = field(default_factory=dict)
+    """By job: which decision gives it GPUs, and when that is, if it is known."""
+    needs: dict[str, int] = field(default_factory=dict)
+    """GPUs that jobs wait for, where the policy was asked for them."""
+
+    def find(self, until_s: float) -> None:
+        """Ask the policy while jobs end, until every job has started, or the real time is up."""
+        waiting = {job.id for job in self.session.jobs.values() if not job.gpus}
+        dated = True
+        for number in range(DECISIONS_AHEAD):
+            if not waiting or time.monotonic() > until_s:
+                return
+            asked_first = self.asks_now and number == 0
+            next_s = self.time_s if asked_first else _next_event_s(self.session, self.time_s, self.speeds)
+            if next_s is None:
+                if not (self.asks_now and self._end_the_first()):
+                    return
+                dated, next_s = False, self.time_s + _round_s(self.session.policy)
+            self.time_s = next_s
+            started = self._decide()
+            if asked_first:
+                needs = {**_needs(self.session, next_s), **started}
+                self.needs = {job_id: gpus for job_id, gpus in needs.items() if job_id in waiting}
+            self.found |= dict.fromkeys(waiting & started.keys(), (number, next_s if dated else None))
+            waiting -= started.keys()
+
+    def _decide(self) -> dict[str, int]:
+        """End the jobs whose time has come and ask the policy; returns the GPUs of jobs that it starts."""
+        for job in sorted(self.session.jobs.values(), key=lambda job: job.id):
+            end_s = self.speeds.end_s(job)
+            if end_s is not None and end_s <= self.time_s:
+                self.session.end(job.id, self.time_s)
+        effects = self.session.decide(self.time_s)
+        self.speeds.correct(effects)
+        return {effect.job.id: effect.job.gpus for effect in effects if effect.step in ("start", "resume")}
+
+    def _end_the_first(self) -> bool:
+        """Suppose that a job ends of which it is not known when; False: none runs."""
+        running = [job for job in self.session.jobs.values() if job.gpus]
+        if running:
+            self.session.end(min(running, key=lambda job: job.arrival).id, self.time_s)
+        return bool(running)
+
+
+def _needs(session: Session, time_s: float) -> dict[str, int]:
+    """GPUs that the waiting jobs wait for, as the policy says; in plain words where it cannot."""
+    try:
+        why = explanations(session, time_s)
+    except Exception:  # noqa: BLE001 - a policy may raise anything, and has decided all the same
+        why = plain_explanations(session)
+    waiting = [job for job in session.jobs.values() if not job.gpus]
+    return {job.id: why[job.id].needs_gpus or job.spec.min_gpus for job in waiting}
+
+
+def _round_s(policy: Policy) -> float:
+    """How long the policy waits between two decisions at least."""
+    own = None if policy.interval_parameter is None else getattr(policy, policy.interval_parameter)
+    return float(policy.default_interval_s or own or 0.0)
+
+
+class _TimeIsUpError(BaseException):
+    """No :class:`Exception`, so that it passes through the code of a policy."""
+
+
+@contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Leave the block after that many real seconds, whatever it does; only the main thread can."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def break_off(*_: object) -> None:
+        raise _TimeIsUpError
+
+    before = signal.signal(signal.SIGALRM, break_off)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    except _TimeIsUpError:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _next_event_s(session: Session, time_s: float, speeds: _Speeds) -> float | None:

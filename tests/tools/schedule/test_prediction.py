@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+
+import numpy as np
 import pytest
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_size import throughput_from
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job, session
 from tests.tools.schedule.test_decide import PROFILE
 
@@ -81,3 +87,48 @@ def test_predicting_leaves_the_session_as_it_is() -> None:
     before = {name: seen(each) for name, each in held.jobs.items()}
     predictions(copy_of(held), 0.0, {"a": 2.0})
     assert {name: seen(each) for name, each in held.jobs.items()} == before
+
+
+def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, Prediction]:
+    return predictions(decided(*jobs), 0.0, measured or {}, asks_now=True)
+
+
+def test_jobs_have_their_place_where_no_end_is_known() -> None:
+    found = asked(*(job(name, gpus=4, work={"samples": 800.0}) for name in "abc"))
+    assert "a" not in found
+    assert [found[name] for name in "bc"] == [
+        Prediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
+    ]
+
+
+def test_what_is_known_comes_before_what_is_supposed() -> None:
+    small, large = job("c", gpus=2, work={"samples": 800.0}), job("d", gpus=4, work={"samples": 800.0})
+    running = [job(name, gpus=2, work={"samples": 800.0}) for name in "ab"]
+    found = asked(*running, small, large, measured={"a": 80.0})
+    assert (found["c"].start_s, found["c"].jobs_ahead) == (10.0, 0)
+    assert found["d"].jobs_ahead == 1
+
+
+def test_the_policy_says_how_many_gpus_a_job_waits_for() -> None:
+    elastic = job("b", gpus=4, low=1, gpu_seconds=80)
+    assert asked(job("a", gpus=3, gpu_seconds=400), elastic)["b"].needs_gpus == 4
+
+
+class Slow(Fifo):
+    """Takes longer and longer."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        while snapshot.time_s:
+            pass
+        return super().decide(snapshot, rng)
+
+
+def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays() -> None:
+    held = session(Slow(), NODES)
+    for name in "ab":
+        held.submit(job(name, gpus=4, gpu_seconds=400), 0.0)
+    before = signal.getsignal(signal.SIGALRM)
+    found = predictions(held, 0.0, asks_now=True, within_s=0.2)
+    assert (found["a"].start_s, found["b"].start_s) == (0.0, None)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
