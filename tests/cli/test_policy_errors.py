@@ -104,3 +104,25 @@ def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Fore
     onward = CliRunner().invoke(app, ["run", "--state", str(dirs.path)], input=done.stdout)
     assert onward.exit_code == 3, "a schedule that is empty is not one that takes all GPUs away"
     assert dirs.events.read_bytes() == before
+
+
+def test_a_policy_that_ends_the_process_has_failed_like_any_other(mine: Foreign):
+    line = mine.is_written("def decide(self, snapshot, rng):\n    raise SystemExit(7)", "raise")
+    done = call("schedule", *FILES, "--policy", "mine")
+    assert done.exit_code == 1
+    assert f'policy "mine" (mine.py:{line}): SystemExit: 7' in done.stderr
+
+
+def test_a_signal_while_a_policy_decides_is_not_its_failure(mine: Foreign):
+    body = "from pliant.cli.common import _terminate\n    _terminate(15, None)"
+    mine.is_written(f"def decide(self, snapshot, rng):\n    {body}", "")
+    assert call("schedule", *FILES, "--policy", "mine").exit_code == 143
+
+
+@pytest.mark.parametrize("after", ["def f(:", "import not_there", "raise SystemExit(3)"])
+def test_a_module_that_cannot_be_loaded_is_named_by_file_and_line(mine: Foreign, after: str):
+    line = mine.is_written("pass", "", after)
+    done = call("schedule", *FILES, "--policy", "mine")
+    assert done.exit_code == 2
+    assert f"cannot be loaded: mine.py:{line}: " in done.stderr
+    assert "(mine.py, line" not in done.stderr

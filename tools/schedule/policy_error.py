@@ -24,16 +24,18 @@ class PolicyError(PliantError):
         return cls(f'policy "{policy}" {what}: this is a bug in the policy')
 
 
-def blame(policy: type[Policy], error: Exception, *, doing: str = "") -> None:
+def blame(policy: type[Policy], error: BaseException, *, doing: str = "") -> None:
     """Raise the error that names the policy, where an exception came out of the code of another package.
 
     Returns where the policy is one of pliant's own or the error is an expected one: the caller raises it as
-    it is.
+    it is. ``SystemExit`` is the policy's as well, unless a signal handler of pliant raised it.
 
     :param doing: what was under way, where the name of the method would not say it.
     :raises PolicyError: from ``error``.
     """
     if isinstance(error, PliantError | MemoryError) or _package(policy.__module__) == OURS:
+        return
+    if isinstance(error, SystemExit) and _raised_in(error) == OURS:
         return
     name = getattr(policy, "name", policy.__qualname__)
     raise PolicyError(f'policy "{name}" ({_place(policy, error)}): {doing}{in_words(error)}') from error
@@ -41,12 +43,17 @@ def blame(policy: type[Policy], error: Exception, *, doing: str = "") -> None:
 
 def in_words(error: BaseException) -> str:
     """``KeyError: 'x'``, on one line; the type alone where the exception says nothing."""
-    said = " ".join(str(error).split())
+    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def raised_at(error: BaseException, package: str) -> str | None:
-    """``FILE:LINE`` of the innermost frame of a package in a traceback; None: the error passed none."""
+    """``FILE:LINE`` of the innermost frame of a package in a traceback; None: the error passed none.
+
+    Of a syntax error the place in the file that cannot be compiled.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{_short(error.filename)}:{error.lineno}"
     found, step = None, error.__traceback__
     while step is not None:
         frame = step.tb_frame
@@ -57,11 +64,19 @@ def raised_at(error: BaseException, package: str) -> str | None:
     return None if found is None else _file_and_line(found)
 
 
+def _raised_in(error: BaseException) -> str:
+    """The package of the innermost frame of a traceback."""
+    step, name = error.__traceback__, ""
+    while step is not None:
+        step, name = step.tb_next, step.tb_frame.f_globals.get("__name__") or ""
+    return _package(name)
+
+
 def _file_and_line(step: TracebackType) -> str:
     return f"{_short(step.tb_frame.f_code.co_filename)}:{step.tb_lineno}"
 
 
-def _place(policy: type[Policy], error: Exception) -> str:
+def _place(policy: type[Policy], error: BaseException) -> str:
     """Where the policy's own code raised; where it did not, its class."""
     return raised_at(error, _package(policy.__module__)) or _defined_at(policy)
 

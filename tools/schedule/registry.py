@@ -119,7 +119,7 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         json.dumps(dict(made.parameters))  # schedules and event files repeat them
     except ValueError as error:
         raise UsageError(f'policy "{name}": {error}') from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         blame(policy, error)
         raise
     return made
@@ -185,7 +185,7 @@ def _load_foreign(name: str, points: Mapping[str, EntryPoint]) -> type[Policy]:
     where = points[name].value
     try:
         found = points[name].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = raised_at(error, where.partition(":")[0].partition(".")[0])
         place = f"{at}: " if at else ""
         why = new_place(error) or in_words(error)
@@ -206,7 +206,7 @@ def parameter_types(policy: type[Policy]) -> dict[str, Any]:
     """
     try:
         hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         blame(policy, error, doing="annotations of __init__: ")
         raise
     return {name: hints.get(name, str) for name in parameter_names(policy)}

@@ -257,7 +257,7 @@ class Session:
             seen = seen._replace(changes=(*refused, *seen.changes))
         try:
             decision = self.policy.decide(seen, self.rng)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._refused = refused
             blame(type(self.policy), error)
             raise
@@ -279,7 +279,7 @@ class Session:
         seen = self.snapshot(self._at(time_s))
         try:
             told = self.policy.explain(seen)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
         self._rules.check_explained(told)
@@ -297,7 +297,7 @@ class Session:
     def _dumped(self) -> Any:
         try:
             return self.policy.dump_state()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
 
@@ -325,7 +325,7 @@ class Session:
     def _load(self, carried: PolicyState) -> None:
         try:
             self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
 
