@@ -62,6 +62,7 @@ def status(
         out_text(page.text(found, time.time(), width_for(sys.stdout)))
         if job is None:
             note(run_line(found, state))
+            _name_error(found)
     elif is_terminal(sys.stdout):
         _show(page)
     else:
@@ -114,9 +115,12 @@ class _Page:
         from pliant.tools.run.watch.screen import progress
 
         return [
-            (job.id, job.state, job.placement, job.global_batch, job.failures, progress(job))
-            for job in statuses(found, found.log.last_s)
-            if self.job in (None, job.id)
+            (found.log.policy_error,),
+            *(
+                (job.id, job.state, job.placement, job.global_batch, job.failures, progress(job))
+                for job in statuses(found, found.log.last_s)
+                if self.job in (None, job.id)
+            ),
         ]
 
     def _happened(self, found: Status, job_id: str) -> list[Happened]:
@@ -137,6 +141,13 @@ class _Page:
         return job
 
 
+def _name_error(found: Status) -> None:
+    from pliant.tools.run.watch.status import policy_line
+
+    if line := policy_line(found):
+        note(line)
+
+
 def _show(page: _Page) -> None:
     """Keep a table up to date on the terminal until somebody leaves it."""
     from rich.console import Console, Group
@@ -144,7 +155,7 @@ def _show(page: _Page) -> None:
     from rich.text import Text
 
     from pliant.cli.keys import Keys
-    from pliant.tools.run.watch.status import run_line
+    from pliant.tools.run.watch.status import policy_line, run_line
 
     with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
         pressed = ""
@@ -152,7 +163,8 @@ def _show(page: _Page) -> None:
             found = page.look()
             shown = page.text(found, time.time(), width_for(sys.stdout))
             last = Text(f"{run_line(found, page.state)}; q leaves", style="dim")
-            live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), last), refresh=True)
+            error = [Text(line)] if (line := policy_line(found)) else []
+            live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), *error, last), refresh=True)
             pressed = keys.wait(LOOK_S)
 
 
@@ -165,6 +177,7 @@ def _print(page: _Page) -> None:
         if mark != before:
             shown = page.text(found, time.time(), None)
             out_text(shown if before is None else f"\n{shown}")
+            _name_error(found)
             before = mark
         time.sleep(LOOK_S)
     raise BrokenPipeError

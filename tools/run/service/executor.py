@@ -325,9 +325,7 @@ class Executor:
 
 def next_handle(dirs: StateDir, job_id: str) -> Handle:
     """The attempt after the newest one that has a folder."""
-    folder = dirs.job(job_id).attempt(1).path.parent
-    known = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
-    number = max(known, default=0) + 1
+    number = dirs.job(job_id).newest_attempt() + 1
     return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
 
 

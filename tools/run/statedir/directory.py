@@ -230,6 +230,12 @@ def size_and_time(dirs: StateDir) -> tuple[int, float]:
     return found.st_size, found.st_mtime
 
 
+def no_state_directory(path: str | Path) -> UsageError:
+    """The error of looking where nothing was run or submitted."""
+    what = f"{path}: no state directory (it has no {StateDir(Path()).events.name})"
+    return UsageError(f"{what}: name the folder that pliant run or pliant submit was given as --state")
+
+
 def read_log(path: str | Path) -> RunLog:
     """The log of a state directory, read without the lock: what a bystander may know.
 
@@ -238,5 +244,5 @@ def read_log(path: str | Path) -> RunLog:
     """
     dirs = StateDir(Path(path))
     if not dirs.events.is_file():
-        raise UsageError(f"{path}: no state directory (it has no {dirs.events.name})")
+        raise no_state_directory(path)
     return LogView(dirs).refresh(to_the_end=True)

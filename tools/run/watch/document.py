@@ -22,6 +22,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
         "time": iso_time(now_s),
         "run_in_progress": status.holder is not None,
         "run_process": status.holder or None,
+        "policy_error": status.log.policy_error or None,
         "jobs": list(jobs),
     }
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -35,6 +36,7 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "why": job.why,
         "gpus": job.gpus,
         "min_gpus": job.min_gpus,
+        "needs_gpus": job.expected.needs_gpus,
         "placement": dict(job.placement),
         "global_batch": job.global_batch,
         "samples_done": _number(job.samples_done),

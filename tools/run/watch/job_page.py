@@ -92,9 +92,8 @@ def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
     """The last lines that the last attempt that failed wrote on stderr, fit for a terminal."""
     if not job.failed_attempt and job.state != "failed":
         return []
-    folders = dirs.job(job.id).path / "attempts"
-    numbers = [int(path.name) for path in folders.glob("*") if path.name.isdecimal()]
-    attempt = dirs.job(job.id).attempt(job.failed_attempt or max(numbers, default=1))
+    folder = dirs.job(job.id)
+    attempt = folder.attempt(job.failed_attempt or max(1, folder.newest_attempt()))
     launchers = sorted(attempt.logs.glob("launcher-*.log"))
     workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
     return last_lines(workers, *launchers, most=ERROR_LINES)

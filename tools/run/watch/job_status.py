@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pliant.schemas.formats.bulk import garbage_collection_paused
@@ -108,6 +108,8 @@ def _status(
     job: JobLog, now_s: float, status: Status, expected: Mapping[str, Prediction], waiting: int
 ) -> JobStatus:
     job_id = job.job.id
+    if job_id in status.launched:
+        job = replace(job, change=None)
     retries = job.retry_s is not None and not job.gpus and not job.ended
     prediction = expected.get(job_id, _NOTHING)
     return JobStatus(
@@ -129,8 +131,8 @@ def _status(
         failures=job.failures,
         retries=job.retries,
         failed_attempt=job.failed_attempt,
-        why=_why(job, now_s, prediction, waiting - 1, cancelling=job_id in status.cancelled),
-        brief=_brief(job, prediction, cancelling=job_id in status.cancelled),
+        why=_why(job, now_s, prediction, waiting - 1, status),
+        brief=_brief(job, prediction, status),
         policy_says="" if job.ended else status.reasons.get(job_id, ""),
         expected=_NOTHING if job.ended else prediction,
     )
@@ -144,39 +146,47 @@ def _state(job: JobLog) -> str:
     return job.phase if job.change is None else CHANGING.get(job.change[0], job.phase)
 
 
-def _why(job: JobLog, now_s: float, expected: Prediction, others: int, *, cancelling: bool) -> str:
+def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: Status) -> str:
     if job.ended:
         return job.reason
-    if cancelling:
+    if job.job.id in status.cancelled:
         return ""
     if job.gpus:
         parts = [] if job.change is None else [f"for {span_text(now_s - job.change[1])}"]
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)
-    return "; ".join(filter(None, [waits_for(job.job.min_gpus, expected, others), job.trouble]))
+    waits = _waits_for(job, expected, others)
+    return "; ".join(filter(None, [waits, job.trouble, status.log.policy_error]))
 
 
-def waits_for(gpus: int, expected: Prediction, others: int) -> str:
+def _waits_for(job: JobLog, expected: Prediction, others: int) -> str:
     """Why a job waits: for how many GPUs, and behind how many jobs.
 
     :param others: other jobs that wait, whether before it or behind it.
     """
-    words = f"waits for {in_gpus(gpus)}"
+    words = f"waits {_for_gpus(job, expected)}"
     ahead = expected.jobs_ahead
     if ahead is None:
         return f"{words}; {_are(others, 'other job', 'waits', 'wait')}" if others else words
     return f"{words}; {_are(ahead, 'job', 'is ahead', 'are ahead')}" if ahead else f"{words}; it is next"
 
 
-def _brief(job: JobLog, expected: Prediction, *, cancelling: bool) -> str:
-    """As :func:`waits_for`, shorter, where the job waits and nothing else is to be said of it."""
-    waits = not (job.ended or job.gpus or cancelling or job.trouble or job.retry_s is not None)
-    if not waits:
+def _for_gpus(job: JobLog, expected: Prediction) -> str:
+    """As many GPUs as the policy waits for; at least the fewest, where it was not asked."""
+    least = job.job.min_gpus
+    at_least = "at least " if expected.needs_gpus is None and least < job.job.gpus.requested else ""
+    return f"for {at_least}{in_gpus(expected.needs_gpus or least)}"
+
+
+def _brief(job: JobLog, expected: Prediction, status: Status) -> str:
+    """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
+    waits = not (job.ended or job.gpus or job.trouble or job.retry_s is not None)
+    if not waits or job.job.id in status.cancelled:
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")
-    return f"for {in_gpus(job.job.min_gpus)}{place}"
+    return f"{_for_gpus(job, expected)}{'; the policy fails' if status.log.policy_error else place}"
 
 
 def _are(count: int, noun: str, one: str, many: str) -> str:

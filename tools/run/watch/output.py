@@ -17,8 +17,8 @@ from pliant.schemas.formats.event_log import LogReader
 from pliant.schemas.formats.events import event_lines
 from pliant.schemas.formats.jsonlines import header
 from pliant.schemas.text.wording import counted
-from pliant.tools.run.service.executor import next_handle
 from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.directory import no_state_directory
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.log.view import repairable
@@ -36,7 +36,7 @@ def last_events(state: Path, count: int) -> Iterator[bytes]:
     """
     dirs = StateDir(state)
     if not dirs.events.is_file():
-        raise UsageError(f"{state}: no state directory (it has no {dirs.events.name})")
+        raise no_state_directory(state)
     check_seen(dirs)
     found: deque[Event] = deque(maxlen=count)
     try:
@@ -107,7 +107,7 @@ class _Output:
             yield _note(piece) if isinstance(piece, Gone) else piece
 
     def _newest(self) -> int:
-        return max(1, next_handle(self._dirs, self._job_id).attempt - 1)
+        return max(1, self._dirs.job(self._job_id).newest_attempt())
 
 
 def output_files(attempt: AttemptDir) -> list[Path]:

@@ -63,7 +63,7 @@ def size(job: JobStatus) -> str:
 def progress(job: JobStatus) -> str:
     """Share of the work done, or samples where the work is unknown."""
     if job.progress is not None and (job.samples_done or job.gpus or job.state == "finished"):
-        return f"{100 * job.progress:.0f} %"
+        return f"{100 if job.state == 'finished' else min(99, int(100 * job.progress))} %"
     return f"{job.samples_done:.0f} samples" if job.samples_done else "-"
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.directory import holder_of
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.directory import holder_of, no_state_directory
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
@@ -28,6 +31,11 @@ from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
 """A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
+WITHIN_S: Final = 1.0
+"""Real seconds that looking ahead may take; starts that are not found by then are not shown."""
+CLOCKS_S: Final = 1.0
+"""The times of a log and of a file that was written after it may differ by this, seconds."""
+_log = logging.getLogger("pliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,8 @@ class Status:
     """When the submitted jobs were submitted, by the system's clock of then."""
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
+    launched: frozenset[str] = frozenset()
+    """Jobs that run without a report to wait for: their script need not use the library."""
 
 
 class Watcher:
@@ -57,7 +67,7 @@ class Watcher:
         self.dirs = StateDir(state.resolve())
         self._spool = Spool(self.dirs)
         if not (self.dirs.events.is_file() or self.dirs.spool.is_dir()):
-            raise UsageError(f"{state}: no state directory (it has no {self.dirs.events.name})")
+            raise no_state_directory(state)
         check_seen(self.dirs)
         self._view = LogView(self.dirs, keeps_events=True)
         self._outlook: Mapping[str, Prediction] = {}
@@ -80,7 +90,10 @@ class Watcher:
         holder = holder_of(self.dirs.lock)
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
-        return Status(log, _reasons(schedule), tuple(asked), cancelled, holder, asked_s, expected)
+        launched = _launched(self.dirs, log)
+        return Status(
+            *(log, _reasons(schedule), tuple(asked), cancelled, holder, asked_s, expected), launched
+        )
 
     def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
         """Predict once more where something has happened, or measured speeds have had time to change."""
@@ -108,6 +121,22 @@ def _reasons(schedule: Schedule | None) -> dict[str, str]:
     return held | {verdict.job: verdict.reason for verdict in schedule.waiting}
 
 
+def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:
+    """Jobs whose newest launcher lives, and whose scripts may never report their first step."""
+    silent = [job for job in log.active.values() if job.gpus and job.change and job.job.elastic == "none"]
+    return frozenset(job.job.id for job in silent if _lives(dirs.job(job.job.id), job.change))
+
+
+def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
+    """Whether a launcher was started since the last change of the job's GPUs, and has not ended."""
+    newest = folder.attempt(folder.newest_attempt())
+    try:
+        started_s = newest.launch.stat().st_mtime
+    except OSError:
+        return False
+    return change is not None and started_s >= change[1] - CLOCKS_S and not any(newest.path.glob("exit-*"))
+
+
 def run_line(status: Status, state: Path) -> str:
     """Who runs the directory, or how to go on."""
     if status.holder is None:
@@ -115,9 +144,10 @@ def run_line(status: Status, state: Path) -> str:
     return f"process {status.holder or '?'} runs {state}"
 
 
-WITHIN_S: Final = 1.0
-"""Real seconds that looking ahead may take; starts that are not found by then are not shown."""
-_log = logging.getLogger("pliant")
+def policy_line(status: Status) -> str:
+    """What a policy that fails means for the jobs; empty where it does not fail."""
+    error = status.log.policy_error
+    return f"the policy fails: {error}; what runs goes on as it is" if error else ""
 
 
 def outlook(
@@ -128,7 +158,8 @@ def outlook(
     if log.info is None or not (log.active or requests):
         return {}
     try:
-        return _asked(view, dirs, schedule, requests, now_s)
+        with redirect_stdout(sys.stderr):  # a policy may print, and stdout is for the answer
+            return _asked(view, dirs, schedule, requests, now_s)
     except Exception as error:  # noqa: BLE001 - a policy is anybody's code, and may not even be installed here
         _log.debug("no start can be predicted: %s", error)
         return measured_ends(log, now_s)

@@ -56,6 +56,14 @@ def test_a_running_job_shows_progress_and_its_end_at_the_measured_speed() -> Non
     assert shown(seen, 16.0) == ["a", "running", "2/64", "30 %", "in 7 s (at 23 s)"]
 
 
+@pytest.mark.parametrize(("done", "words"), [(299.0, "29 %"), (999.9, "99 %"), (1000.0, "99 %")])
+def test_all_of_the_work_is_done_only_when_the_job_has_finished(done: float, words: str) -> None:
+    at_last = event(18.0, "progress", samples_done=done, detail={"attempt": 1})
+    ended = event(19.0, "finish", gpus=0, placement=(), samples_done=done)
+    assert shown(Status(log(START, FIRST, at_last)), 18.0)[3] == words
+    assert shown(Status(log(START, FIRST, at_last, ended)), 19.0)[3] == "100 %"
+
+
 def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
     seen = Status(log(START, FIRST), reasons={"a": "its [turn]", "b": "F = 12.5"})
     assert "its [turn]" not in status_text(seen, 16.0)

@@ -35,6 +35,7 @@ from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.statedir.contract.test_progress import report
 from tests.tools.run.stories import Story
+from tests.tools.schedule.foreign import Foreign
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -255,3 +256,117 @@ def test_a_pipe_that_watches_gets_a_table_for_each_change(
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.splitlines()[1].split()[:2] == ["a", "running"]
     assert second.splitlines()[1].split()[:2] == ["a", "finished"]
+
+
+def under(mine: Foreign, body: str, state: Path) -> StateDir:
+    """As :func:`running`, where a policy of another package decides from now on."""
+    mine.is_written(body, "")
+    dirs = running(state)
+    found = read_schedule(dirs.schedule)
+    use = found.policy.model_copy(update={"name": "mine", "parameters": {}})
+    write_schedule(found.model_copy(update={"policy": use, "policy_state": None}), dirs.schedule)
+    return dirs
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    return Foreign(tmp_path, monkeypatch)
+
+
+def test_a_job_waits_for_as_many_gpus_as_the_policy_says(tmp_path: Path, at_once: None) -> None:
+    with State(tmp_path / "state") as held:
+        nodes, small = cluster(2), job("m1", at=NOW_S, work={"samples": 1e6})
+        large = job("m2", at=NOW_S + 1, gpus=2, low=1, work={"samples": 1e6})
+        decided = decide([small, large], nodes, None, Question("fifo"), now_s=NOW_S)
+        held.record(
+            [
+                run_event(decided, "hash", NOW_S),
+                *(submit_event(each, NOW_S, {"samples": 1e6}) for each in (small, large)),
+                Event(NOW_S, "start", "m1", gpus=1, placement=(("n0", 1),), global_batch=960),
+            ]
+        )
+    write_cluster(nodes, StateDir(tmp_path / "state").cluster)
+    write_schedule(decided, StateDir(tmp_path / "state").schedule)
+    found = Watcher(tmp_path / "state").look(ahead=True)
+    (waiting,) = [each for each in statuses(found, NOW_S + 2) if each.id == "m2"]
+    assert (waiting.brief, waiting.why) == ("for 2 GPUs, next", "waits for 2 GPUs; it is next")
+    assert job_fields(waiting)["needs_gpus"] == 2
+    unasked = Watcher(tmp_path / "state").look()
+    assert "for at least 1 GPU" in status_text(unasked, NOW_S + 2)
+
+
+def test_a_policy_that_fails_is_named_with_its_place(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = "policy \"mine\" (mine.py:3): KeyError: 'x'"
+    dirs = running(tmp_path / "state", decision_event(NOW_S + 1, 0.0, "mine", None, error=error))
+    status(state=dirs.path)
+    said = capsys.readouterr()
+    assert said.out.count("for 4 GPUs; the policy fails") == 2
+    assert f"the policy fails: {error}; what runs goes on as it is" in said.err
+    status("b", state=dirs.path)
+    assert error in capsys.readouterr().out
+    status(state=dirs.path, output=Form.json)
+    assert json.loads(capsys.readouterr().out)["policy_error"] == error
+    with State(dirs.path) as held:
+        held.record([decision_event(NOW_S + 2, 0.0, "mine", 0.1)])
+    status(state=dirs.path)
+    assert "policy fails" not in "".join(capsys.readouterr())
+
+
+def test_what_a_policy_prints_spoils_no_document(
+    mine: Foreign, tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "def decide(self, snapshot, rng):\n    print('thinking')\n    return Decision()"
+    status(state=under(mine, body, tmp_path / "state").path, output=Form.json)
+    said = capsys.readouterr()
+    assert [each["id"] for each in json.loads(said.out)["jobs"]] == ["a", "b", "c"]
+    assert "thinking" in said.err
+
+
+@pytest.mark.parametrize("body", ["raise SystemExit(7)", "while True:\n        pass"])
+def test_a_policy_that_ends_the_process_or_never_answers_hides_no_job(
+    mine: Foreign, tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
+    dirs = under(mine, f"def decide(self, snapshot, rng):\n    {body}", tmp_path / "state")
+    shown = status_text(Watcher(dirs.path).look(ahead=True), NOW_S)
+    assert [line.split()[:2] for line in shown.splitlines()[1:]] == [
+        ["a", "running"],
+        ["b", "waiting"],
+        ["c", "waiting"],
+    ]
+    assert "in 6 min" in shown, "the end of a follows from its own speed"
+
+
+def started(state: Path, *, elastic: str) -> StateDir:
+    """A directory where ``a`` was given its GPUs and its launcher is not there yet."""
+    with State(state) as held:
+        each = job("a", at=NOW_S, elastic=elastic)
+        start = Event(NOW_S, "start", "a", gpus=1, placement=(("n0", 1),), global_batch=960)
+        held.record([submit_event(each, NOW_S), start])
+    return StateDir(state)
+
+
+def state_of(dirs: StateDir) -> str:
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 9)
+    return found.state
+
+
+@pytest.mark.parametrize(("elastic", "then"), [("none", "running"), ("size", "starting")])
+def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
+    tmp_path: Path, elastic: str, then: str
+) -> None:
+    dirs = started(tmp_path / "state", elastic=elastic)
+    assert state_of(dirs) == "starting"
+    attempt = dirs.job("a").attempt(1)
+    attempt.path.mkdir(parents=True)
+    attempt.launch.write_text("{}")
+    assert state_of(dirs) == then
+    attempt.exit_code(0).write_text("1")
+    assert state_of(dirs) == "starting", "its launcher has ended, and the log does not say so yet"
+
+
+def test_a_folder_where_nothing_was_run_says_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
+        Watcher(tmp_path)

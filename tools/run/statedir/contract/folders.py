@@ -1,4 +1,4 @@
-"""Where everything lies in a job's folder, which launcher, backend and workers share. Paths only.
+"""Where everything lies in a job's folder, which launcher, backend and workers share.
 
 plan.json                    the newest plan of the job (atomic; the durable truth)
 progress.json                how far it is right now: the newest report of its rank 0, a Progress
@@ -100,3 +100,9 @@ class JobDir:
     def attempt(self, number: int) -> AttemptDir:
         """The folder of attempt ``number`` (from 1)."""
         return AttemptDir(self.path / "attempts" / str(number))
+
+    def newest_attempt(self) -> int:
+        """The number of the last attempt that has a folder; 0: none was made."""
+        folder = self.path / "attempts"
+        found = folder.iterdir() if folder.is_dir() else ()
+        return max((int(path.name) for path in found if path.name.isdecimal()), default=0)

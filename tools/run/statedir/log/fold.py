@@ -194,6 +194,8 @@ class RunLog:
     info: RunInfo | None = None
     origin_s: float | None = None
     """UTC seconds at which the clock of the schedules shows 0; None until a decision took effect."""
+    policy_error: str = ""
+    """Why the policy decided nothing when it was asked last; empty: it did decide."""
     last_s: float = 0.0
     jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
     active: dict[str, JobLog] = field(default_factory=dict)
@@ -235,7 +237,9 @@ class RunLog:
         if self.info is None:
             self.info = RunInfo.model_validate_json(_json(event))
         else:
-            self.origin_s = (event.detail or {}).get("origin_s", self.origin_s)
+            detail = event.detail or {}
+            self.origin_s = detail.get("origin_s", self.origin_s)
+            self.policy_error = str(detail.get("error", ""))
 
 
 def _breaks_off(event: Event, job: JobLog) -> bool:
