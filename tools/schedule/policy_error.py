@@ -68,7 +68,8 @@ def _raised_in(error: BaseException) -> str:
     """The package of the innermost frame of a traceback."""
     step, name = error.__traceback__, ""
     while step is not None:
-        step, name = step.tb_next, step.tb_frame.f_globals.get("__name__") or ""
+        name = step.tb_frame.f_globals.get("__name__") or ""
+        step = step.tb_next
     return _package(name)
 
 
