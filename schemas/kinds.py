@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,9 @@ from pliant.schemas.formats.version import KINDS
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.text.wording import counted
 
-_READERS: Final[dict[str, Callable[[bytes, str], Sized]]] = {
+_READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "job": parse_jobs,
     "cluster": lambda data, source: (
         parse_document(data, source, "cluster", Cluster, schema_required=False),
@@ -49,11 +50,16 @@ def validate_file(path: str | Path, kind: str | None = None) -> str:
     :raises BadInputError: with every problem of the file.
     :raises UsageError: there is no such kind.
     """
+    kind, content = read_kind(path, kind)
+    return f"{source_name(path)}: {kind}, {counted(len(content), 'record')}"
+
+
+def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[Any]]:
+    """The kind of a file, and its records or its one document; parameters and errors as above."""
     check_kind(kind)
     data, source = read_bytes(path), source_name(path)
     kind = kind or kind_of(data, source)
-    count = len(_READERS[kind](data, source))
-    return f"{source}: {kind}, {count} record{'' if count == 1 else 's'}"
+    return kind, _READERS[kind](data, source)
 
 
 def check_kind(kind: str | None) -> None:

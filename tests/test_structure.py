@@ -41,7 +41,7 @@ HEAVY = {
         "tools/run/elastic/",
         "tools/profile/torchrun/run_torchrun.py",
     ),
-    "pandas": ("tools/report/", "tools/replay/importers"),
+    "pandas": ("schemas/frames.py",),
     "matplotlib": ("tools/report/",),
     "scipy": ("tools/schedule/policies/", "tools/profile/simplices"),
 }

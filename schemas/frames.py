@@ -1,0 +1,116 @@
+"""Any pliant file as a pandas DataFrame, for notebooks (docs/notebooks.md). Nothing else imports pandas.
+
+Columns have the names of the schema, a field within a field as in ``gpus.requested``. A column has the same
+type in every file: Int64 (seeds: UInt64), float64 with NaN where nothing is stated, boolean, or string. Lists
+and objects stay Python's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+import pandas as pd
+from pydantic import BaseModel
+
+from pliant.schemas.cluster import Node
+from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.formats.files import source_name
+from pliant.schemas.job import Job
+from pliant.schemas.kinds import read_kind
+from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+from pliant.schemas.profile import ProfileRow
+from pliant.schemas.schedule import Allocation, Verdict
+
+TABLES: Final[Mapping[str, Mapping[str, type]]] = {
+    "job": {"jobs": Job},
+    "cluster": {"nodes": Node},
+    "profile": {"rows": ProfileRow},
+    "convergence": {"rows": ConvergenceRow},
+    "schedule": {"allocations": Allocation, "waiting": Verdict, "rejected": Verdict, "jobs": Job},
+    "event": {"events": Event},
+    "metrics": {"runs": ReportedRun, "jobs": JobFigures, "expectations": CheckedFigure},
+}
+"""What a file of each kind holds, with the type of its rows; the first is what :func:`read` returns."""
+_DTYPES: Final = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+
+
+def read(path: str | Path, table: str | None = None, *, kind: str | None = None) -> pd.DataFrame:
+    """A file as a DataFrame, a row for each job, node, measurement, epoch, event, allocation or run.
+
+    :param table: what to read of a schedule (allocations, waiting, rejected, jobs) or of a report's metrics
+        (runs, jobs, expectations). Default: the first of these.
+    :param kind: one of the seven kinds. Default: the one that the file states or looks like.
+    :raises BadInputError: with every problem of the file.
+    :raises UsageError: there is no such kind, or a file of this kind has no such table.
+    """
+    kind, content = read_kind(path, kind)
+    table = table or next(iter(TABLES[kind]))
+    if table not in TABLES[kind]:
+        expected = ", ".join(TABLES[kind])
+        raise UsageError(f"{path}: {kind} files have no table {table!r}, expected one of {expected}")
+    if (kind, table) == ("metrics", "jobs"):
+        return _jobs_of_runs(content[0])
+    if kind == "cluster":
+        content = content[0].expanded()
+    elif kind in ("schedule", "metrics"):
+        content = getattr(content[0], table) or ()
+    try:
+        return _frame(content, TABLES[kind][table])
+    except (OverflowError, TypeError):  # pandas raises the one or the other
+        raise BadInputError.one(source_name(path), "holds a whole number beyond 64 bits") from None
+
+
+def _jobs_of_runs(metrics: Metrics) -> pd.DataFrame:
+    """The jobs of all runs, with the run and the policy that each belongs to."""
+    pairs = [(run, job) for run in metrics.runs for job in run.jobs or ()]
+    whose = _frame([run for run, _ in pairs], ReportedRun)[["run", "policy"]]
+    return pd.concat([whose, _frame([job for _, job in pairs], JobFigures)], axis="columns")
+
+
+def _frame(rows: Sequence[Any], row_type: type) -> pd.DataFrame:
+    columns = {
+        name: pd.Series([reduce(_field, path, row) for row in rows], dtype=dtype)
+        for name, path, dtype in _columns(row_type)
+    }
+    return pd.DataFrame(columns)
+
+
+def _field(record: object, name: str) -> Any:
+    """A field, None where the record is not there or is of another form."""
+    return getattr(record, name, None)
+
+
+def _columns(row_type: type) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """The columns of a type of rows: name, the attributes that lead to the value, type in pandas."""
+    hints = get_type_hints(row_type)
+    for attribute, name in _names(row_type).items():
+        forms = _forms(hints[attribute])
+        nested = [form for form in forms if isinstance(form, type) and issubclass(form, BaseModel)]
+        for form in nested:
+            for inner, path, dtype in _columns(form):
+                yield f"{name}.{inner}", (attribute, *path), dtype
+        if name == "seed":
+            yield name, (attribute,), "UInt64"
+        elif not nested:
+            yield name, (attribute,), _DTYPES.get(forms[0], "object")
+
+
+def _names(row_type: type[Any]) -> dict[str, str]:
+    """Attributes with the names that the schema gives them."""
+    if issubclass(row_type, BaseModel):
+        return {name: field.alias or name for name, field in row_type.model_fields.items()}
+    return {field.name: field.name for field in dataclasses.fields(row_type)}
+
+
+def _forms(hint: Any) -> list[Any]:
+    """The types that a value may have where it is there; the words of a Literal are text."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [form for one in get_args(hint) for form in _forms(one) if form is not types.NoneType]
+    return [str] if get_origin(hint) is Literal else [hint]
