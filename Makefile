@@ -46,5 +46,5 @@ docs: $(STAMP)
 	$(BIN)/python -m docs.generate
 
 clean:
-	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build demo *.egg-info
+	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build demo *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
