@@ -29,6 +29,13 @@ _SLOWEST: Final = 1e-18
 """Samples per second of a job: slower, and the times of its work are not finite."""
 
 
+class PromisedBounds(Record):
+    """What a policy promises of every run; a report holds the run against it."""
+
+    gps_delay: float
+    """No job ends later than in GPS by more than this times the longest time in which all GPUs are held."""
+
+
 class RunInfo(Record):
     """The run: who decided, on which cluster, simulated or real, with which profile."""
 
@@ -59,9 +66,21 @@ class RunInfo(Record):
     interference: NonNegativeFloat = 0.0
     """Part of their speed that jobs of a simulation lost where they spanned nodes and shared one."""
     interval_s: float | None = None
+    bounds: PromisedBounds | None = None
+    """What the policy promises; null: nothing, or the file is of a version that did not state it."""
     assumptions: tuple[Assumption, ...] = ()
     """What was taken for granted because no input said it."""
     counters: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def promised(self) -> PromisedBounds | None:
+        """``bounds``; in files that do not state them, those of the policy that promised some before."""
+        if self.bounds is not None:
+            return self.bounds
+        alpha = self.parameters.get("alpha") if self.policy == "ares" else None
+        if not isinstance(alpha, int | float) or alpha <= 0:
+            return None
+        return PromisedBounds(gps_delay=1 / alpha - 1)
 
 
 class SubmitDetail(Record):

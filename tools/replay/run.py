@@ -202,6 +202,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
         resume_cost_s=None if simulated.resume_cost is None else simulated.resume_cost.for_models(models),
         interference=simulated.interference,
         interval_s=trained.interval_s,
+        bounds=policy.bounds,
         assumptions=assumed(inputs, run),
         counters=counters,
     )

@@ -133,17 +133,16 @@ def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
 
 
 def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
-    """Ares, section 3.4: no job ends later than in GPS by more than (1/α − 1)·𝓛.
+    """The bound on delays against GPS that the policy promises, and the jobs past it.
 
-    𝓛 is the longest time in which all GPUs are held. The premise (a job can use what the jobs before it
-    leave) often fails on real traces, so the jobs past the bound are counted instead of denied. Another
-    policy's parameter of that name is another thing.
+    The premise of such a bound (a job can use what the jobs before it leave) often fails on real traces, so
+    the jobs past it are counted instead of denied.
     """
     worst = max(fair.delays_s, default=None)
-    alpha = run.info.parameters.get("alpha") if run.info.policy == "ares" else None
-    if not isinstance(alpha, int | float) or alpha <= 0:
+    promised = run.info.promised
+    if promised is None:
         return {"worst_gps_delay_s": worst}
-    bound = (1 / alpha - 1) * usage.longest_full_s()
+    bound = promised.gps_delay * usage.longest_full_s()
     rounding = TOLERANCE * max(1.0, run.last_event_s)
     past = sum(delay > bound + rounding for delay in fair.delays_s)
     return {"gps_bound_s": bound, "worst_gps_delay_s": worst, "jobs_past_gps_bound": past}

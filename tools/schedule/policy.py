@@ -14,6 +14,8 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.schemas.runinfo import PromisedBounds
+
 Need = Literal["demand", "history", "profile"]
 
 
@@ -104,6 +106,11 @@ class Policy:
     def parameters(self) -> Mapping[str, Any]:
         """Names and values of the parameters in force (JSON values), in the order of ``__init__``."""
         return {name: getattr(self, name) for name in parameter_names(type(self))}
+
+    @property
+    def bounds(self) -> PromisedBounds | None:
+        """What its authors prove of every run: event files state it, and reports hold runs against it."""
+        return None
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Say what changes now. Called with every change since the last call in ``snapshot.changes``."""

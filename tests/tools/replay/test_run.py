@@ -12,7 +12,7 @@ from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.io import profile_hash, profile_to_columns, read_events, write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.engine.costs import Cost
@@ -98,6 +98,15 @@ def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:
     assert interval(Run("las", conditions=Conditions(interval=0))) is None
     assert interval(Run("fifo")) is None
     assert interval(Run("fifo", conditions=Conditions(interval=5))) == 5.0
+
+
+def test_the_first_event_states_what_the_policy_promises() -> None:
+    def bounds(run: Run) -> PromisedBounds | None:
+        first = next(replay(inputs(TRACE, NODES), run).log.events())
+        return RunInfo.model_validate(first.detail, strict=False).bounds
+
+    assert bounds(Run("fifo")) is None
+    assert bounds(Run("ares", {"alpha": 0.8})) == PromisedBounds(gps_delay=1 / 0.8 - 1)
 
 
 def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:

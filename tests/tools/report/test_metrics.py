@@ -124,7 +124,15 @@ def test_rounding_is_not_unfair_but_a_real_excess_is():
     assert (unfair(4 * (1 + 1e-12)), unfair(4 * (1 + 1e-6))) == (0.0, 1.0)
 
 
-def test_the_gps_bound_needs_alpha():
+def test_a_policy_of_any_name_is_held_against_the_bound_that_it_promises():
+    # All four GPUs are held from 0 to 8: a quarter of that.
+    found = run_metrics(one_by_one(policy="mine", bounds={"gps_delay": 0.25}))
+    assert (found.gps_bound_s, found.jobs_past_gps_bound) == (2.0, 0)
+    stated = run_metrics(one_by_one(policy="ares", parameters={"alpha": 0.8}, bounds={"gps_delay": 0.5}))
+    assert stated.gps_bound_s == 4.0, "what the file states counts"
+
+
+def test_a_file_that_states_no_bounds_has_those_of_ares_from_alpha():
     assert run_metrics(one_by_one()).gps_bound_s is None
     # All four GPUs are held from 0 to 8: (1/0.8 - 1) · 8 = 2.
     found = run_metrics(one_by_one(policy="ares", parameters={"alpha": 0.8}))

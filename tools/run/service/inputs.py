@@ -23,6 +23,7 @@ from pliant.schemas.io import (
 )
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.schemas.runinfo import PromisedBounds
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
@@ -125,7 +126,7 @@ class Prepared:
             self.executor.adopt(log)
         else:
             session = session_from_schedule(found, policy, throughput)
-            self._begin(state, policy.default_interval_s)
+            self._begin(state, policy.default_interval_s, policy.bounds)
         origin_s = origin(found.time, self.clock(), log.origin_s)
         state.rebuilding = self._rebuilding(policy, throughput, origin_s)
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
@@ -187,7 +188,7 @@ class Prepared:
         check_demand([job.spec for job in session.jobs.values()], policy, source)
         return session
 
-    def _begin(self, state: State, interval_s: float | None) -> None:
+    def _begin(self, state: State, interval_s: float | None, bounds: PromisedBounds | None = None) -> None:
         """Write what the run needs into the state directory, and the first event.
 
         From then on ``pliant submit`` checks jobs against it; those submitted before are checked when they
@@ -202,7 +203,8 @@ class Prepared:
                 write_profile(profile, self.dirs.profile, mode=PRIVATE)
             write_schedule(self.schedule, self.dirs.schedule, mode=PRIVATE)
             write_cluster(self.schedule.cluster, self.dirs.cluster, mode=PRIVATE)
-            state.record([run_event(self.schedule, self.trace_hash, self.clock(), interval_s)])
+            begun = run_event(self.schedule, self.trace_hash, self.clock(), interval_s, bounds)
+            state.record([begun])
 
     def _check_submitted(self, spool: Spool) -> None:
         """A job may be submitted and in the schedule if it is the same, as in one that was made from here."""

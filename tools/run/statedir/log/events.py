@@ -13,14 +13,24 @@ from typing import Any
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
-from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import given_up, wait_s
 
 
-def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: float | None = None) -> Event:
-    """The first event of a log: which run it is. ``trace_hash`` is that of the jobs as they were stated."""
+def run_event(
+    schedule: Schedule,
+    trace_hash: str,
+    time_s: float,
+    interval_s: float | None = None,
+    bounds: PromisedBounds | None = None,
+) -> Event:
+    """The first event of a log: which run it is.
+
+    :param trace_hash: of the jobs as they were stated.
+    :param bounds: what the policy promises.
+    """
     info = RunInfo(
         policy=schedule.policy.name,
         parameters=schedule.policy.parameters,
@@ -31,6 +41,7 @@ def run_event(schedule: Schedule, trace_hash: str, time_s: float, interval_s: fl
         profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
         pliant_version=version("pliant"),
         interval_s=interval_s,
+        bounds=bounds,
     )
     return Event(time_s, "decision", detail=info.model_dump(mode="json", by_alias=True, exclude_none=True))
 

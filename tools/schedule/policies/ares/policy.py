@@ -33,6 +33,8 @@ from pliant.tools.schedule.speeds import Speeds
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.schemas.runinfo import PromisedBounds
+
 _WITHDRAWN = ("cancelled", "failed", "rejected")
 """Ends that equal sharing would have seen as well; a job that finished stays in GPS until its F."""
 
@@ -73,6 +75,13 @@ class Ares(Policy):
         self._up: Free = ()
         self._look_again: list[str] = []
         """Jobs whose state may differ from what the queue last said."""
+
+    @property
+    def bounds(self) -> PromisedBounds:
+        """Section 3.4: no job ends later than in GPS by more than (1/α − 1) · 𝓛."""
+        from pliant.schemas.runinfo import PromisedBounds
+
+        return PromisedBounds(gps_delay=1 / self.alpha - 1)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Follow GPS through the changes, run the allocation pass from there on, name what differs."""
