@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.job import GpuTimeWork
+from pliant.tools.schedule.ahead import happen, next_moment_s
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
@@ -109,7 +110,7 @@ class _Starts:
             if not waiting or time.monotonic() > until_s:
                 return
             asked_first = self.asks_now and number == 0
-            next_s = self.time_s if asked_first else _next_event_s(self.session, self.time_s, self.speeds)
+            next_s = self.time_s if asked_first else self._next_s()
             if next_s is None:
                 if not (self.asks_now and self._end_the_first()):
                     return
@@ -122,15 +123,15 @@ class _Starts:
             self.found |= dict.fromkeys(waiting & started.keys(), (number, next_s if dated else None))
             waiting -= started.keys()
 
+    def _next_s(self) -> float | None:
+        return next_moment_s(self.session, self.time_s, end_of=self.speeds.end_s)
+
     def _decide(self) -> dict[str, int]:
         """End the jobs whose time has come and ask the policy; returns the GPUs of jobs that it starts."""
-        for job in sorted(self.session.jobs.values(), key=lambda job: job.id):
-            end_s = self.speeds.end_s(job)
-            if end_s is not None and end_s <= self.time_s:
-                self.session.end(job.id, self.time_s)
-        effects = self.session.decide(self.time_s)
-        self.speeds.correct(effects)
-        return {effect.job.id: effect.job.gpus for effect in effects if effect.step in ("start", "resume")}
+        happen(self.session, self.time_s, end_of=self.speeds.end_s)
+        transitions = self.session.decide(self.time_s)
+        self.speeds.correct(transitions)
+        return {each.job.id: each.job.gpus for each in transitions if each.step in ("start", "resume")}
 
     def _end_the_first(self) -> bool:
         """Suppose that a job ends of which it is not known when; False: none runs."""
@@ -179,17 +180,6 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _next_event_s(session: Session, time_s: float, speeds: _Speeds) -> float | None:
-    """The next moment at which the policy would be asked: a job ends, a round, or its own wish."""
-    ends = [end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None]
-    moments = [max(end, time_s) for end in ends]
-    if session.ask_again_s is not None and session.ask_again_s > time_s:
-        moments.append(session.ask_again_s)
-    if moments and session.policy.default_interval_s is not None:
-        return time_s + session.policy.default_interval_s
-    return min(moments, default=None)
 
 
 class _Speeds:

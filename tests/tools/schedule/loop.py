@@ -1,4 +1,4 @@
-"""A tiny exact event loop for policy tests: no rescale cost, a decision at every arrival and completion."""
+"""All of a workload under a policy: no rescale cost, a decision at every arrival and completion."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.ahead import advance, in_order_of_arrival
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import session, sizes
@@ -38,25 +39,11 @@ class Played:
 def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throughput | None = None) -> Played:
     """All jobs from submission to completion."""
     held = session(policy, nodes, throughput)
-    played = Played(held)
-    waiting = sorted(jobs, key=lambda job: (job.submit_time, job.id), reverse=True)
-    while waiting or held.jobs:
-        now_s = _next_event_s(held, waiting)
-        for job_id in sorted(i for i, end_s in _ends(held).items() if end_s <= now_s):
-            held.end(job_id, now_s)
-            played.end_s[job_id] = now_s
-        while waiting and waiting[-1].submit_time <= now_s:
-            held.submit(waiting.pop(), now_s)
+    played, coming, now_s = Played(held), in_order_of_arrival(jobs), 0.0
+    while (next_s := advance(held, now_s, coming)) is not None:
+        now_s = next_s
+        for job_id in held.ended:
+            played.end_s.setdefault(job_id, now_s)
         held.decide(now_s)
         played.sizes_at[now_s] = sizes(held)
     return played
-
-
-def _next_event_s(held: Session, waiting: list[Job]) -> float:
-    arrivals = [waiting[-1].submit_time] if waiting else []
-    return min([*arrivals, *_ends(held).values()])
-
-
-def _ends(held: Session) -> dict[str, float]:
-    ends = {job_id: state.finish_time_s() for job_id, state in held.jobs.items()}
-    return {job_id: end_s for job_id, end_s in ends.items() if end_s is not None}

@@ -20,6 +20,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.ahead import happen, in_order_of_arrival
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
@@ -66,23 +67,14 @@ def _jobs(make: Factory, count: int) -> list[Job]:
 def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[CheckedSession, bytes]:
     """Submit each job at its time, let everything run out; returns every allocation of every moment."""
     held, told = CheckedSession(make(), nodes, seed), []
-    waiting = sorted(jobs, key=lambda each: (each.submit_time, each.id), reverse=True)
+    coming = in_order_of_arrival(jobs)
+    happen(held.session, held.time_s, coming)
     for _ in range(_STEPS_TO_DRAIN):
-        while waiting and waiting[-1].submit_time <= held.time_s:
-            held.submit([waiting.pop()])
         held.decide()
         told.append([held.time_s, sorted((s.id, s.placement, s.global_batch) for s in held.jobs.values())])
-        at_s = held.time_s
-        if waiting and _next_end(held) > waiting[-1].submit_time:
-            held.time_s = max(at_s, waiting[-1].submit_time)
-        elif not held.advance():
+        if not held.advance(coming):
             break
     return held, json.dumps(told).encode()
-
-
-def _next_end(held: CheckedSession) -> float:
-    ends = (state.finish_time_s() for state in held.jobs.values())
-    return min((end for end in ends if end is not None), default=float("inf"))
 
 
 def check_empty_queue(make: Factory) -> None:
@@ -226,8 +218,8 @@ def _reopened(
 ) -> CheckedSession:
     again = CheckedSession(make(), held.session.cluster)
     again.time_s = held.time_s
-    for happen in history:
-        happen(again.session)
+    for tell in history:
+        tell(again.session)
     if how == "carried":
         text = held.session.policy_state().model_dump_json()
         again.session.carry(PolicyState.model_validate_json(text))

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.ahead import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.policy_error import PolicyError
@@ -83,7 +84,7 @@ class CheckedSession:
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Jobs arrive now."""
-        for each in sorted(jobs, key=lambda each: (each.submit_time, each.id)):
+        for each in in_order_of_arrival(jobs):
             self.session.submit(each, self.time_s)
 
     def decide(self) -> None:
@@ -96,20 +97,11 @@ class CheckedSession:
         for state in self.jobs.values():
             _check_job(self.session, state)
 
-    def advance(self) -> bool:
-        """Go to the next moment at which a job ends or the policy wants to be asked; False: none."""
-        ends = [end for state in self.jobs.values() if (end := state.finish_time_s()) is not None]
-        again = self.session.ask_again_s
-        moments = ends if again is None or again <= self.time_s else [*ends, again]
-        if not moments:
-            return False
-        interval = self.session.policy.default_interval_s
-        self.time_s = max(min(moments), self.time_s) if interval is None else self.time_s + interval
-        for state in list(self.jobs.values()):
-            end = state.finish_time_s()
-            if end is not None and end <= self.time_s:
-                self.session.end(state.id, self.time_s)
-        return True
+    def advance(self, coming: Coming | None = None) -> bool:
+        """Go to the next moment of :func:`~pliant.tools.schedule.ahead.advance`; False: none."""
+        next_s = advance(self.session, self.time_s, coming)
+        self.time_s = self.time_s if next_s is None else next_s
+        return next_s is not None
 
     def _check_nodes(self) -> None:
         held: Counter[str] = Counter()
