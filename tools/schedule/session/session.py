@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError
-from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.free_gpus import FreeGpus
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
+from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blame
 from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
+from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.lazy_rng import lazy_rng
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.session.transitions import Holding, Outcome, Transition, hold, step_of
-from pliant.tools.schedule.session.withheld import Withheld, node_of
-from pliant.tools.schedule.snapshot import Change, ChangeKind, Snapshot
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.session.transitions import Holding, Transition
+from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +32,8 @@ if TYPE_CHECKING:
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
 
-class Session:
-    """Jobs and GPUs as the policy sees them, advanced by the caller.
-
-    Times are seconds on the caller's clock; one that steps back counts as standing still. Progress between
-    decisions follows ``JobState.samples_per_second``; the caller corrects it by measurements or adds
-    rescale cost.
-    """
+class Session(ClusterState):
+    """Jobs and GPUs as the policy sees them, and the policy, which is asked what shall change."""
 
     def __init__(
         self,
@@ -55,181 +45,26 @@ class Session:
         seed: int = 0,
         oracle: Oracle | None = None,
     ) -> None:
+        super().__init__(cluster, throughput)
         self.policy = policy
-        self.cluster = cluster
-        self.nodes: Sequence[NodeState] = node_states(cluster)
-        self.speeds = Speeds(throughput, self.nodes)
-        self.free = FreeGpus(self.nodes)
-        self.jobs: dict[str, JobState] = {}
-        self.ended: MutableMapping[str, JobState] = {}
-        self.turned_away: dict[str, str] = {}
-        """Reasons of jobs that are out though no policy decided so, until the log has them."""
-        self.changes: list[Change] = []
         self.past: Sequence[Change] = ()
-        """Changes before those, of a session that was taken up; :meth:`carry` says which still count."""
+        """Changes before ``changes`` of a session that was taken up; :meth:`carry` says which still count."""
         self.changes_seen = 0
         self.ask_again_s: float | None = None
         self.quiet_until_s = -math.inf
         """Rounds before this time may be left out while ``changes`` is empty."""
-        self.withheld = Withheld()
-        """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.oracle = oracle if policy.asks_oracle else None
-        self.now_s = 0.0
-        self.up_gpus = sum(node.gpus for node in self.nodes)
-        """GPUs of the nodes that are up."""
         self.seed = seed
-        self._rng = lazy_rng(seed) if rng is None else rng
-        self._rules = RuleBook(policy, self.nodes)
-        self._index = {node.name: node.index for node in self.nodes}
-        self.noted_until_s = 0.0
-        self._refused: list[Change] = []
-        """Jobs that wait on although the policy gave them GPUs, for it to be told when it is asked next."""
-
-    @property
-    def rng(self) -> np.random.Generator:
+        self.rng = lazy_rng(seed) if rng is None else rng
         """The one source of randomness that the policy gets."""
-        return self._rng
-
-    # What happens to the session.
-
-    def submit(self, job: Job, time_s: float) -> JobState:
-        """A job arrives. The policy is told its own submit_time, or now if that lies ahead.
-
-        A job that comes late (a cron call, a slow poll) is told no earlier than what was told before it, so
-        submit the jobs of one batch in order of (submit_time, id).
-
-        :raises ValueError: a job of that id is or was there.
-        :raises BadInputError: the model is not profiled and its work cannot be told without.
-        """
-        if job.id in self.jobs or job.id in self.ended:
-            raise ValueError(f'job "{job.id}" was submitted before')
-        state = self.jobs[job.id] = job_state(job, self.speeds)
-        self._note("arrived", min(self._at(time_s), job.submit_time), job=state)
-        return state
-
-    def take_up(self, job: Job, time_s: float) -> JobState | None:
-        """As :meth:`submit`, of a job that was acknowledged: where its work cannot be computed, it is out.
-
-        The policy is not notified of a job that is out at once. Returns None for it.
-
-        :raises ValueError: a job of that id is or was there.
-        """
-        try:
-            return self.submit(job, time_s)
-        except (BadInputError, ArithmeticError) as error:
-            self.ended[job.id] = JobState(job, 1, None)
-            self.turned_away[job.id] = str(error)
-            return None
-
-    def turn_away(self, job_id: str, time_s: float, reason: str) -> None:
-        """A job that is there cannot be served on this cluster, or by this policy."""
-        self.reject(job_id, time_s)
-        self.turned_away[job_id] = reason
-
-    def end(self, job_id: str, time_s: float, outcome: Outcome = "finished") -> JobState:
-        """A job leaves for good; whatever it holds is free."""
-        return self._leave(job_id, self._at(time_s), outcome)
-
-    def reject(self, job_id: str, time_s: float) -> JobState:
-        """A job was turned away for good, by a decision that is read from a log."""
-        return self._leave(job_id, self._at(time_s), "rejected")
-
-    def lose(self, job_id: str, time_s: float) -> JobState:
-        """A job lost its GPUs without the policy's doing (crash, node gone) and waits again.
-
-        Nothing happens to a job that holds none.
-        """
-        state, time_s = self.jobs[job_id], self._at(time_s)
-        if state.gpus:
-            self.free.give(state.placement)
-            hold(state, time_s, ())
-            self._note("lost", time_s, job=state)
-        return state
-
-    def node_down(self, name: str, time_s: float) -> list[JobState]:
-        """A node vanishes; returns the jobs that ran on it, which wait again."""
-        node, time_s = self.free.node(name), self._at(time_s)
-        if not node.up:
-            return []
-        self.free.lose(node)
-        node.up = False
-        self.up_gpus -= node.gpus
-        hit = [job for job in self.jobs.values() if any(held == name for held, _ in job.placement)]
-        self._note("node_down", time_s, node=node, gpus=-node.gpus)
-        return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
-
-    def node_up(self, name: str, time_s: float) -> None:
-        """A node comes back, empty."""
-        node, time_s = self.free.node(name), self._at(time_s)
-        if not node.up:
-            node.up = True
-            self.up_gpus += node.gpus
-            self.free.regain(node)
-            self._note("node_up", time_s, node=node, gpus=node.gpus)
-
-    def withdraw(self, slot: str, time_s: float, until_s: float) -> None:
-        """A slot (``node/index``) that no job holds goes out of service until a time.
-
-        :raises KeyError: there is no such node.
-        :raises ValueError: no GPU of the node is free.
-        """
-        node, time_s = self.free.node(node_of(slot)), self._at(time_s)
-        if slot not in self.withheld.out_of_service:
-            if node.up:
-                self.free.take(((node.name, 1),))
-                self.up_gpus -= 1
-            node.gpus -= 1
-            self._note("capacity", time_s, node=node, gpus=-1)
-        self.withheld.withdraw(slot, until_s)
-
-    def restore(self, slot: str, time_s: float) -> None:
-        """A slot has proved to be good: nothing keeps anybody from it any more."""
-        time_s = self._at(time_s)
-        if self.withheld.restore(slot):
-            self._put_back(slot, time_s)
-
-    def advance(self, time_s: float) -> None:
-        """Time has passed: what was withheld until now goes back."""
-        self._at(time_s)
-
-    def _put_back(self, slot: str, time_s: float) -> None:
-        node = self.free.node(node_of(slot))
-        node.gpus += 1
-        if node.up:
-            self.up_gpus += 1
-            self.free.give(((node.name, 1),))
-        self._note("capacity", time_s, node=node, gpus=1)
-
-    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
-
-        All of them change at once, so jobs may take over each other's GPUs. Returns what changed.
-
-        :raises KeyError: a job is not active.
-        :raises ValueError: a node is unknown, down or has too few free GPUs.
-        """
-        time_s = self._at(time_s)
-        jobs = [(self.jobs[holding.job_id], holding) for holding in holdings]
-        for job, _ in jobs:
-            self.free.give(job.placement)
-        transitions = [self._adopt(job, holding, time_s) for job, holding in jobs]
-        return [transition for transition in transitions if transition is not None]
+        self._rules = RuleBook(policy, self.nodes)
+        self._refused: list[Change] = []
+        """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
         """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
-
-    def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Transition | None:
-        for name, count in holding.placement:
-            if name not in self._index or self.free.free_on(name) < count:
-                raise ValueError(
-                    f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
-                )
-        self.free.take(holding.placement)
-        return self._change(job, holding.placement, holding.global_batch or job.global_batch, time_s)
-
-    # What the session asks and tells.
 
     def snapshot(self, time_s: float) -> Snapshot:
         """What the policy would see now."""
@@ -329,33 +164,6 @@ class Session:
             blame(type(self.policy), error)
             raise
 
-    def _at(self, time_s: float) -> float:
-        self.now_s = max(self.now_s, time_s)
-        if self.now_s >= self.withheld.next_s:
-            for until_s, slot in self.withheld.expire(self.now_s):
-                self._put_back(slot, until_s)
-        return self.now_s
-
-    def _note(
-        self,
-        kind: ChangeKind,
-        time_s: float,
-        job: JobState | None = None,
-        node: NodeState | None = None,
-        gpus: int = 0,
-    ) -> None:
-        self.noted_until_s = max(self.noted_until_s, time_s)
-        self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
-
-    def _leave(self, job_id: str, time_s: float, kind: Literal[Outcome, "rejected"]) -> JobState:
-        state = self.jobs.pop(job_id)
-        self.withheld.release(job_id)
-        self.free.give(state.placement)
-        hold(state, time_s, ())
-        self.ended[job_id] = state
-        self._note(kind, time_s, job=state)
-        return state
-
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         transitions = []
         for job_id, reason in decision.rejected.items():
@@ -389,21 +197,3 @@ class Session:
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None
-
-    def _change(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition | None:
-        before = job.placement
-        if place == before and (not place or batch == job.global_batch):
-            return None
-        step = step_of(job, place)
-        hold(job, time_s, place)
-        job.global_batch = batch
-        if place:
-            job.gpu_type = self.free.node(place[0][0]).gpu_type
-            shape = (job.gpus,) if len(place) == 1 else tuple(sorted((n for _, n in place), reverse=True))
-            rate = self.speeds.rate(job, job.gpus, job.gpu_type, global_batch=batch, placement=shape)
-            job.train_from(time_s, rate)
-        if step == "preempt":
-            job.preemptions += 1
-        elif step not in ("start", "resume"):
-            job.rescales += 1
-        return Transition(job, step, before)
