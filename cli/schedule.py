@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from pliant.cli.assumptions import STRICT, heed
 from pliant.cli.console import note, stderr, width_for
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.schemas.assumption import Assumption
-    from pliant.schemas.profile import Profile, ProfileRow
+    from pliant.schemas.profile import Profile
     from pliant.schemas.schedule import Schedule
     from pliant.tools.schedule.decide import Question
 
@@ -76,7 +75,7 @@ def schedule(
 
     A job that the cluster or the policy cannot serve is rejected, with the
     reason on stderr and in the schedule; the exit code stays 0, and is 4
-    where every job is larger than the cluster.
+    where no job is left, unless a --state directory is to record that.
 
     With --state it decides for a run that is not in progress: what a run that
     lives decides, and why, pliant status --explain shows.
@@ -95,7 +94,9 @@ def schedule(
     if state is not None:
         if jobs is not None:
             raise UsageError("--state brings its own jobs: leave --jobs out")
-        found = _from_state(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
+        from pliant.tools.run.watch.between_runs import decide_between_runs
+
+        found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
     elif jobs is None or cluster is None:
         raise UsageError("name --jobs and --cluster, or a --state directory")
     else:
@@ -140,65 +141,6 @@ def _from_files(
         now_s=now,
         source="<stdin>" if jobs == "-" else jobs,
     )
-
-
-def _from_state(
-    folder: str,
-    question: Question,
-    now: float | None,
-    *,
-    wait_s: float,
-    cluster: str | None,
-    profile: str | None,
-) -> Schedule:
-    from pliant.schemas.io import read_cluster, read_profile
-    from pliant.schemas.profile import Profile
-    from pliant.tools.run.statedir.clock import Clock
-    from pliant.tools.run.statedir.log.refine import reported
-    from pliant.tools.run.statedir.requests import requested
-    from pliant.tools.run.watch.between_runs import look_at
-    from pliant.tools.schedule.decide import decide_from_history
-
-    clock, found = Clock(), look_at(Path(folder), wait_s=wait_s)
-    at, log, begun = found.dirs, found.log, found.log.info is not None
-    if not begun and not log.jobs and cluster is None:
-        if at.events.exists():
-            raise BadInputError.one(
-                str(at.events), "has no events, expected a run: nothing was started here yet"
-            )
-        raise UsageError(f"{folder} holds no run: name its --cluster to begin one")
-    clock.not_before(log.last_s, found.written_s)
-    now_s = clock() if now is None else now
-    asked = requested(found.requests, log, now_s)
-    newest = reported(at, log, now_s) if now is None else []
-
-    def read_rows(path: str | Path) -> tuple[ProfileRow, ...]:
-        return read_profile(path).rows
-
-    rows = _own(at.profile, profile, read_rows, begun=begun)
-    return decide_from_history(
-        found.history(now_s, [*newest, *asked]),
-        question,
-        now_s=now_s,
-        cluster=_own(at.cluster, cluster, read_cluster, begun=begun),
-        profile=None if rows is None else Profile(rows),
-        previous=found.schedule,
-        new=[event.job for event in asked if event.event == "submit" and event.job],
-        source=str(at.events),
-    )
-
-
-def _own(kept: Path, named: str | None, read: Callable[[str | Path], T], *, begun: bool) -> T | None:
-    """What the run of a state directory goes on with; what is named, for one that is to begin.
-
-    :raises UsageError: something else is named than what is there.
-    """
-    own = read(kept) if begun and kept.exists() else None
-    asked = None if named is None else read(named)
-    if begun and asked is not None and own != asked:
-        there = f"differs from {kept}" if own is not None else f"is not used, for there is no {kept}"
-        raise UsageError(f"{named} {there}: the run there goes on with what it began with; leave it out")
-    return asked if own is None else own
 
 
 def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:

@@ -62,7 +62,7 @@ def decide(
     cluster is rejected, also one that arrives later. ``source`` is what messages call the jobs.
 
     :raises BadInputError: the model of a job is not profiled, or it states no work and the policy needs that.
-    :raises InfeasibleError: every job is larger than the cluster.
+    :raises InfeasibleError: every job is rejected, as one that is larger than the cluster is.
     :raises UsageError: the policy or a parameter is unknown, or the policy needs a profile.
     """
     jobs = tuple(jobs)
@@ -85,17 +85,24 @@ def decide(
                     session.reject(job.id, now_s)
                 session.turned_away[job.id] = too_large[job.id]
     future = [job for job in fitting if job.submit_time > now_s]
-    return _ask(session, now_s, question, future, profile)
+    found = _ask(session, now_s, question, future, profile)
+    if jobs and len(found.rejected) == len(jobs):
+        raise _none_is_left(source, {verdict.job: verdict.reason for verdict in found.rejected})
+    return found
 
 
 def _too_large(jobs: Sequence[Job], cluster: Cluster, source: str) -> dict[str, str]:
     """Why jobs are rejected at once, unless that would leave none."""
     found = oversized(jobs, cluster)
     if found and len(found) == len(jobs):
-        job_id, reason = next(iter(found.items()))
-        others = f"; of {len(found)} jobs none fits" if len(found) > 1 else ""
-        raise InfeasibleError(f'{source}: job "{job_id}" {reason}{others}')
+        raise _none_is_left(source, found)
     return found
+
+
+def _none_is_left(source: str, reasons: Mapping[str, str]) -> InfeasibleError:
+    job_id, reason = next(iter(reasons.items()))
+    others = f"; of {len(reasons)} jobs none fits" if len(reasons) > 1 else ""
+    return InfeasibleError(f'{source}: job "{job_id}" {reason}{others}')
 
 
 @contextmanager

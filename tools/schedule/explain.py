@@ -53,7 +53,8 @@ def table(schedule: Schedule, width: int | None = None) -> str:
 
     :param width: of the terminal, in columns; None: there is none, so nothing is left out or cut.
     """
-    return text_table(COLUMNS, [*_held(schedule), *_waiting(schedule), *_rejected(schedule)], width)
+    rows = [*_held(schedule), *_waiting(schedule), *_rejected(schedule)]
+    return text_table(COLUMNS, rows, width) if rows else "no job\n"
 
 
 def _held(schedule: Schedule) -> Iterator[Row]:

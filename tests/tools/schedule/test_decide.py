@@ -136,6 +136,12 @@ def test_jobs_that_are_all_larger_than_the_cluster_are_infeasible():
         ask(job("a", gpus=9))
 
 
+def test_jobs_that_the_policy_turns_away_one_and_all_are_infeasible():
+    told = 'jobs: job "a" needs 99 GPUs of one type, the cluster has 8.*; of 2 jobs none fits'
+    with pytest.raises(InfeasibleError, match=told):
+        ask(job("a", gpus=99, elastic="size"), job("b", gpus=99, elastic="size"))
+
+
 @pytest.mark.parametrize("policy", BUILT_IN)
 @pytest.mark.parametrize("at", [0.0, 100.0])
 def test_every_policy_schedules_the_others_where_a_job_is_larger_than_the_cluster(policy: str, at: float):

@@ -24,6 +24,10 @@ def test_the_table_says_until_when_jobs_run_and_wait() -> None:
     ]
 
 
+def test_without_any_job_there_is_no_table() -> None:
+    assert table(decide((), cluster(8), None, Question("fifo", explain=True))) == "no job\n"
+
+
 def test_a_narrow_terminal_loses_columns_but_no_digits() -> None:
     found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
     assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import PliantError
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
@@ -25,9 +24,9 @@ from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refin
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import check_seen
 from pliant.tools.run.statedir.requests import Request, Spool, requested
-from pliant.tools.schedule.decide import History, Question, session_from_history, turn_away_unfit
+from pliant.tools.run.watch.between_runs import history
+from pliant.tools.schedule.decide import Question, session_from_history, turn_away_unfit
 from pliant.tools.schedule.prediction import Prediction, predictions
-from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 AHEAD_S: Final = 5.0
 """A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
@@ -181,18 +180,11 @@ def _asked(
 ) -> Mapping[str, Prediction]:
     log, asked = view.log, requested(requests, view.log, now_s)
     more = [*reported(dirs, log, now_s), *asked]
-
-    def since(basis: Basis) -> tuple[SavedSession | None, Iterable[Event]]:
-        kept, events = view.history(basis, now_s)
-        return kept, (*events, *more)
-
-    history = History(log.info, log.origin_s or 0.0, since)
-    session, _ = session_from_history(
-        history, _question(log.info, schedule), now_s=now_s, previous=schedule, source=str(dirs.events)
-    )
+    past, question = history(view, now_s, more), _question(log.info, schedule)
+    session, _ = session_from_history(past, question, now_s=now_s, previous=schedule, source=str(dirs.events))
     new = [event.job for event in asked if event.event == "submit" and event.job]
     turn_away_unfit(session, new, now_s)
-    return predictions(session, now_s, measured_speeds(log), asks_now=True, within_s=WITHIN_S)
+    return predictions(session, now_s, past.measured, asks_now=True, within_s=WITHIN_S)
 
 
 def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:

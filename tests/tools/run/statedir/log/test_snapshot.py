@@ -28,7 +28,7 @@ from pliant.tools.run.statedir.log.events import decision_event, on_clock
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.watch.between_runs import look_at
+from pliant.tools.run.watch.between_runs import history, look_at
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
@@ -158,7 +158,7 @@ def test_what_a_run_writes_after_the_look_is_not_in_the_decision(tmp_path: Path)
     found = look_at(tmp_path)
     with State(tmp_path) as held:
         held.record([decision_event(story.now_s + 1.0, 0.0, "fifo", 0.0)])
-    _, told = found.history(story.now_s + 5.0, ()).since(BASIS)
+    _, told = history(found.view, story.now_s + 5.0, ()).since(BASIS)
     assert (list(told), found.log) == (events, fold(events))
     assert len(read_events(state.events)) == len(events) + 1
 
