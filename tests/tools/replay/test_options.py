@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
+import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from pliant.cli.common import command
 from pliant.cli.main import app
+from pliant.cli.replay import replay
 from pliant.schemas.formats.record import Record
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.sweep.recipe import SweepRecipe
@@ -25,8 +28,9 @@ def test_a_recipe_and_a_task_have_the_declared_fields(record: type[Record], decl
 
 
 def test_the_command_has_an_option_for_every_declared_field() -> None:
-    command = get_command(app).commands["replay"]  # type: ignore[attr-defined]
-    options = {parameter.name: parameter for parameter in command.params}
+    alone = typer.Typer()
+    alone.command("replay")(command(replay))
+    options = {parameter.name: parameter for parameter in get_command(alone).params}
     for each in fields(ReplayOptions):
         assert f"--{each.name.replace('_', '-')}" in options[each.name].opts
         assert options[each.name].default == each.default

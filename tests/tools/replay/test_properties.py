@@ -188,7 +188,9 @@ def test_a_replay_gives_the_same_bytes_again_in_whatever_order_its_rows_are(
     rng.shuffle(failures)
     mixed_up = replace(simulated, node_events=tuple(failures))
     first, second, third = (
-        replay(inputs(trace, world.nodes), Run(policy, PARAMETERS.get(policy, {}), world.seed, None, each))
+        replay(
+            inputs(trace, world.nodes), Run(policy, PARAMETERS.get(policy, {}), world.seed, simulated=each)
+        )
         for trace, each in ((world.trace, simulated), (jobs, mixed_up), (world.trace, simulated))
     )
     for again in (second, third):

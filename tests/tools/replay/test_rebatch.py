@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.job import Elasticity
 from pliant.tools.replay.compat.pollux import NONE, POLLUX, settle
 from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policy import Decision, Policy, Target
@@ -39,13 +39,13 @@ class Rebatches(Policy):
 
 @pytest.mark.parametrize(("free", "end_s"), [(True, 5 + 100), (False, 5 + 100 + 5)])
 def test_another_batch_costs_a_rescale_unless_it_is_free(free: bool, end_s: float) -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(5), free_rebatch=free)
+    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=free))
     trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
     assert ends(play(Rebatches(50), trace, cluster(1), simulated=simulated)) == {"a": end_s}
 
 
 def test_a_free_change_still_waits_for_the_start_to_be_paid() -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(5), free_rebatch=True)
+    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=True))
     trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
     engine = play(Rebatches(2), trace, cluster(1), simulated=simulated)
     assert ends(engine) == {"a": 5 + 100}

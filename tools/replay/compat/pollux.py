@@ -5,7 +5,6 @@ docs/replay-compat.md says what each does and why one would not want it otherwis
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -14,9 +13,13 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.formats.digits import whole_number
 from pliant.schemas.job import Batch, Gpus, Job
 from pliant.tools.profile.by_placement import ThroughputByPlacement
-from pliant.tools.replay.progress.epochs import Cut, EpochRules, Epochs, epoch_of
-from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.replay.compat.epochs import EpochRules, SimulatorEpochs, SteppedCut
+from pliant.tools.replay.compat.oracle import Truth
+from pliant.tools.replay.compat.whole_seconds import whole_second_end
+from pliant.tools.replay.engine.simulated_cluster import Quirks, exact_end
+from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.progress.protocol import ProgressModel
+from pliant.tools.schedule.oracle import Oracle
 from pliant.tools.schedule.policy import Policy
 
 ROW: Final = "row"
@@ -39,7 +42,7 @@ class Compat:
     epochs: EpochRules = field(default_factory=EpochRules)
     """How an epoch ends and how fast it passes."""
     cut: Literal["even", "stepped"] = "even"
-    """How a batch is cut for the GPUs: see :func:`stepped_cut`."""
+    """How a batch is cut for the GPUs: see :class:`SteppedCut`."""
     most_local: Mapping[str, int] = field(default_factory=dict)
     """Largest local batch of some models, below the measured ones."""
     most_gpus: Mapping[str, int] = field(default_factory=dict)
@@ -90,6 +93,34 @@ PRESETS: Final[Mapping[str, Compat]] = {POLLUX.name: POLLUX}
 NONE: Final = Compat()
 
 
+def simulator_model(
+    compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
+) -> tuple[ProgressModel, Oracle | None]:
+    """How jobs train in the simulator, and what it tells policies.
+
+    :param round_s: seconds between decisions.
+    :param stepwise: the batch may change after each epoch.
+    """
+    cut = SteppedCut(times, inputs.tables) if compat.cut == "stepped" else None
+    model = SimulatorEpochs(inputs.tables, compat.epochs, cut, round_s=round_s, stepwise=stepwise)
+    if cut is None or not compat.oracle:
+        return model, None
+    node_gpus: dict[str, int] = {}
+    for node in inputs.cluster.nodes:
+        node_gpus[node.gpu_type] = max(node.gpus, node_gpus.get(node.gpu_type, 1))
+    return model, Truth(compat.most_gpus, model, cut, times, node_gpus)
+
+
+def quirks(compat: Compat) -> Quirks:
+    """What the simulated cluster does otherwise."""
+    return Quirks(
+        free_rebatch=compat.free_rebatch,
+        first_round=compat.first_round,
+        order=file_order if compat.file_order else None,
+        segment_end=whole_second_end if compat.epochs.whole_seconds else exact_end,
+    )
+
+
 def preset(name: str | None) -> Compat:
     """A preset by name.
 
@@ -118,117 +149,3 @@ def file_order(job: Job) -> tuple[float, str]:
     """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
     row = whole_number(job.labels.get(ROW, ""))
     return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)
-
-
-def split(
-    batch: int, gpus: int, most_local: int | None, most_batch: int, *, accumulate: bool
-) -> tuple[int, int]:
-    """(micro-batch of a GPU, micro-steps) for a fixed batch.
-
-    Shares are rounded up, so the batch may grow, but not beyond ``most_batch``. ``accumulate``: at least two
-    micro-steps.
-    """
-    local = -(-batch // gpus)
-    steps = 1 if most_local is None else -(-local // most_local)
-    if accumulate:
-        steps = max(2, steps)
-    return min(-(-local // steps), most_batch // (gpus * steps)), steps
-
-
-class SteppedCut:
-    """Cuts batches as the Pollux simulator does, at the step time of the very placement."""
-
-    def __init__(self, times: ThroughputByPlacement, tables: Mapping[str, Validation]) -> None:
-        """``tables`` by the key that jobs name in ``convergence``."""
-        self._times = times
-        self._tables = tables
-        self._known: dict[tuple[object, ...], Cut | None] = {}
-
-    def __call__(self, job: JobState) -> Cut | None:
-        """The cut for the GPUs that the job holds, in the order in which it lists its nodes."""
-        ring = tuple(count for _, count in job.placement)
-        key = (job.spec.model, job.spec.convergence, job.gpu_type, ring, job.global_batch)
-        if key not in self._known:
-            batches = self._tables[job.spec.convergence or ""].batches
-            accumulate = job.gpus == 1 and job.global_batch > batches[0]
-            self._known[key] = self._cut(job, ring, batches[-1], accumulate=accumulate)
-        return self._known[key]
-
-    def alone(self, job: JobState, ring: tuple[int, ...], gpu_type: str) -> float | None:
-        """Step time as the simulator's Optimus estimates it: on one GPU it always accumulates."""
-        batches = self._tables[job.spec.convergence or ""].batches
-        most = self._times.max_local_batch(job.spec.model, gpu_type)
-        gpus = sum(ring)
-        local, steps = split(job.reference_batch, gpus, most, batches[-1], accumulate=gpus == 1)
-        times = self._times.times(job.spec.model, gpu_type, ring, local) if local else None
-        return None if times is None else times.accumulated(steps)
-
-    def _cut(self, job: JobState, ring: tuple[int, ...], most_batch: int, *, accumulate: bool) -> Cut | None:
-        model, gpu_type = job.spec.model, job.gpu_type or ""
-        most = self._times.max_local_batch(model, gpu_type)
-        local, steps = split(job.global_batch, job.gpus, most, most_batch, accumulate=accumulate)
-        times = self._times.times(model, gpu_type, ring, local) if local else None
-        if times is None:
-            return None
-        seconds = times.accumulated(steps)
-        shape = tuple(sorted(ring, reverse=True))
-        observed = Observation(shape, local, steps, seconds, times.sync_seconds)
-        return Cut(job.gpus * local * steps, seconds, observed)
-
-
-class Truth:
-    """The oracle of the Pollux simulator's Optimus."""
-
-    def __init__(
-        self,
-        compat: Compat,
-        model: Epochs,
-        cut: SteppedCut,
-        times: ThroughputByPlacement,
-        consolidated: Mapping[str, int],
-    ) -> None:
-        """``consolidated``: GPUs of a node by GPU type."""
-        self._most_gpus = compat.most_gpus
-        self._model = model
-        self._cut = cut
-        self._times = times
-        self._node_gpus = consolidated
-        self._left: dict[tuple[object, ...], list[float]] = {}
-        """Remaining steps by epoch, of each kind of job."""
-        self._jobs: dict[str, tuple[list[float], float]] = {}
-        """The same and the samples of an epoch, of each job."""
-
-    def remaining_steps(self, job: JobState, time_s: float) -> float:
-        """Iterations after the present epoch, by the table of the job's batch; 1 in the last epoch."""
-        known = self._jobs.get(job.id)
-        if known is None:
-            known = self._jobs[job.id] = (self._steps_left(job), self._model.samples_per_epoch(job))
-        left, width = known
-        epoch = epoch_of(job.samples_done(time_s), width)
-        return left[epoch] if epoch < len(left) else 1.0
-
-    def _steps_left(self, job: JobState) -> list[float]:
-        """Steps that are left after each epoch but the last."""
-        key = (job.spec.convergence, job.spec.model, job.reference_batch)
-        if key not in self._left:
-            table, last = self._model.table(job), math.ceil(self._model.epochs(job)) - 1
-            steps = [table.iterations(job.reference_batch, epoch) for epoch in range(last + 1)]
-            self._left[key] = [steps[-1] - done for done in steps[:-1]]
-        return self._left[key]
-
-    def step_seconds(self, job: JobState, gpus: int, gpu_type: str) -> float | None:
-        """On full nodes and what is left over."""
-        whole, rest = divmod(gpus, self._node_gpus[gpu_type])
-        ring = (self._node_gpus[gpu_type],) * whole + ((rest,) if rest else ())
-        return self._cut.alone(job, ring, gpu_type)
-
-    def max_gpus(self, job: JobState) -> int:
-        """As many as get the smallest measured local batch each."""
-        measured = [self._times.local_batches(job.spec.model, kind) for kind in self._node_gpus]
-        least = min((batches[0] for batches in measured if batches), default=1)
-        most = self._most_gpus.get(job.spec.model, job.reference_batch // least)
-        return min(most, job.spec.max_gpus(2**31))
-
-    def kind(self, job: JobState) -> object:
-        """Jobs of a model and batch have the same step times."""
-        return job.spec.model, job.spec.convergence, job.reference_batch

@@ -26,12 +26,10 @@ from pliant.tools.replay.engine.agenda import (
     Rounds,
 )
 from pliant.tools.replay.engine.costs import FREE, Cost
-from pliant.tools.replay.engine.failures import last_checkpoint_s
-from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
+from pliant.tools.replay.engine.running import RunningJobs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.schedule.jobs import JobState, NodeGpus, Observation
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.idle_limit import IdleLimit
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
@@ -43,26 +41,6 @@ Describe = Callable[[JobState], Detail]
 
 _PATIENCE: Final = 1000
 """After so many decisions in a row without an arrival, an end or a failure: look for a standstill."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """A job's present allocation."""
-
-    row: int
-    """Where the log says how it began."""
-    held_since_s: float
-    speed: float
-    """Samples per second that the throughput model gives, which every segment begins from."""
-    paid_s: float
-    """When its start or change is paid for and it begins to train; checkpoints count from then."""
-    saved_samples: float
-    """Progress at the last checkpoint before the present segment."""
-    trains_since_s: float = math.inf
-    """When the present segment of progress begins."""
-    rate: float = 0.0
-    goal: float = math.inf
-    """Progress at which this segment ends, in samples."""
 
 
 @dataclass(slots=True)
@@ -103,26 +81,20 @@ class Engine:
         self._start_cost = self.simulated.start_cost or FREE
         self._rescale_cost = self.simulated.rescale_cost or FREE
         self._resume_cost = self.simulated.resume_cost or self._rescale_cost
-        self._progress = self.simulated.progress()
-        self._interference = (
-            Interference(self.simulated.interference) if self.simulated.interference else None
-        )
         self._describe = describe
         self._advance = advance
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
-        self._order = self.simulated.order
+        self._order = self.simulated.quirks.order
         self._arrived = 0
         self._agenda = Agenda()
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
         self._node_events_ahead = len(self.simulated.node_events)
-        self._rounds = Rounds(interval_s, self.simulated.first_round) if interval_s else None
-        self._runs: dict[str, _Run] = {}
+        self._rounds = Rounds(interval_s, self.simulated.quirks.first_round) if interval_s else None
+        self._running = RunningJobs(session, self.simulated, self._agenda, self.log, interval_s)
         self._now_s = 0.0
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
-        self._trained: set[str] = set()
-        """Jobs that have paid what a start costs and trained since."""
         self._ended_late = False
         """Whether a job ended at this moment after the decision: it took less time than a clock can show."""
         self._quiet_decisions = 0
@@ -133,14 +105,14 @@ class Engine:
         while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
             self._now_s = now_s
             self._happen(now_s)
-            self._mind_neighbours(now_s)
+            self._running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
                 self.stands_still = self._stands_still(now_s)
                 if self.stands_still or self._is_given_up():
                     break
             self._happen_late(now_s)
-            self._mind_neighbours(now_s)
+            self._running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), len(self._arrivals))
 
@@ -196,9 +168,7 @@ class Engine:
         self._last_look = (now_s, done)
         if self._arrived < len(self._arrivals) or self._node_events_ahead:
             return False
-        return done == had_done and all(
-            run.held_since_s > looked_s for run in self._runs.values() if run.rate
-        )
+        return done == had_done and self._running.began_since(looked_s)
 
     # What happens.
 
@@ -208,7 +178,7 @@ class Engine:
             if entry.kind == FINISH:
                 self._finish(entry.subject, now_s)
             elif entry.kind == SEGMENT_END:
-                self._turn(entry.subject, now_s)
+                self._running.next_segment(entry.subject, now_s)
             else:
                 self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
         while self._arrived < len(self._arrivals):
@@ -225,16 +195,7 @@ class Engine:
                 self._ended_late = True
                 self._finish(entry.subject, now_s)
             else:
-                self._turn(entry.subject, now_s)
-
-    def _turn(self, job_id: str, now_s: float) -> None:
-        """A segment has ended: what it led to is reached, and the next begins."""
-        job, run = self.session.jobs[job_id], self._runs[job_id]
-        run.saved_samples = self._saved_samples(job, run, now_s)
-        job.settle(now_s)
-        job.report_progress(now_s, run.goal)
-        job.train_from(now_s, run.speed)
-        self._train(job, run, now_s, now_s)
+                self._running.next_segment(entry.subject, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
         self._arrived += 1
@@ -247,8 +208,7 @@ class Engine:
     def _finish(self, job_id: str, now_s: float) -> None:
         self._quiet_decisions = 0
         self.counters.finished += 1
-        del self._runs[job_id]
-        self._sit(job_id)
+        self._running.finish(job_id)
         job = self.session.end(job_id, now_s)
         job.report_progress(now_s, job.total_samples or 0.0)
         self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.total_samples)
@@ -261,10 +221,9 @@ class Engine:
         if up:
             self.session.node_up(node, now_s)
             return
-        runs = [(self.session.jobs[job_id], run) for job_id, run in self._runs.items()]
-        saved = {job.id: self._saved_samples(job, run, now_s) for job, run in runs}
+        saved = self._running.saved_samples(now_s)
         for job in self.session.node_down(node, now_s):
-            self._leave_gpus(job.id, now_s)
+            self._running.leave(job.id, now_s)
             job.report_progress(now_s, saved[job.id])
             self.log.add(now_s, "requeue", job.id, gpus=0, samples_done=job.samples_done(now_s))
 
@@ -281,7 +240,7 @@ class Engine:
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._leave_gpus(job.id, now_s) if job.id in self._runs else None
+        left = self._running.leave(job.id, now_s) if job.id in self._running else None
         if transition.step == "reject":
             self.counters.rejected += 1
             detail = compact_json({"reason": transition.reason})
@@ -293,7 +252,7 @@ class Engine:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
         cost_s = self._cost_of(transition).of(job.spec.model)
-        if transition.step == "rebatch" and left is not None and self.simulated.free_rebatch:
+        if transition.step == "rebatch" and left is not None and self.simulated.quirks.free_rebatch:
             cost_s = max(0.0, left.paid_s - now_s)
         row = self.log.add(
             now_s,
@@ -305,91 +264,12 @@ class Engine:
             samples_done=done,
             overhead_s=cost_s,
         )
-        self._sit(job.id, job.placement)
-        paid_s = now_s + cost_s
-        run = self._runs[job.id] = _Run(row, now_s, job.samples_per_second, paid_s, done)
-        self._train(job, run, now_s, paid_s)
+        self._running.begin(job, row, cost_s, now_s)
 
     def _cost_of(self, transition: Transition) -> Cost:
-        if transition.job.id not in self._trained:
+        if not self._running.has_trained(transition.job.id):
             return self._start_cost
         return self._resume_cost if transition.step == "resume" else self._rescale_cost
-
-    def _leave_gpus(self, job_id: str, now_s: float) -> _Run:
-        """A job's present allocation ends; if it was still being paid for, only that much was paid."""
-        self._agenda.unplan(job_id)
-        run = self._runs.pop(job_id)
-        self._sit(job_id)
-        if run.paid_s > now_s:
-            self.log.overhead_seconds[run.row] = now_s - run.held_since_s
-        elif run.paid_s < now_s:
-            self._trained.add(job_id)
-        return run
-
-    def _train(self, job: JobState, run: _Run, now_s: float, from_s: float) -> None:
-        """The job trains from ``from_s`` on; plan the end of that."""
-        done = job.samples_done(now_s)
-        speed_factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
-        segment = self._progress.segment(job, done, speed_factor)
-        run.rate, run.trains_since_s = segment.samples_per_second, from_s
-        if self.simulated.measured:
-            self._measure(job, segment, speed_factor)
-        total = math.inf if job.total_samples is None else job.total_samples
-        run.goal = total if segment.until_samples is None else min(total, segment.until_samples)
-        if (trajectory := segment.trajectory) is not None:
-            job.train_along(from_s, trajectory, run.rate)
-            end_s = from_s + trajectory.seconds
-            late = trajectory.is_late(from_s, end_s)
-        else:
-            job.train_from(from_s, run.rate)
-            end_s, late = self._ending(run, from_s, done)
-        if end_s < math.inf:
-            kind = FINISH if run.goal == total else SEGMENT_END
-            self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
-
-    def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
-        """What the job learns about itself in a segment, as a real one would from its own steps."""
-        if segment.noise_scale is not None:
-            job.noise_scale = segment.noise_scale
-        observation = segment.observation or self._observation(job, job.samples_per_second * speed_factor)
-        if observation is not None:
-            job.observe(observation)
-
-    def _observation(self, job: JobState, speed: float) -> Observation | None:
-        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
-        plan = self.session.speeds.batch_plan(job)
-        if plan is None or speed <= 0:
-            return None
-        shape = tuple(sorted((count for _, count in job.placement), reverse=True))
-        return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
-
-    def _ending(self, run: _Run, from_s: float, done: float) -> tuple[float, bool]:
-        """When a segment ends, and whether a decision at that moment comes before it."""
-        if run.rate <= 0:
-            return math.inf, False
-        lasts_s = (run.goal - done) / run.rate
-        if not self.simulated.whole_seconds or lasts_s == math.inf:
-            return from_s + lasts_s, False
-        end_s = from_s + round(lasts_s)
-        return end_s, round(lasts_s) < lasts_s and self._rounds is not None and self._rounds.is_one(end_s)
-
-    def _saved_samples(self, job: JobState, run: _Run, now_s: float) -> float:
-        """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
-        saved_s = last_checkpoint_s(job.spec, run.paid_s, now_s)
-        return run.saved_samples if saved_s < run.trains_since_s else job.samples_done(saved_s)
-
-    def _sit(self, job_id: str, placement: NodeGpus = ()) -> None:
-        if self._interference is not None:
-            self._interference.sit(job_id, placement)
-
-    def _mind_neighbours(self, now_s: float) -> None:
-        """Who has got or lost a neighbour goes on at another speed."""
-        for job_id in self._interference.changed() if self._interference is not None else ():
-            job, run = self.session.jobs[job_id], self._runs[job_id]
-            run.saved_samples = self._saved_samples(job, run, now_s)
-            job.settle(now_s)
-            job.train_from(now_s, run.speed)
-            self._train(job, run, now_s, max(now_s, run.paid_s))
 
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost, parse_costs
 from pliant.tools.replay.engine.failures import Mtbf, NodeEvent, read_failures
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples
+
+
+def exact_end(from_s: float, lasts_s: float, interval_s: float | None) -> tuple[float, bool]:
+    """When a segment ends, and whether a decision at that moment still sees the job as before."""
+    del interval_s
+    return from_s + lasts_s, False
+
+
+@dataclass(frozen=True, slots=True)
+class Quirks:
+    """Where a published simulator differs. The defaults are our own rules; presets are in ``compat``."""
+
+    free_rebatch: bool = False
+    """Whether a job that keeps its GPUs takes up another batch at no cost."""
+    first_round: int = 0
+    """Number of the first round, in intervals from time 0."""
+    order: Callable[[Job], tuple[float, str]] | None = None
+    """Sort key of jobs; None: (submit_time, id)."""
+    segment_end: Callable[[float, float, float | None], tuple[float, bool]] = exact_end
+    """As :func:`exact_end`, from the segment's start, its length and the interval between rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +43,13 @@ class SimulatedCluster:
     """Of every later change of its GPUs or batch. A change that comes before it is paid starts it anew."""
     resume_cost: Cost | None = None
     """Of a start after a preemption or a failure; None: that of every other change."""
-    free_rebatch: bool = False
-    """Whether a job that keeps its GPUs takes up another batch at no cost."""
     progress: Callable[[], ProgressModel] = Samples
     """Makes the progress model; a new one for every replay."""
     measured: bool = False
     """Whether jobs measure their own speed and the noise of their gradients, for policies to learn from."""
-    first_round: int = 0
-    """Number of the first round, in intervals from time 0."""
-    whole_seconds: bool = False
-    """Whether segments last whole seconds; one that is rounded down to a round ends after its decision."""
     interference: float = 0.0
     """Part of their speed that jobs lose to each other where they span several nodes and share one."""
-    order: Callable[[Job], tuple[float, str]] | None = None
-    """Sort key of jobs; None: (submit_time, id)."""
+    quirks: Quirks = field(default_factory=Quirks)
     node_events: tuple[NodeEvent, ...] = ()
     """A job whose node goes down falls back to its last checkpoint and waits again."""
     mtbf: Mtbf | None = None

@@ -11,7 +11,7 @@ from pliant.schemas.formats.bulk import garbage_collection_paused
 from pliant.schemas.text.wording import counted
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.replay.compat.pollux import Compat, SteppedCut, Truth, file_order, preset
+from pliant.tools.replay.compat.pollux import Compat, preset, quirks, simulator_model
 from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
@@ -71,7 +71,12 @@ def prepared(conditions: Conditions, inputs: Inputs, policy: Policy, simulated: 
         )
     name = conditions.progress or ("epochs" if compat.name else None)
     stepwise = policy.elasticity == "size+batch"
-    model, oracle = _model(name, conditions, _Scene(compat, inputs, times, asked_s, stepwise))
+    model: ProgressModel | None
+    oracle: Oracle | None = None
+    if compat.name and times is not None:
+        model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
+    else:
+        model = _model(name, conditions, inputs, stepwise=stepwise)
     cost = Cost(compat.cost_s) if compat.cost_s else FREE
     found = replace(
         simulated,
@@ -79,10 +84,7 @@ def prepared(conditions: Conditions, inputs: Inputs, policy: Policy, simulated: 
         rescale_cost=simulated.rescale_cost or cost,
         progress=simulated.progress if model is None else lambda: model,
         measured=stepwise,
-        free_rebatch=simulated.free_rebatch or compat.free_rebatch,
-        first_round=compat.first_round,
-        whole_seconds=compat.epochs.whole_seconds,
-        order=file_order if compat.file_order else None,
+        quirks=quirks(compat) if compat.name else simulated.quirks,
     )
     by_table = bool(inputs.tables) and any(job.convergence in inputs.tables for job in inputs.jobs)
     return Prepared(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))
@@ -127,39 +129,14 @@ def _check_noise(conditions: Conditions, inputs: Inputs) -> None:
             )
 
 
-class _Scene(NamedTuple):
-    """What an epochs model is made of."""
-
-    compat: Compat
-    inputs: Inputs
-    times: ThroughputByPlacement | None
-    round_s: float | None
-    stepwise: bool
-
-
 def _model(
-    name: ProgressName | None, conditions: Conditions, scene: _Scene
-) -> tuple[ProgressModel | None, Oracle | None]:
-    """The progress model, and what it can tell an oracle; None: whatever the simulated cluster has."""
-    tables = scene.inputs.tables
+    name: ProgressName | None, conditions: Conditions, inputs: Inputs, *, stepwise: bool
+) -> ProgressModel | None:
+    """The progress model; None: the one that the simulated cluster has."""
+    tables = inputs.tables
     if name == "samples" or (name is None and not tables):
-        return None, None
+        return None
     if name == "goodput":
-        return Goodput(tables, conditions.noise_scale or {}, stepwise=scene.stepwise), None
-    compat, times = scene.compat, scene.times
-    if times is not None and compat.cut == "stepped":
-        return _stepped(scene, times)
-    epochs = Epochs(tables, compat.epochs, round_s=scene.round_s, stepwise=scene.stepwise)
-    return epochs if name else ByJob(tables, epochs), None
-
-
-def _stepped(scene: _Scene, times: ThroughputByPlacement) -> tuple[ProgressModel, Oracle | None]:
-    compat, tables = scene.compat, scene.inputs.tables
-    cut = SteppedCut(times, tables)
-    epochs = Epochs(tables, compat.epochs, cut, round_s=scene.round_s, stepwise=scene.stepwise)
-    if not compat.oracle:
-        return epochs, None
-    node_gpus: dict[str, int] = {}
-    for node in scene.inputs.cluster.nodes:
-        node_gpus[node.gpu_type] = max(node.gpus, node_gpus.get(node.gpu_type, 1))
-    return epochs, Truth(compat, epochs, cut, times, node_gpus)
+        return Goodput(tables, conditions.noise_scale, stepwise=stepwise)
+    epochs = Epochs(tables, stepwise=stepwise)
+    return epochs if name else ByJob(tables, epochs)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
+from pliant.tools.replay.progress.trajectory import Pieces
 from pliant.tools.schedule.jobs import JobState, Observation
 
 TARGET: Final = "target_metric"
@@ -28,29 +27,6 @@ class Cut(NamedTuple):
     """What the job measures by it, if it is told."""
 
 
-Cutter = Callable[[JobState], Cut | None]
-"""None: it does not run there."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRules:
-    """What an epoch is. The defaults are ours, the rest is how others simulate."""
-
-    length: Literal["iterations", "gain"] = "iterations"
-    """iterations: an epoch is as many steps as the validation runs took. gain: it is so much progress (the
-    least of the validation runs), and a step brings the gain that their gradients tell."""
-    whole_seconds: bool = False
-    """Epochs end at whole seconds."""
-    max_epochs: Mapping[str, int] = field(default_factory=dict)
-    """Epochs by model; for others those of the job, else those that every validation run has."""
-
-
-def even_cut(job: JobState) -> Cut | None:
-    """The batch as the policy set it, at the speed of the throughput model."""
-    speed = job.samples_per_second
-    return Cut(job.global_batch, job.global_batch / speed) if speed > 0 else None
-
-
 class Epochs:
     """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
 
@@ -59,20 +35,9 @@ class Epochs:
     end; stepwise, each is a segment of its own, at whose end the batch may be cut again.
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, Validation],
-        rules: EpochRules | None = None,
-        cut: Cutter = even_cut,
-        *,
-        round_s: float | None = None,
-        stepwise: bool = False,
-    ) -> None:
-        """``tables`` by the key that jobs name in ``convergence``; ``round_s``: seconds between decisions."""
+    def __init__(self, tables: Mapping[str, Validation], *, stepwise: bool = False) -> None:
+        """``tables`` by the key that jobs name in ``convergence``."""
         self._tables = tables
-        self._rules = rules or EpochRules()
-        self._cut = cut
-        self._round_s = round_s if self._rules.whole_seconds else None
         self._stepwise = stepwise
         self._pieces: dict[tuple[object, ...], Pieces] = {}
 
@@ -90,10 +55,21 @@ class Epochs:
 
     def epochs(self, job: JobState) -> float:
         """Epochs of a job; the metric may end it sooner."""
-        most = self._rules.max_epochs.get(job.spec.model)
-        if most is not None:
-            return most
         return job.spec.work.epochs if isinstance(job.spec.work, EpochWork) else self.table(job).epochs
+
+    def cut(self, job: JobState) -> Cut | None:
+        """The policy's batch, at the speed of the throughput model; None: it does not run there."""
+        speed = job.samples_per_second
+        return Cut(job.global_batch, job.global_batch / speed) if speed > 0 else None
+
+    def epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
+        """Seconds of a whole epoch of the table: an epoch is as many steps as the validation runs took."""
+        before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
+        return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
+
+    def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
+        """The epochs, laid end to end."""
+        return Pieces(bounds, rates)
 
     def samples_per_epoch(self, job: JobState) -> float:
         """The total over the number of epochs."""
@@ -101,14 +77,14 @@ class Epochs:
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """The trajectory to the end of the work, or the segment to the end of the epoch."""
-        cut = self._cut(job)
+        cut = self.cut(job)
         if cut is None:
             return Segment(0.0)
         cut = cut._replace(step_seconds=cut.step_seconds / speed_factor)
         pieces = self._pieces_of(job, cut, samples_done)
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)
-        trajectory = PieceTrajectory(pieces, samples_done, self._round_s)
+        trajectory = pieces.trajectory(samples_done)
         return Segment(trajectory.rate, trajectory=trajectory)
 
     def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Segment:
@@ -131,17 +107,9 @@ class Epochs:
         table, width = self.table(job), self.samples_per_epoch(job)
         epochs = range(math.ceil(goal))
         bounds = [epoch * width for epoch in epochs] + [goal * width]
-        rates = [width / self._epoch_seconds(table, cut, epoch) for epoch in epochs]
-        return Pieces(bounds, rates, whole_seconds=self._rules.whole_seconds)
-
-    def _epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
-        """Seconds of a whole epoch; after the last of the table as the last."""
-        epoch = min(epoch, table.epochs - 1)
-        if self._rules.length == "iterations":
-            before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
-            return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
-        before = table.least_progress[epoch - 1] if epoch else 0.0
-        return (table.least_progress[epoch] - before) / (table.gains(cut.batch)[epoch] / cut.step_seconds)
+        last = table.epochs - 1  # after the last epoch of the table as in the last
+        rates = [width / self.epoch_seconds(table, cut, min(epoch, last)) for epoch in epochs]
+        return self.pieces(bounds, rates)
 
     @staticmethod
     def _epoch_of_metric(table: Validation, batch: int, target: float, goal: float) -> float:

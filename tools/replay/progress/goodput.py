@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pliant.schemas.errors import BadInputError
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
-from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
+from pliant.tools.replay.progress.trajectory import Pieces
 from pliant.tools.schedule.jobs import JobState
 
 
@@ -50,7 +50,7 @@ class Goodput:
         if self._stepwise:
             epoch = pieces.piece_at(samples_done)
             return pieces.segment(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
-        trajectory = PieceTrajectory(pieces, samples_done)
+        trajectory = pieces.trajectory(samples_done)
         return Segment(trajectory.rate, trajectory=trajectory)
 
     def _constant_of(self, job: JobState) -> float:

@@ -11,16 +11,16 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
-from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset, split
+from pliant.tools.replay.compat.epochs import EpochRules, split
+from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset
+from pliant.tools.replay.compat.whole_seconds import WholeSecondPieces, whole_second_end
 from pliant.tools.replay.engine.agenda import Rounds
 from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.epochs import EpochRules
 from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.replay.progress.trajectory import Pieces, PieceTrajectory
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.tiresias.policy import Tiresias
 from tests.builders import cluster, job
@@ -63,20 +63,29 @@ def test_jobs_are_in_the_order_of_the_file():
     assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
     told = story(
-        play(Tiresias(), jobs, cluster(1), simulated=SimulatedCluster(order=file_order), interval_s=10)
+        play(
+            Tiresias(),
+            jobs,
+            cluster(1),
+            simulated=SimulatedCluster(quirks=Quirks(order=file_order)),
+            interval_s=10,
+        )
     )
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
+
+
+WHOLE_SECONDS = Quirks(segment_end=whole_second_end)
 
 
 class Rounded:
     """One piece of 59.6 or 60.4 seconds, as a simulator of whole seconds sees it."""
 
     def __init__(self, seconds: float, *, stepwise: bool = False) -> None:
-        self._pieces = Pieces([0.0, seconds], [1.0], whole_seconds=True)
+        self._pieces = WholeSecondPieces([0.0, seconds], [1.0], 60.0)
         self._stepwise = stepwise
 
     def segment(self, job, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        trajectory = PieceTrajectory(self._pieces, samples_done, 60.0)
+        trajectory = self._pieces.trajectory(samples_done)
         return Segment(1.0) if self._stepwise else Segment(1.0, trajectory=trajectory)
 
 
@@ -84,14 +93,14 @@ class Rounded:
 @pytest.mark.parametrize(("seconds", "starts_s"), [(59.6, 60), (60.4, 120)])
 def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
     jobs = [job("a", work={"samples": seconds}), job("b", at=1, work={"samples": seconds})]
-    world = SimulatedCluster(progress=lambda: Rounded(seconds, stepwise=stepwise), whole_seconds=True)
+    world = SimulatedCluster(progress=lambda: Rounded(seconds, stepwise=stepwise), quirks=WHOLE_SECONDS)
     told = story(play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60))
     assert told[:3] == [(0, "a", "start", 1), (60, "a", "finish", 0), (starts_s, "b", "start", 1)]
 
 
 def test_a_late_end_waits_for_the_next_round_even_where_this_one_was_left_out():
     jobs = [job("a", work={"samples": 180.4}), job("b", at=1, work={"samples": 180.4})]
-    world = SimulatedCluster(progress=lambda: Rounded(180.4), whole_seconds=True)
+    world = SimulatedCluster(progress=lambda: Rounded(180.4), quirks=WHOLE_SECONDS)
     engine = play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60)
     assert story(engine)[1:3] == [(180, "a", "finish", 0), (240, "b", "start", 1)]
     assert engine.counters.decisions == 3, "at 0, at 60 for b, and at 240"

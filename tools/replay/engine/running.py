@@ -1,0 +1,167 @@
+"""The jobs that hold GPUs: what each has paid for, how it trains, and when that ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pliant.tools.replay.engine.agenda import FINISH, LATE_FINISH, SEGMENT_END, Agenda
+from pliant.tools.replay.engine.failures import last_checkpoint_s
+from pliant.tools.replay.engine.interference import Interference
+from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.schedule.session.session import Session
+
+
+@dataclass(slots=True)
+class Allocation:
+    """What one job holds, and the segment of progress in which it is."""
+
+    row: int
+    """Where the log says how it began."""
+    held_since_s: float
+    speed: float
+    """Samples per second that the throughput model gives, which every segment begins from."""
+    paid_s: float
+    """When its start or change is paid for and it begins to train; checkpoints count from then."""
+    saved_samples: float
+    """Progress at the last checkpoint before the present segment."""
+    trains_since_s: float = math.inf
+    """When the present segment of progress begins."""
+    rate: float = 0.0
+    goal: float = math.inf
+    """Progress at which this segment ends, in samples."""
+
+
+class RunningJobs:
+    """The allocations of all jobs that hold GPUs. The end of each segment is entered into the agenda."""
+
+    def __init__(
+        self,
+        session: Session,
+        simulated: SimulatedCluster,
+        agenda: Agenda,
+        log: EventLog,
+        interval_s: float | None,
+    ) -> None:
+        """``interval_s``: between the rounds in which the policy is asked; None: there are none."""
+        self._session = session
+        self._simulated = simulated
+        self._agenda = agenda
+        self._log = log
+        self._interval_s = interval_s
+        self._progress = simulated.progress()
+        self._interference = Interference(simulated.interference) if simulated.interference else None
+        self._held: dict[str, Allocation] = {}
+        self._trained: set[str] = set()
+        """Jobs that have paid what a start costs and trained since."""
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._held
+
+    def has_trained(self, job_id: str) -> bool:
+        """Whether the job has paid for a start and trained since."""
+        return job_id in self._trained
+
+    def began_since(self, time_s: float) -> bool:
+        """Whether every job that trains got its present GPUs after ``time_s``."""
+        return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
+
+    def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
+        """The job has got GPUs or a batch, as ``row`` of the log says; it trains once it has paid."""
+        if self._interference is not None:
+            self._interference.sit(job.id, job.placement)
+        done = job.samples_done(now_s)
+        held = Allocation(row, now_s, job.samples_per_second, now_s + cost_s, done)
+        self._held[job.id] = held
+        self._train(job, held, now_s, held.paid_s)
+
+    def leave(self, job_id: str, now_s: float) -> Allocation:
+        """The job's allocation ends; if it was still being paid for, only that much was paid."""
+        self._agenda.unplan(job_id)
+        held = self._drop(job_id)
+        if held.paid_s > now_s:
+            self._log.overhead_seconds[held.row] = now_s - held.held_since_s
+        elif held.paid_s < now_s:
+            self._trained.add(job_id)
+        return held
+
+    def finish(self, job_id: str) -> None:
+        """The job has done its work."""
+        self._drop(job_id)
+
+    def next_segment(self, job_id: str, now_s: float) -> None:
+        """A segment has ended: what it led to is reached, and the next begins."""
+        job, held = self._session.jobs[job_id], self._held[job_id]
+        held.saved_samples = self._saved_samples(job, held, now_s)
+        job.settle(now_s)
+        job.report_progress(now_s, held.goal)
+        job.train_from(now_s, held.speed)
+        self._train(job, held, now_s, now_s)
+
+    def saved_samples(self, now_s: float) -> dict[str, float]:
+        """Progress of each job at its last checkpoint."""
+        jobs = self._session.jobs
+        return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
+
+    def heed_neighbours(self, now_s: float) -> None:
+        """Jobs that got or lost a neighbour go on at another speed."""
+        for job_id in self._interference.changed() if self._interference is not None else ():
+            job, held = self._session.jobs[job_id], self._held[job_id]
+            held.saved_samples = self._saved_samples(job, held, now_s)
+            job.settle(now_s)
+            job.train_from(now_s, held.speed)
+            self._train(job, held, now_s, max(now_s, held.paid_s))
+
+    def _drop(self, job_id: str) -> Allocation:
+        if self._interference is not None:
+            self._interference.sit(job_id, ())
+        return self._held.pop(job_id)
+
+    def _train(self, job: JobState, held: Allocation, now_s: float, from_s: float) -> None:
+        """The job trains from ``from_s`` on; plan the end of that."""
+        done = job.samples_done(now_s)
+        factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
+        segment = self._progress.segment(job, done, factor)
+        held.rate, held.trains_since_s = segment.samples_per_second, from_s
+        if self._simulated.measured:
+            self._measure(job, segment, factor)
+        total = math.inf if job.total_samples is None else job.total_samples
+        held.goal = total if segment.until_samples is None else min(total, segment.until_samples)
+        if (trajectory := segment.trajectory) is not None:
+            job.train_along(from_s, trajectory, held.rate)
+            end_s = from_s + trajectory.seconds
+            late = trajectory.is_late(from_s, end_s)
+        else:
+            job.train_from(from_s, held.rate)
+            if held.rate <= 0:
+                return
+            end_s, late = self._simulated.quirks.segment_end(
+                from_s, (held.goal - done) / held.rate, self._interval_s
+            )
+        if end_s < math.inf:
+            kind = FINISH if held.goal == total else SEGMENT_END
+            self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
+
+    def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
+        """What the job learns about itself in a segment, as a real one would from its own steps."""
+        if segment.noise_scale is not None:
+            job.noise_scale = segment.noise_scale
+        observation = segment.observation or self._observation(job, job.samples_per_second * speed_factor)
+        if observation is not None:
+            job.observe(observation)
+
+    def _observation(self, job: JobState, speed: float) -> Observation | None:
+        """The step that the throughput model gives the job; None: it does not train, or states no batch."""
+        plan = self._session.speeds.batch_plan(job)
+        if plan is None or speed <= 0:
+            return None
+        shape = tuple(sorted((count for _, count in job.placement), reverse=True))
+        return Observation(shape, plan.local, plan.accum, job.global_batch / speed)
+
+    def _saved_samples(self, job: JobState, held: Allocation, now_s: float) -> float:
+        """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
+        saved_s = last_checkpoint_s(job.spec, held.paid_s, now_s)
+        return held.saved_samples if saved_s < held.trains_since_s else job.samples_done(saved_s)
