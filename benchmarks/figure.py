@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from pliant.tools.report.expectation import Expectation
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -33,9 +35,8 @@ class Figure:
     @property
     def holds(self) -> bool | None:
         """Whether the value keeps to its limit; None: it has none."""
-        if self.limit is None or self.value is None:
-            return None if self.limit is None else False
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
+        expected = Expectation(low=self.limit) if self.at_least else Expectation(high=self.limit)
+        return None if self.limit is None else expected.holds(self.value)
 
 
 def machine() -> dict[str, object]:

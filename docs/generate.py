@@ -133,11 +133,9 @@ def _type(rule: dict[str, Any]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        + "\n"
-    )
+    from pliant.tools.report.rendering.markdown import markdown_table
+
+    return markdown_table(head, rows, len(head)) + "\n"
 
 
 def policies_page() -> str:

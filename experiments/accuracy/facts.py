@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from experiments.accuracy.arms import LARGER, REFERENCE
-from experiments.harness.page import markdown
 from experiments.harness.spec import Findings
+from pliant.tools.report.rendering.markdown import markdown_table
 
 ROUNDING: Final = 1e-12
 """Losses that differ by less than this part are equal but for the rounding of 64-bit numbers."""
@@ -177,7 +177,7 @@ def _table(runs: Runs) -> str:
         *("", "accuracy at the end, %", "against fixed, points"),
         *("highest loss after the change / before", "epochs until it is back", "weights off by"),
     )
-    return markdown(head, [(words, *_row(runs, arm)) for arm, words in runs.words.items()])
+    return markdown_table(head, [(words, *_row(runs, arm)) for arm, words in runs.words.items()])
 
 
 def _row(runs: Runs, arm: str) -> Sequence[str]:

@@ -12,8 +12,8 @@ from experiments.elastic_scaling.live import RECORD
 from experiments.elastic_scaling.live import WORDS as LIVE_WORDS
 from experiments.elastic_scaling.model import ASSUMPTIONS, MOST_GPUS, Model, fitted, residuals
 from experiments.elastic_scaling.workloads import prepare
-from experiments.harness.page import markdown
 from experiments.harness.spec import Experiment, Plot, Replays
+from pliant.tools.report.rendering.markdown import markdown_table
 
 _OURS, _BASELINE = "our method", "random-bs"
 _WORLDS: Final = {
@@ -74,7 +74,7 @@ def _residuals(model: Model) -> str:
         )
         for each in residuals(model)
     ]
-    return markdown(head, body)
+    return markdown_table(head, body)
 
 
 def _factors(model: Model) -> str:
@@ -87,14 +87,14 @@ def _factors(model: Model) -> str:
         best = [max(job.factor(batch, gpus, model.links) for batch in batches) for gpus in sizes]
         name = f"{job.category.number}, {job.category.kind}"
         body.append((name, *(f"{factor:.2f}" for factor in best)))
-    return markdown(head, body)
+    return markdown_table(head, body)
 
 
 def _worlds(replays: Replays) -> str:
     """Table III under other assumptions: means over the seeds, elastic / baseline."""
     head = ("", "SJS, drop, %", "dropped, %", "JCT, drop, min", "SJS, queue, %", "JCT, queue, min")
     body = [(words, *_pairs(replays, f"{trace}-40-*")) for trace, words in _WORLDS.items()]
-    return markdown(head, body)
+    return markdown_table(head, body)
 
 
 def _rescales(replays: Replays) -> str:
@@ -116,7 +116,7 @@ def _rescales(replays: Replays) -> str:
             ]
             named = (f"{interval_s} s", f"{charged_s} s" if charged_s else "nothing")
             body.append((*named, f"{means[0]:.2f}", *(f"{mean:.1f}" for mean in means[1:])))
-    return markdown(head, body)
+    return markdown_table(head, body)
 
 
 def _live_table(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -132,7 +132,7 @@ def _live_table(figures: Sequence[Mapping[str, Any]]) -> str:
         )
         for each in figures
     ]
-    return markdown(head, body)
+    return markdown_table(head, body)
 
 
 def _pairs(replays: Replays, trace: str) -> Sequence[str]:

@@ -15,6 +15,7 @@ from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
 from experiments.harness.spec import Experiment, Replays, Subject
 from pliant.schemas.formats.files import read_bytes
+from pliant.tools.report.rendering.markdown import markdown_table
 
 HEADER: Final = (
     "<!-- Written by `make experiment NAME={}` from its results; edit the template instead. -->\n\n"
@@ -114,13 +115,7 @@ def table_text(rows: Sequence[Compared]) -> str:
         )
         for each in rows
     ]
-    return markdown(head, body)
-
-
-def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table; the first column is words, the others numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *body))
+    return markdown_table(head, body)
 
 
 def _number(value: float, unit: str = "") -> str:

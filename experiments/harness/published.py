@@ -6,24 +6,24 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from experiments.harness.replays import Outcome, matching
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.files import read_bytes
 from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.formats.record import Identifier, PositiveFloat, Record
-from pliant.schemas.metrics import RunMetrics
-from pliant.tools.replay.traces.recipe import parse_table, refuse
+from pliant.tools.replay.traces.recipe import parse_table
+from pliant.tools.report.expectation import Expectation, ExpectedFigure
 
 NEAR: Final = 1.5
 """A ratio reproduces a published one if it lies on the same side of 1 and within this factor of it."""
 
 
-class Number(Record):
-    """One published number, and which replays it is compared with."""
+class Number(ExpectedFigure):
+    """One published number, and which replays it is compared with: ``run`` over ``over``, seed by seed."""
 
     name: Identifier
     """Its name in results and benchmarks."""
@@ -34,22 +34,12 @@ class Number(Record):
     value: float
     """As published."""
     unit: str = ""
-    metric: str
-    """Field of the metrics of a run."""
     run: str
     """Name of a replay, a pattern where there is one for each seed."""
-    over: str | None = None
-    """A second one: the number is then the ratio of the first to the second, seed by seed."""
     scale: PositiveFloat = 1.0
     """The field's unit in units of the number: 100 for percent, 1/60 for minutes."""
     note: str = ""
     """Why ours differs, if it does; the page shows it beside those that miss."""
-
-    @model_validator(mode="after")
-    def _metric_is_known(self) -> Self:
-        if self.metric not in RunMetrics.model_fields:
-            refuse("/metric", f'"{self.metric}" is no figure of a report')
-        return self
 
 
 class Numbers(Record):
@@ -84,10 +74,14 @@ class Compared:
         return self.ratio - 1
 
     @property
+    def expected(self) -> Expectation:
+        """The published number, to :data:`NEAR`."""
+        return Expectation.near(self.published, NEAR, is_ratio=self.is_ratio)
+
+    @property
     def reproduces(self) -> bool:
-        """Whether it has the published sign and size, to :data:`NEAR`."""
-        same_side = not self.is_ratio or self.published == 1 or (self.ours - 1) * (self.published - 1) > 0
-        return same_side and 1 / NEAR <= self.ratio <= NEAR
+        """Whether it has the published sign and size."""
+        return self.expected.holds(self.ours)
 
 
 def read_numbers(path: Path) -> tuple[Number, ...]:

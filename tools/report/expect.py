@@ -14,34 +14,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, UsageError
 from pliant.schemas.formats.files import read_bytes, source_name
 from pliant.schemas.formats.jsontext import parse_json
 from pliant.schemas.formats.problems import problems_of
 from pliant.schemas.formats.record import NonNegativeFloat, Record
-from pliant.schemas.metrics import RunMetrics
-from pliant.schemas.text.wording import shortened
+from pliant.tools.report.expectation import Expectation, ExpectedFigure, wrong
 from pliant.tools.report.rendering.sections import Section, value_of
 from pliant.tools.report.rendering.units import NOTHING, percent
 from pliant.tools.report.report import Report, find_run
 
-_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "jobs_completed_at")
 
-
-class Expected(Record):
-    """One figure of one run, and how far it may be off."""
+class Expected(ExpectedFigure):
+    """One figure of one run, and how far it may be off. ``policy`` and ``over`` are policies or labels."""
 
     policy: str
-    """Policy or label of the run."""
-    metric: str
-    """Field of the metrics schema."""
-    over: str | None = None
-    """Policy or label of a second run: the figure is then the ratio of the first to the second."""
     value: float | None = None
     """The published or golden figure; low or high may stand alone instead."""
     tolerance: NonNegativeFloat | None = None
@@ -53,23 +44,20 @@ class Expected(Record):
 
     @model_validator(mode="after")
     def _is_checkable(self) -> Self:
-        if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
-            raise _wrong("metric", f'"{shortened(self.metric)}" is no figure of a report')
         if (self.tolerance is None) == (self.low is None and self.high is None):
-            raise _wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
+            raise wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
         if self.tolerance is not None and self.value is None:
-            raise _wrong("value", "is missing, expected the figure that tolerance is about")
+            raise wrong("value", "is missing, expected the figure that tolerance is about")
         if self.low is not None and self.high is not None and self.high < self.low:
-            raise _wrong("high", f"{self.high:g} is below low {self.low:g}")
+            raise wrong("high", f"{self.high:g} is below low {self.low:g}")
         return self
 
     @property
-    def limits(self) -> tuple[float | None, float | None]:
-        """Smallest and largest accepted figure."""
+    def expectation(self) -> Expectation:
+        """The value and the range."""
         if self.tolerance is None or self.value is None:
-            return self.low, self.high
-        slack = abs(self.value) * self.tolerance
-        return self.value - slack, self.value + slack
+            return Expectation(self.value, self.low, self.high)
+        return Expectation.within(self.value, self.tolerance)
 
 
 class Expectations(Record):
@@ -94,19 +82,12 @@ class Checked:
     @property
     def deviation(self) -> float | None:
         """(found − expected) / expected."""
-        if self.found is None or not self.expected.value:
-            return None
-        return (self.found - self.expected.value) / abs(self.expected.value)
+        return self.expected.expectation.deviation(self.found)
 
     @property
     def holds(self) -> bool:
         """Whether the figure is in its range."""
-        low, high = self.expected.limits
-        return (
-            self.found is not None
-            and (low is None or self.found >= low)
-            and (high is None or self.found <= high)
-        )
+        return self.expected.expectation.holds(self.found)
 
 
 def read_expectations(path: str | Path) -> Expectations:
@@ -166,7 +147,7 @@ def expectations_section(checked: tuple[Checked, ...]) -> Section:
             _text(each.expected.value),
             _text(each.found),
             percent(each.deviation),
-            _range(*each.expected.limits),
+            _range(each.expected.expectation),
         )
         for each in checked
     )
@@ -185,12 +166,8 @@ def _text(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.6g}"
 
 
-def _range(low: float | None, high: float | None) -> str:
-    if low is None:
-        return f"at most {_text(high)}"
-    return f"at least {_text(low)}" if high is None else f"{_text(low)} to {_text(high)}"
-
-
-def _wrong(field: str, text: str) -> PydanticCustomError:
-    context: dict[str, Any] = {"problem": text, "pointer": f"/{field}"}
-    return PydanticCustomError("expectation", "{problem}", context)
+def _range(expected: Expectation) -> str:
+    if expected.low is None:
+        return f"at most {_text(expected.high)}"
+    low = _text(expected.low)
+    return f"at least {low}" if expected.high is None else f"{low} to {_text(expected.high)}"

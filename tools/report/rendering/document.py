@@ -62,14 +62,14 @@ def _jobs(each: RunReport) -> tuple[JobFigures, ...]:
 
 def _checked(checked: Checked) -> CheckedFigure:
     expected = checked.expected
-    low, high = expected.limits
+    accepted = expected.expectation
     return CheckedFigure(
         policy=expected.policy,
         over=expected.over,
         metric=expected.metric,
         value=expected.value,
-        low=low,
-        high=high,
+        low=accepted.low,
+        high=accepted.high,
         found=checked.found,
         deviation=checked.deviation,
         holds=checked.holds,

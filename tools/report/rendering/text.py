@@ -9,6 +9,7 @@ from typing import Any
 
 from pliant.tools.report.labels import parameters_text
 from pliant.tools.report.rendering.blocks import drawn
+from pliant.tools.report.rendering.markdown import markdown_table
 from pliant.tools.report.rendering.sections import FIGURES, Section, ratio_to
 from pliant.tools.report.report import Report
 
@@ -24,17 +25,9 @@ def as_markdown(sections: Sequence[Section]) -> str:
 
 
 def _markdown(section: Section) -> str:
-    words = section.text_columns
-    rule = ["---" if index < words else "---:" for index in range(len(section.headers))]
-    lines = [f"## {section.title}", ""]
-    lines += [_markdown_row(row) for row in (section.headers, rule, *section.rows)]
-    if section.notes:
-        lines += ["", *(f"- {note}" for note in section.notes)]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    table = markdown_table(section.headers, section.rows, section.text_columns)
+    notes = "".join(f"- {note}\n" for note in section.notes)
+    return f"## {section.title}\n\n{table}\n" + (f"\n{notes}" if notes else "")
 
 
 def metrics_rows(report: Report) -> list[dict[str, Any]]:

@@ -1,0 +1,75 @@
+"""What a figure should be: one type for ``--expect``, the experiments and the benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nextafter
+from typing import Any, Self
+
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from pliant.schemas.formats.record import Record
+from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.text.wording import shortened
+
+_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "jobs_completed_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The range in which a figure is accepted, and the value that it is compared with."""
+
+    value: float | None = None
+    """Published or golden; None: there is only the range."""
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def within(cls, value: float, tolerance: float) -> Self:
+        """``tolerance``: largest relative deviation from ``value``."""
+        slack = abs(value) * tolerance
+        return cls(value, value - slack, value + slack)
+
+    @classmethod
+    def near(cls, value: float, factor: float, *, is_ratio: bool = False) -> Self:
+        """Within a factor of ``value``; a ratio also lies on the same side of 1."""
+        low, high = value / factor, value * factor
+        if is_ratio and value > 1:
+            low = max(low, nextafter(1, inf))
+        if is_ratio and value < 1:
+            high = min(high, nextafter(1, 0))
+        return cls(value, low, high)
+
+    def holds(self, found: float | None) -> bool:
+        """Whether a figure is in the range; None, a figure that does not apply, is not."""
+        above = self.low is None or (found is not None and found >= self.low)
+        below = self.high is None or (found is not None and found <= self.high)
+        return found is not None and above and below
+
+    def deviation(self, found: float | None) -> float | None:
+        """(found − value) / value; None where one of them is missing."""
+        if found is None or not self.value:
+            return None
+        return (found - self.value) / abs(self.value)
+
+
+class ExpectedFigure(Record):
+    """Which figure of a run is expected, as files name it."""
+
+    metric: str
+    """Field of the metrics schema."""
+    over: str | None = None
+    """A second run: the figure is then the ratio of the first to the second."""
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
+            raise wrong("metric", f'"{shortened(self.metric)}" is no figure of a report')
+        return self
+
+
+def wrong(field: str, text: str) -> PydanticCustomError:
+    """What a validator raises for the value of a field."""
+    context: dict[str, Any] = {"problem": text, "pointer": f"/{field}"}
+    return PydanticCustomError("expectation", "{problem}", context)
