@@ -39,7 +39,7 @@ from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import StartJob, Target
 from pliant.tools.run.service.attempt.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
-from pliant.tools.run.service.loop import LiveRun
+from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
@@ -197,7 +197,7 @@ def measure(gangs: int, seconds: float) -> Load:
 
 
 @contextmanager
-def running(folder: Path, gangs: int) -> Iterator[LiveRun]:
+def running(folder: Path, gangs: int) -> Iterator[Loop]:
     """A loop whose gangs train, all of them."""
     nodes = tuple({"name": f"n{number}", "gpus": WORKERS} for number in range(gangs))
     write_cluster(Cluster.model_validate({"nodes": nodes, "slots": "cpu"}), folder / "cluster.json")
@@ -208,7 +208,7 @@ def running(folder: Path, gangs: int) -> Iterator[LiveRun]:
         spool = Spool(state.dirs)
         with spool.locked():
             spool.ask_to_run(_job(number) for number in range(gangs))
-        live = prepared.live(state, follow=True)
+        live = prepared.loop(state, follow=True)
         try:
             _settle(live, gangs)
             yield live
@@ -230,7 +230,7 @@ def _job(number: int) -> Job:
     )
 
 
-def _settle(live: LiveRun, gangs: int) -> None:
+def _settle(live: Loop, gangs: int) -> None:
     """Until every gang has trained a step, and what starts cost is over."""
     deadline_s = time.monotonic() + PATIENCE_S
     while sum(job.samples_done > 0 for job in live.state.log.jobs.values()) < gangs:
@@ -240,7 +240,7 @@ def _settle(live: LiveRun, gangs: int) -> None:
         time.sleep(POLL_S)
 
 
-def _end(live: LiveRun) -> None:
+def _end(live: Loop) -> None:
     """Kill what runs; what is written down meanwhile goes with the folder."""
     live.drain("measured")
     while live.executor.gangs:

@@ -17,7 +17,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service import loop as live
+from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
@@ -347,7 +347,7 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
 ) -> None:
     """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
     broken = [True, True]
-    shares_of = live.shares_of
+    shares_of = decisions.shares_of
 
     def maybe(schedule: Schedule) -> dict[str, Share]:
         if schedule.allocations and broken:
@@ -355,7 +355,7 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
             raise ValueError("what is this")
         return shares_of(schedule)
 
-    monkeypatch.setattr(live, "shares_of", maybe)
+    monkeypatch.setattr(decisions, "shares_of", maybe)
     run_and_follow(
         begin(site, "fifo"),
         story(

@@ -9,11 +9,31 @@ from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Step, StopJob, Target
 from pliant.tools.run.service.attempt.commands import units
+from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.executor import next_handle
+from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.loop import startable, steps_to
+from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
 
 PORT = 29500
 """Stands for the free port that is looked for when a job starts on several nodes."""
+
+
+def first_steps(prepared: Prepared, *, resume: bool) -> str:
+    """The steps that a run would begin with, as text; nothing is touched.
+
+    :param resume: as for :meth:`Prepared.read`.
+    """
+    name = prepared.schedule.policy.name
+    if prepared.resumed and resume:
+        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
+    log = read_log(prepared.dirs.path) if prepared.dirs.events.is_file() else RunLog()
+    executor = prepared.executor
+    executor.targets = _held(log, prepared.dirs)
+    shares = startable(log, prepared.schedule, prepared.clock())
+    return describe(steps_to(executor, shares, log), prepared.dirs, executor.nodes)
 
 
 def describe(steps: Iterable[Step], dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> str:
@@ -44,3 +64,10 @@ def _command(unit: Unit) -> str:
 
 def _slots(slots: Iterable[Slot]) -> str:
     return " ".join(map(str, slots))
+
+
+def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
+    """What the log and the plans of a state directory say that jobs hold."""
+    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
+    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
+    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}

@@ -29,8 +29,7 @@ from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.loop import LiveRun, Parts
-from pliant.tools.run.service.once import Once
+from pliant.tools.run.service.loop import Loop, Parts
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.runnable import runnable
 from pliant.tools.run.statedir.clock import Clock, origin
@@ -112,7 +111,7 @@ class Prepared:
             state.add_sink(sink, past=past)
         return state
 
-    def live(self, state: State, *, follow: bool) -> LiveRun:
+    def loop(self, state: State, *, follow: bool) -> Loop:
         """The loop, with its first decision made or taken over; the run's clock starts here."""
         if self.resumed:  # another run may have written it while this one waited for the lock
             found = _own_schedule(self.options, self.dirs)
@@ -140,31 +139,35 @@ class Prepared:
             retries=self.options.retries,
             follow=follow,
         )
-        live = LiveRun(parts, [job for job in found.jobs if job.id not in known])
+        loop = Loop(parts, [job for job in found.jobs if job.id not in known])
         if self.resumed:
-            live.carry_on()
+            loop.carry_on()
         else:
-            live.begin()
-        return live
+            loop.begin()
+        return loop
 
-    def once(self, state: State) -> Once:
-        """One reconciliation."""
+    def reconciling(self, state: State) -> Loop:
+        """The loop that makes this one schedule true; it asks no policy."""
         found = self.schedule
-        throughput = throughput_for(_profile(found), found.cluster)
         if not self.resumed:
             self._begin(state, None)
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         policy = make_policy(found.policy.name, found.policy.parameters)
+        throughput = throughput_for(_profile(found), found.cluster)
         state.rebuilding = self._rebuilding(policy, throughput, origin_s)
-        return Once(
+        parts = Parts(
             state,
-            self.executor,
             found,
             state.rebuilding.session(),
+            self.executor,
             self.clock,
-            origin_s=origin_s,
+            origin_s,
             retries=self.options.retries,
+            asks=False,
         )
+        loop = Loop(parts, [job for job in found.jobs if job.id not in state.log.jobs])
+        loop.reconcile()
+        return loop
 
     def _rebuilding(self, policy: Policy, throughput: Throughput, origin_s: float) -> Rebuilding:
         """How a later process rebuilds the session of this run."""

@@ -14,15 +14,11 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.backends.protocol import Backend
-from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
-from pliant.tools.run.service.dry_run import describe
+from pliant.tools.run.service.dry_run import first_steps
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.interrupts import Interrupts
-from pliant.tools.run.service.loop import LiveRun
-from pliant.tools.run.service.once import steps_between
+from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
-from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 
@@ -30,7 +26,8 @@ POLL_S: Final = 0.1
 GRACE_S: Final = 60.0
 """After the last stage of a stop, for processes that SIGKILL does not end: they hang in the system."""
 View = Callable[[RunLog, float], None]
-Loop = Callable[[LiveRun, Interrupts, View], None]
+Turn = Callable[[Loop, Interrupts, View], None]
+"""Turns a loop until its stop condition holds."""
 _log = logging.getLogger("pliant")
 
 
@@ -42,7 +39,7 @@ def run_until_done(options: Options, view: View) -> tuple[RunLog, Signals | None
 
     :raises ServiceMissingError: the log cannot be written; the jobs train on and can be taken up again.
     """
-    return _run(options, view, _loop, follow=False)
+    return _run(options, view, _until_finished, follow=False)
 
 
 def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None]:
@@ -52,20 +49,20 @@ def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None
 
     :raises ServiceMissingError: the log cannot be written.
     """
-    return _run(options, view, _follow, follow=True)
+    return _run(options, view, _until_interrupted, follow=True)
 
 
-def _run(options: Options, view: View, loop: Loop, *, follow: bool) -> tuple[RunLog, Signals | None]:
+def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
     prepared = Prepared.read(options, open_backend, resume=True)
     with prepared.open(past=not follow) as state, Interrupts() as interrupts:
-        live = prepared.live(state, follow=follow)
+        loop = prepared.loop(state, follow=follow)
         try:
-            loop(live, interrupts, view)
+            turn(loop, interrupts, view)
         except ServiceMissingError as error:
-            if live.drained:
-                _end(live, interrupts)
+            if loop.drained:
+                _end(loop, interrupts)
                 raise
-            left = len(live.executor.gangs)
+            left = len(loop.executor.gangs)
             raise ServiceMissingError(
                 f"{error}; {left} jobs train on: run again with --state {options.state} to take them up"
             ) from error
@@ -73,8 +70,8 @@ def _run(options: Options, view: View, loop: Loop, *, follow: bool) -> tuple[Run
             if follow:
                 raise
             with contextlib.suppress(PliantError):
-                live.drain("the run ended with an error")
-            _end(live, interrupts)
+                loop.drain("the run ended with an error")
+            _end(loop, interrupts)
             raise
         view(state.log, prepared.clock())
         return state.log, interrupts.received[0] if interrupts.received else None
@@ -90,15 +87,14 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
     prepared = Prepared.read(options, open_backend, resume=False)
     with prepared.open() as state:
         ended = state.log.jobs.keys() - state.log.active.keys()
-        once = prepared.once(state)
-        once.begin()
+        loop = prepared.reconciling(state)
         limit_s = options.timeouts.to_end() + GRACE_S
         until_s = time.monotonic() + limit_s
-        while unsettled := once.unsettled:
+        while unsettled := loop.unsettled:
             if time.monotonic() >= until_s:
                 what = f"{', '.join(unsettled)}: not as the schedule says after {limit_s:.0f} s"
                 raise LockedError(f"{what}; the next run with --state {options.state} goes on")
-            once.step()
+            loop.step()
             time.sleep(POLL_S)
         log = state.log
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
@@ -111,16 +107,7 @@ def dry_run_text(options: Options, *, resume: bool) -> str:
 
     :param resume: as for :meth:`Prepared.read`.
     """
-    prepared = Prepared.read(options, open_backend, resume=resume, dry=True)
-    name = prepared.schedule.policy.name
-    if prepared.resumed and resume:
-        return f'policy "{name}" decides first, from what the log then says: there are no steps before that\n'
-    log = read_log(options.state) if prepared.dirs.events.is_file() else RunLog()
-    executor = prepared.executor
-    executor.targets = _held(log, prepared.dirs)
-    return describe(
-        steps_between(log, prepared.schedule, executor, prepared.clock()), prepared.dirs, executor.nodes
-    )
+    return first_steps(Prepared.read(options, open_backend, resume=resume, dry=True), resume=resume)
 
 
 def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -> None:
@@ -137,39 +124,32 @@ def check_failed(log: RunLog, state: Path, among: Iterable[str] | None = None) -
         raise JobsFailedError(f"{told}\n{len(failed)} of {counted(len(log.jobs), 'job')} failed; {hint}")
 
 
-def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:
-    """What the log and the plans of a state directory say that jobs hold."""
-    active = {job_id: job for job_id, job in log.active.items() if job.gpus}
-    plans = {job_id: read_plan(dirs.job(job_id)) for job_id in active}
-    return {job_id: target_of(plan, active[job_id].share) for job_id, plan in plans.items() if plan}
-
-
-def _loop(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+def _until_finished(loop: Loop, interrupts: Interrupts, view: View) -> None:
     last_wait = _LastWait()
-    while not live.finished:
-        live.step()
-        view(live.state.log, live.clock())
+    while not loop.finished:
+        loop.step()
+        view(loop.state.log, loop.clock())
         if interrupts.received:
-            live.drain(f"interrupted by {interrupts.received[0].name}")
-        if last_wait.is_over(live, interrupts):
+            loop.drain(f"interrupted by {interrupts.received[0].name}")
+        if last_wait.is_over(loop, interrupts):
             return
         time.sleep(POLL_S)
 
 
-def _follow(live: LiveRun, interrupts: Interrupts, view: View) -> None:
+def _until_interrupted(loop: Loop, interrupts: Interrupts, view: View) -> None:
     while not interrupts.received:
-        live.step()
-        view(live.state.log, live.clock())
+        loop.step()
+        view(loop.state.log, loop.clock())
         time.sleep(POLL_S)
 
 
-def _end(live: LiveRun, interrupts: Interrupts) -> None:
+def _end(loop: Loop, interrupts: Interrupts) -> None:
     """Wait for the jobs of a drained run to leave, whatever of it can still be written down."""
     last_wait = _LastWait()
-    while not live.finished:
+    while not loop.finished:
         with contextlib.suppress(PliantError):
-            live.step()
-        if last_wait.is_over(live, interrupts):
+            loop.step()
+        if last_wait.is_over(loop, interrupts):
             return
         time.sleep(POLL_S)
 
@@ -180,16 +160,16 @@ class _LastWait:
     def __init__(self) -> None:
         self._until_s: float | None = None
 
-    def is_over(self, live: LiveRun, interrupts: Interrupts) -> bool:
+    def is_over(self, loop: Loop, interrupts: Interrupts) -> bool:
         """Kill all jobs once there is a second signal; whether those that are left are waited for no more."""
         if len(interrupts.received) < 2:
             return False
-        live.executor.kill_all()
+        loop.executor.kill_all()
         if self._until_s is None:
             self._until_s = time.monotonic() + GRACE_S
-        if live.finished or time.monotonic() < self._until_s:
+        if loop.finished or time.monotonic() < self._until_s:
             return False
-        left = ", ".join(sorted(live.executor.gangs))
+        left = ", ".join(sorted(loop.executor.gangs))
         _log.warning("killed, and not gone after %.0f s: %s; the next run looks after it", GRACE_S, left)
         return True
 

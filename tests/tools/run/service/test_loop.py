@@ -20,7 +20,7 @@ from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.attempt.plan_file import read_plan
 from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.service.loop import LiveRun
+from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
@@ -645,14 +645,14 @@ def test_the_policy_hears_how_far_a_job_is_and_the_log_does_not_grow(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[float, int, float | None]] = []
-    tell = LiveRun._refine
+    tell = Loop._refine
 
-    def listening(live: LiveRun, report: Progressed) -> None:
+    def listening(live: Loop, report: Progressed) -> None:
         tell(live, report)
         job = live.session.jobs["a"]
         heard.append((job.samples_done(live.clock()), len(job.observations), job.noise_scale))
 
-    monkeypatch.setattr(LiveRun, "_refine", listening)
+    monkeypatch.setattr(Loop, "_refine", listening)
     site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
     run_until_done(site.options(), when(reported(400.0), site.gate.touch))
     assert heard[-1][0] >= 400.0

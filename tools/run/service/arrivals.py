@@ -1,0 +1,153 @@
+"""Jobs that come: those of the schedule in their time, and those that people submit or cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.fault import Faults
+from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
+from pliant.tools.run.statedir.requests import Spool, unheard
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.schedulable import JobCheck
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.submit_detail import submit_detail
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What people asked for; the log has it."""
+
+    events: int = 0
+    cancelled: tuple[str, ...] = ()
+    """Jobs that shall hold nothing any more."""
+
+
+class Arrivals:
+    """The jobs that a run does not know yet.
+
+    A job that cannot be served is submitted and rejected at once, with the reason.
+
+    :param session: takes up the jobs that arrive.
+    :param ahead: jobs of the schedule whose time has not come; their times are on its clock.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        session: Session,
+        clock: Callable[[], float],
+        origin_s: float,
+        ahead: Iterable[Job] = (),
+    ) -> None:
+        self._state = state
+        self._session = session
+        self._clock = clock
+        self._origin_s = origin_s
+        self.ahead = sorted(ahead, key=lambda job: (job.submit_time, job.id))
+        """Jobs of the schedule that are still to come, in order of their times."""
+        self._check = JobCheck(session.cluster, session.speeds, session.policy)
+        self._refused: dict[str, str] = {}
+        self._faults = Faults(state.dirs.path, self._refuse)
+        self._spool = Spool(state.dirs)
+        self._awaited = bool(self._spool.requests())
+
+    @property
+    def more_to_come(self) -> bool:
+        """Whether jobs are known that have not arrived, or requests that the log lacks."""
+        return self._awaited or bool(self.ahead)
+
+    def hear(self, until_s: float) -> Heard:
+        """Write down what was submitted and cancelled.
+
+        :param until_s: jobs with a later ``submit_time`` (UTC) wait (see :meth:`Request.is_due`).
+        """
+        requests = self._spool.requests()
+        if not requests:
+            self._awaited = False
+            return Heard()
+        asked, log = {job.id for request in requests for job in request.jobs}, self._state.log
+        ahead = {job.id: self.in_utc(job) for job in self.ahead if job.id not in asked}
+        events: list[Event] = []
+        cancelled: list[str] = []
+        for found in unheard(requests, log, until_s, ahead):
+            if isinstance(found, str):
+                events.append(self._cancel(found))
+                cancelled.append(found)
+            else:
+                events += self._admit(self._on_own_clock(found))
+        self._state.record(events)
+        self._spool.settle(log)
+        self._awaited = bool(self._spool.requests())
+        return Heard(len(events), tuple(cancelled))
+
+    def arrive(self, holding: Container[str] = ()) -> list[Event]:
+        """The schedule's jobs whose time has come.
+
+        :param holding: jobs that are given GPUs already: they are here, whatever their time is.
+        """
+        now_s = self._clock() - self._origin_s
+        if not self.ahead or (not holding and self.ahead[0].submit_time > now_s):
+            return []
+        here = [job for job in self.ahead if job.submit_time <= now_s or job.id in holding]
+        self.ahead = [job for job in self.ahead if job not in here]
+        return [event for job in here for event in self._admit(job)]
+
+    def keep_for_later(self) -> None:
+        """Keep the jobs that are still to come as submissions: the next process finds them."""
+        with self._spool.locked():
+            asked = {job.id for request in self._spool.requests() for job in request.jobs}
+            later = [self.in_utc(job) for job in self.ahead if job.id not in asked]
+            if later:
+                self._spool.ask_to_run(later)
+
+    def in_utc(self, job: Job) -> Job:
+        """A job of the schedule with its time in UTC."""
+        return job.model_copy(update={"submit_time": self._origin_s + job.submit_time})
+
+    def submit_event(self, state: JobState) -> Event:
+        """What the log gets for a job that the session has taken up, or turned away when it did."""
+        known = state.id not in self._session.turned_away
+        return self._event(state.spec, submit_detail(state, self._session.speeds) if known else None)
+
+    def _event(self, job: Job, detail: Mapping[str, Any] | None = None) -> Event:
+        return submit_event(job, min(self._clock(), self._origin_s + job.submit_time), detail)
+
+    def _on_own_clock(self, job: Job) -> Job:
+        """A job that was submitted, or one of the schedule that is cancelled before its time."""
+        own = next((ahead for ahead in self.ahead if ahead.id == job.id), None)
+        if own is not None:
+            self.ahead.remove(own)
+            return own
+        now_s = self._clock() - self._origin_s
+        time_s = min(now_s, job.submit_time - self._origin_s)
+        return job.model_copy(update={"submit_time": max(0.0, time_s)})
+
+    def _admit(self, job: Job) -> list[Event]:
+        """A job arrives now."""
+        now, session = self._clock(), self._session
+        now_s = now - self._origin_s
+        with self._faults.of(job.id):
+            state, reason = session.take_up(job, now_s), self._check.refusal(job)
+            if state is not None and reason is None:
+                return [self.submit_event(state)]
+            if state is not None:
+                session.turn_away(job.id, now_s, str(reason))
+        reason = self._refused.pop(job.id, None) or session.turned_away.pop(job.id, "")
+        if job.id in session.jobs:
+            session.reject(job.id, now_s)
+        return [self._event(job), reject_event(job.id, now, reason)]
+
+    def _refuse(self, job_id: str, reason: str) -> None:
+        """There was an error in taking up a job."""
+        self._refused.setdefault(job_id, reason)
+
+    def _cancel(self, job_id: str) -> Event:
+        now = self._clock()
+        if job_id in self._session.jobs:
+            self._session.end(job_id, now - self._origin_s, "cancelled")
+        return cancel_event(job_id, now)

@@ -1,0 +1,166 @@
+"""The policy's part of a run: what it hears of the jobs, when it is asked, and what follows from its answer.
+
+Times are on the clock of the schedule. A policy that fails ends no service: what runs stays as it is, and the
+policy is asked again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
+from pliant.schemas.event import OF_SLOTS, Event
+from pliant.schemas.schedule import Schedule
+from pliant.tools.run.statedir.share import Share, shares_of
+from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.from_log import correct, tell_slot, tell_wait
+from pliant.tools.schedule.policy_error import PolicyError, in_words
+from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding, Transition
+
+_NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)
+_LEFT_OUT: Final = "the schedule does without what it would have said"
+_GOES_ON: Final = "what runs goes on as it is; the policy is asked again when something happens"
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """An answer of the policy."""
+
+    schedule: Schedule
+    seconds: float
+    """What it took."""
+    shares: Mapping[str, Share]
+    """What each job shall hold; jobs that the answer does not change keep what they have."""
+    rejected: tuple[tuple[str, str], ...]
+    """Jobs that are turned away, with the reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The policy had no answer that can be used."""
+
+    reason: str
+
+
+class Decisions:
+    """A session and its policy.
+
+    :param asked_s: when the policy was asked last.
+    :param forgiving: an error of the policy is said, and what runs goes on; else it is raised.
+    """
+
+    def __init__(self, session: Session, asked_s: float, *, forgiving: bool) -> None:
+        self.session = session
+        self.asked_s = asked_s
+        self._forgiving = forgiving
+        self._idle_limit = IdleLimit()
+        self._said: set[str] = set()
+        """Errors of the policy since it has answered last: each is said once."""
+
+    def tell(self, event: Event) -> None:
+        """Let the session know what happened to a job."""
+        session, time_s = self.session, event.time
+        if event.event in OF_SLOTS:
+            tell_slot(session, event)
+            return
+        job = session.jobs[event.job or ""]
+        if event.event == "shrink":
+            session.adopt([Holding(job.id, event.placement or (), event.global_batch)], time_s)
+        correct(job, event)
+        if event.event == "requeue":
+            session.lose(job.id, time_s)
+        elif event.event in ("fail", "finish"):
+            session.end(job.id, time_s, "finished" if event.event == "finish" else "failed")
+        if job.id in session.jobs:
+            tell_wait(session, event)
+
+    def end(self, job_id: str, now_s: float) -> None:
+        """A job has failed for good, if it is still there."""
+        if job_id in self.session.jobs:
+            self.session.end(job_id, now_s, "failed")
+
+    def ask_at_s(self) -> float:
+        """When the policy wants to be asked though nothing happens."""
+        session, interval_s = self.session, self.session.policy.default_interval_s
+        next_s = float("inf")
+        if interval_s is not None and session.jobs:
+            quiet_until_s = float("-inf") if session.changes else session.quiet_until_s
+            next_s = max(self.asked_s + interval_s, quiet_until_s)
+        wishes = (session.withheld.next_s, session.ask_again_s)
+        return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
+
+    def decide(self, now_s: float, held: Mapping[str, Share]) -> Decided | Failed:
+        """Ask the policy; ``held``: what jobs hold now, and go on to hold where it fails."""
+        began, self.asked_s = time.perf_counter(), now_s
+        try:
+            done = self.session.decide(now_s)
+            seconds = time.perf_counter() - began
+            schedule = self.schedule_of(done, now_s)
+            given = shares_of(schedule)
+        except Exception as error:
+            if not self._forgiving:
+                raise
+            reason = self._say(error, _GOES_ON)
+            self._put_back(held, now_s)
+            return Failed(reason)
+        self._said.clear()
+        changed = {transition.job.id for transition in done}
+        shares = {job_id: share for job_id, share in held.items() if job_id not in changed}
+        shares |= {job_id: share for job_id, share in given.items() if job_id in changed}
+        rejected = tuple((one.job.id, one.reason) for one in done if one.step == "reject")
+        return Decided(schedule, seconds, shares, rejected)
+
+    def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
+        """The session as a schedule; what the policy cannot say of it is left out."""
+        return schedule_of(self.session, done, now_s, forgive=lambda error: self._say(error, _LEFT_OUT))
+
+    def count_idle(self, *, idle: bool) -> None:
+        """A decision has taken effect; ``idle``: jobs are there, none runs and none is to come."""
+        self._idle_limit.count(idle=idle)
+
+    def check_hope(self) -> None:
+        """Call it where jobs are there, none runs and none is to come.
+
+        :raises InfeasibleError: the policy leaves them waiting for good.
+        """
+        if self._idle_limit.is_reached or self.ask_at_s() == float("inf"):
+            left = sorted(self.session.jobs.values(), key=lambda job: job.arrival)
+            name = self.session.policy.name
+            raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))
+
+    def _say(self, error: Exception, what_follows: str) -> str:
+        """Say an error of the policy, once until it answers; returns it in one line that names the policy.
+
+        :raises Exception: the error itself, where memory, the disk or another service is at fault.
+        """
+        if isinstance(error, _NOT_ITS_FAULT):
+            raise error
+        text = str(error).partition("\n")[0] if isinstance(error, PliantError) else in_words(error)
+        reason = text if isinstance(error, PolicyError) else f'policy "{self.session.policy.name}": {text}'
+        if reason not in self._said:
+            _log.warning("%s; %s", reason, what_follows)
+            _log.debug("%s", reason, exc_info=error)
+        self._said.add(reason)
+        return reason
+
+    def _put_back(self, held: Mapping[str, Share], now_s: float) -> None:
+        """Undo what a decision that came to nothing has changed: jobs hold what they held."""
+        changed: list[Holding] = []
+        for job in self.session.jobs.values():
+            share = held.get(job.id)
+            place, batch = (share.placement, share.global_batch) if share is not None else ((), None)
+            if (job.placement, job.global_batch) != (place, batch or job.global_batch):
+                changed.append(Holding(job.id, place, batch))
+        self.session.put_back(changed, now_s)
+
+
+def on_clock_of(event: Event, origin_s: float) -> Event:
+    """An event of the log with its time on the clock of the schedule."""
+    return replace(event, time=event.time - origin_s)
