@@ -98,7 +98,7 @@ class Relaunching(Executor):
 
     def switch(self, gang: Gang, target: Target | None) -> None:
         """Checkpoint, leave, launch."""
-        gang.request_stop(self._dirs.job(gang.handle.job), self._clock(), "measured")
+        self.stop(gang, "measured")
 
 
 def figures(rounds: int = ROUNDS, kills: int = KILLS, epochs: int = EPOCHS) -> list[Figure]:

@@ -22,7 +22,7 @@ from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Step, StopJob, Target, plan_steps
 from pliant.tools.run.service.allocation.way import InPlace, Relaunch, way_to
 from pliant.tools.run.service.attempt.commands import meets_at_port, units
-from pliant.tools.run.service.attempt.gang import Gang
+from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.plan_file import (
     last_generation,
@@ -165,7 +165,7 @@ class Executor:
         target = target_of(plan, job.share)
         gang = self._gang(handle, plan, target, seen=seen)
         if plan.abort:
-            gang.request_stop(self._dirs.job(handle.job), self._clock())
+            self.stop(gang)
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened, in order of the job ids."""
@@ -204,7 +204,8 @@ class Executor:
         if progress is not None and progress.attempt == gang.handle.attempt:
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
-            gang.watch(gang.files, self._clock())
+            if (found := gang.watch(self._clock())) is not None:
+                self._publish(gang, found)
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
@@ -261,17 +262,29 @@ class Executor:
         In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
         gone, a new attempt starts from it.
         """
-        job, now = self._dirs.job(gang.handle.job), self._clock()
         if target is None:
-            gang.request_stop(job, now)
+            self.stop(gang)
             return
         others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
         way = way_to(target, gang.crew(), others | gang.leaving)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched anew: %s", gang.handle.job, way.reason)
-            gang.request_stop(job, now, way.reason)
+            self.stop(gang, way.reason)
         elif isinstance(way, InPlace):
             self._rescale(gang, target, way)
+
+    def stop(self, gang: Gang, reason: str = "") -> None:
+        """Ask a gang to save and leave; ``reason``: why it is launched again, where it will be."""
+        if gang.stopping:
+            return
+        if (plan := gang.plan_to_stop(reason)) is not None:
+            self._publish(gang, plan)
+        gang.stop(self._clock())
+
+    def _publish(self, gang: Gang, change: NextPlan) -> None:
+        """Put a newer plan before the workers of an attempt. Where it cannot be written, none is in force."""
+        write_plan(self._dirs.job(gang.handle.job), change.plan)
+        gang.take_up(change)
 
     def _rescale(self, gang: Gang, target: Target, way: InPlace) -> None:
         """Publish the plan first: workers that are not in it would leave as soon as they start."""
@@ -280,7 +293,7 @@ class Executor:
             make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
         ]
         slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
-        gang.follow(job, Target(target.share, slots), way.members, joining)
+        self._publish(gang, gang.plan_for(Target(target.share, slots), way.members, joining))
         if joining:
             added = Target(target.share, way.joining)
             try:
@@ -288,7 +301,7 @@ class Executor:
                 self._backend.start(gang.handle, commands)
             except OSError as error:
                 reason = f"new workers cannot be started: {error.strerror or error}"
-                gang.do_without(job, way.members, Setback(way.joining, reason))
+                self._publish(gang, gang.plan_without(way.members, Setback(way.joining, reason)))
             gang.statuses = self._backend.poll([gang.handle])[gang.handle]
 
     def _launch(self, job_id: str, target: Target) -> None:

@@ -1,9 +1,11 @@
 """One attempt that is under way: its plans, its processes, deaths of workers, and the stages of a stop.
 
-While it trains, a newer plan changes its workers (see ``rescale.py``). New ones that live are waited for as
-long as it takes. A worker that dies without a word, or stands still for too long, is left out of the next
-plan at once, and the others go on; where that cannot be, the rest is sent home and the attempt has failed. A
-slot on which new workers die is reported as a setback.
+A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
+
+While it trains, a newer plan changes its workers (see ``allocation/way.py``). New ones that live are waited
+for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
+next plan at once, and the others go on. Where that cannot be, the rest is sent home and the attempt has
+failed. A slot on which new workers die is reported as a setback.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
 then SIGTERM; then SIGKILL, again and again until all of it is gone.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from pliant.schemas.event import Event
@@ -23,10 +26,9 @@ from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.allocation.way import Crew
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
 from pliant.tools.run.service.attempt.members import Lingering, Members
-from pliant.tools.run.service.attempt.plan_file import aborted, next_plan, read_reached, write_plan
+from pliant.tools.run.service.attempt.plan_file import aborted, next_plan, read_reached
 from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
 from pliant.tools.run.service.attempt.verdict import Verdict, broken, judge
-from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import ProgressFile
@@ -35,6 +37,17 @@ from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.share import Share
 
 _log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    """A plan that an attempt shall go on under."""
+
+    plan: Plan
+    target: Target
+    """What it is closer to then."""
+    setback: Setback | None = None
+    """Slots that it does without."""
 
 
 class Gang:
@@ -129,54 +142,62 @@ class Gang:
         self._told = max(self._told, (event.detail or {}).get("generation", 0))
         return self._told >= self.plan.generation
 
-    def follow(
-        self, job: JobDir, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()
-    ) -> None:
-        """Publish a plan that takes it to a target, or closer to it.
+    def plan_for(self, target: Target, members: Iterable[Member], joining: Iterable[Member] = ()) -> NextPlan:
+        """A plan that takes it to a target, or closer to it.
 
         :param joining: members that are still to be started.
         """
-        self.target = target
-        self._publish(job, next_plan(self.plan, (*members, *joining), target.cut))
+        return NextPlan(next_plan(self.plan, (*members, *joining), target.cut), target)
 
-    def do_without(self, job: JobDir, members: Sequence[Member], setback: Setback) -> None:
-        """Go on with these members, and report the slots that could not be taken."""
+    def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
+        """A plan to go on with these members; the setback says which slots could not be taken."""
         slots = tuple(Slot.parse(member.slot) for member in members)
         trains = self._trains()
         old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
         cut = trains.cut if trains is not None and old_size else self.plan.cut
-        self.follow(job, Target(Share(self.target.job, counts(slots), *cut), slots), members)
-        self._report(setback)
+        target = Target(Share(self.target.job, counts(slots), *cut), slots)
+        return replace(self.plan_for(target, members), setback=setback)
 
-    def request_stop(self, job: JobDir, now_s: float, reason: str = "") -> None:
-        """Ask the workers to save and leave; a script that knows nothing of plans gets SIGTERM at once.
+    def plan_to_stop(self, reason: str = "") -> NextPlan | None:
+        """A plan to save and leave; None: it has one.
 
-        :param reason: why it is launched anew, where it will be.
+        :param reason: why it is launched again, where it will be.
         """
-        if self.stopping:
-            return
-        if not self.plan.abort:
-            self._folder.look()
-            trains = self._trains()
-            members = self.plan.members if trains is None else trains.members
-            plan = self.plan.model_copy(update={"members": members})
-            self._publish(job, aborted(plan, reason))
+        if self.plan.abort:
+            return None
+        self._folder.look()
+        trains = self._trains()
+        members = self.plan.members if trains is None else trains.members
+        plan = self.plan.model_copy(update={"members": members})
+        return NextPlan(aborted(plan, reason), self.target)
+
+    def take_up(self, published: NextPlan) -> None:
+        """Go on under a plan that its workers can read now."""
+        self.plan, self._workers = published.plan, published.plan.workers
+        self.target = published.target
+        self._members.add(published.plan)
+        found = published.setback
+        if found is not None:
+            self._setback = found if self._setback is None else self._setback.and_also(found)
+
+    def stop(self, now_s: float) -> None:
+        """Wait for the workers to save and leave; a script that knows nothing of plans gets SIGTERM now."""
         self._enter("abort" if self._reads_plans() else "term", now_s)
 
     def kill(self, now_s: float) -> None:
         """End it at once."""
         self._enter("kill", now_s)
 
-    def watch(self, job: JobDir, now_s: float) -> None:
-        """Move on to the next stage when its time has come; go on without workers that died.
+    def watch(self, now_s: float) -> NextPlan | None:
+        """Move on to the next stage when its time has come; the plan to go on without workers that died.
 
         A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
         self._folder.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
-        if self._stage is None and self._go_on_without_lost(job, now_s):
-            return
+        if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
+            return found
         outcomes = self.outcomes()
         if self._stage is None and broken(self._own(), outcomes):
             self._at_break = self._own()
@@ -185,6 +206,7 @@ class Gang:
             self._enter("abort", now_s)
         elif now_s >= self._deadline_s:
             self._enter("term" if self._stage == "abort" else "kill", now_s)
+        return None
 
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
@@ -233,30 +255,22 @@ class Gang:
             for worker in self._workers
         )
 
-    def _publish(self, job: JobDir, plan: Plan) -> None:
-        self.plan, self._workers = plan, plan.workers
-        self._members.add(plan)
-        write_plan(job, plan)
-
-    def _go_on_without_lost(self, job: JobDir, now_s: float) -> bool:
-        """Publish a plan without workers that died, if those that train can go on, and it makes sense.
-
-        Whether that, or what has to be done instead, was done.
-        """
+    def _plan_without_lost(self, now_s: float) -> NextPlan | None:
+        """A plan without workers that died; None: none has died, or the others cannot go on without it."""
         trains = self._trains()
         if self.target.job.elastic == "none" or trains is None:
-            return False
+            return None
         trained = self._folder.get("trained", lambda: frozenset(trains.workers))
         self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
         lost = self._lost(trained)
         if not lost:
-            return False
+            return None
         left = [one for one in self.plan.members if one.worker not in lost]
         going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
         ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
         if not going_on or ended or (on_gpus and lost & trained):
-            return False
+            return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
         bad = self._lost_workers.lose(slots, trained, self._message, now_s)
         _log.warning(
@@ -264,16 +278,9 @@ class Gang:
         )
         self._backend.stop(self.handle, "kill", lost)
         if not lost & trained and bad is not None:
-            self.do_without(job, left, bad)
-            return True
+            return self.plan_without(left, bad)
         held = tuple(Slot.parse(member.slot) for member in going_on)
-        self.follow(job, Target(self.target.share, held), going_on)
-        if bad is not None:
-            self._report(bad)
-        return True
-
-    def _report(self, setback: Setback) -> None:
-        self._setback = setback if self._setback is None else self._setback.and_also(setback)
+        return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
 
     def _message(self, worker: int) -> str:
         found = self._outcome(worker)

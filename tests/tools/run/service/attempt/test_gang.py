@@ -16,7 +16,7 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLe
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.attempt import gang as gang_module
-from pliant.tools.run.service.attempt.gang import Gang
+from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.plan_file import make_member, make_plan, read_plan, write_plan
@@ -71,13 +71,13 @@ class Scene:
         """One more worker is started."""
         self.target = Target(self.target.share, (*self.target.slots, slot))
         added = make_member(slot, NodeInfo(slot.node, 2), number)
-        self.gang.follow(self.job, self.target, self.gang.plan.members, [added])
+        self.publish(self.gang.plan_for(self.target, self.gang.plan.members, [added]))
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
     def replaces(self, number: int) -> None:
         """A new worker takes the place of the second one, and trains."""
         added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        self.gang.follow(self.job, self.target, self.gang.plan.members[:1], [added])
+        self.publish(self.gang.plan_for(self.target, self.gang.plan.members[:1], [added]))
         self.reaches(self.gang.plan.generation)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
@@ -87,8 +87,19 @@ class Scene:
 
     def watch(self, *times_s: float) -> list[str]:
         for now_s in times_s:
-            self.gang.watch(self.job, now_s)
+            if (plan := self.gang.watch(now_s)) is not None:
+                self.publish(plan)
         return self.backend.told
+
+    def stop(self, now_s: float) -> None:
+        if (plan := self.gang.plan_to_stop()) is not None:
+            self.publish(plan)
+        self.gang.stop(now_s)
+
+    def publish(self, plan: NextPlan) -> None:
+        """As the executor does."""
+        write_plan(self.job, plan.plan)
+        self.gang.take_up(plan)
 
 
 @pytest.fixture(params=["size", "none"])
@@ -119,7 +130,7 @@ def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scen
 
 def test_a_stop_that_was_asked_for_has_a_deadline_also_where_one_worker_has_left(scene: Scene) -> None:
     scene.gang.handle.files.progress.touch()
-    scene.gang.request_stop(scene.job, 0.0)
+    scene.stop(0.0)
     scene.says(1, "stopped")
     scene.gang.statuses = (RUNNING, CLEAN)
     assert scene.watch(59.0) == []
@@ -144,7 +155,7 @@ def test_the_reason_names_the_worker_that_fell_first_not_those_sent_home_after_i
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     assert scene.watch(0.0) == ["term"]
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
-    scene.gang.watch(scene.job, 1.0)
+    scene.watch(1.0)
     assert scene.gang.verdict().message.startswith("killed by SIGKILL")
 
 
@@ -295,7 +306,7 @@ def test_a_new_worker_that_is_no_longer_wanted_has_a_limit_to_leave(training: Sc
     before = training.target
     training.grows()
     lives.of[2] = "absent"
-    training.gang.follow(training.job, before, training.gang.plan.members[:2])
+    training.publish(training.gang.plan_for(before, training.gang.plan.members[:2]))
     assert training.watch(1.0, 60.0) == []
     assert training.watch(61.0) == ["kill [2]"]
 
@@ -308,7 +319,7 @@ def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene,
     assert training.watch(0.0, 9.0) == []
     assert training.watch(10.0) == ["kill [0, 1]"]
     training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
-    training.gang.watch(training.job, 11.0)
+    training.watch(11.0)
     assert training.gang.verdict().end == "done"
 
 
@@ -319,7 +330,7 @@ def test_a_launcher_that_was_killed_after_its_worker_was_done_does_not_take_the_
     lives.of[1] = "gone"
     training.watch(0.0, 10.0)
     training.gang.statuses = (RUNNING, UnitStatus("lost"))
-    training.gang.watch(training.job, 11.0)
+    training.watch(11.0)
     assert not training.gang.stopping
 
 
@@ -376,3 +387,12 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     scene.watch(10.0)
     assert scene.gang.handle.files.outcome(1) in read
     assert scene.gang.stopping
+
+
+def test_a_plan_that_is_not_published_yet_changes_nothing(training: Scene) -> None:
+    before = (training.gang.plan, training.gang.target)
+    smaller = Target(Share(training.target.job, (("n0", 1),), 8), (Slot("n0", 0),))
+    assert training.gang.plan_for(smaller, training.gang.plan.members[:1]).plan.generation == 2
+    assert training.gang.plan_to_stop() is not None
+    assert (training.gang.plan, training.gang.target) == before
+    assert training.gang.serves(before[1])
