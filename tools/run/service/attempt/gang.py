@@ -14,7 +14,7 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -26,13 +26,11 @@ from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.allocation.way import Crew
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
 from pliant.tools.run.service.attempt.members import Lingering, Members
-from pliant.tools.run.service.attempt.plan_file import aborted, next_plan, read_reached
+from pliant.tools.run.service.attempt.plan_file import aborted, next_plan
 from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
 from pliant.tools.run.service.attempt.verdict import Verdict, broken, judge
-from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import ProgressFile
-from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.share import Share
 
@@ -74,9 +72,8 @@ class Gang:
         self._backend = backend
         self._timeouts = timeouts
         self._members = Members(handle.files, plan)
-        self._folder = FolderCache(handle.folder)
         self._setback: Setback | None = None
-        self._told = plan.generation if read_reached(handle.files) is None else 0
+        self._told = plan.generation if self._members.trains() is None else 0
         for event in islice(Tail(handle.files.progress).read(), seen):
             self.settles(event)
         self._stage: Stage | None = None
@@ -105,9 +102,7 @@ class Gang:
         """Slots of units that still run though the plan goes on without their workers."""
         if self.target.job.elastic == "none":
             return set()
-        members = self.plan.workers
-        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
-        return {self._members.slot(worker) for worker in running if worker not in members}
+        return {self._members.slot(worker) for worker in self._running.difference(self._workers)}
 
     def serves(self, target: Target | None) -> bool:
         """Whether it runs on exactly these slots with this cut of the batch, and stays."""
@@ -122,8 +117,8 @@ class Gang:
         """What is known of its workers."""
         # looked at first: workers make known that they train before they report
         reports = self.handle.files.progress.exists()
-        self._folder.look()
-        return Crew(self.plan, self._trains(), reports)
+        self._members.look()
+        return Crew(self.plan, self._members.trains(), reports)
 
     def setback(self) -> Setback | None:
         """Slots on which new workers died since the last call."""
@@ -132,7 +127,7 @@ class Gang:
 
     def proven(self) -> set[Slot]:
         """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
-        trains = self._trains()
+        trains = self._members.trains()
         if trains is None or self.target.job.elastic == "none":
             return set()
         return self._members.proven(trains.workers, YOUNG_S)
@@ -152,7 +147,7 @@ class Gang:
     def plan_without(self, members: Sequence[Member], setback: Setback) -> NextPlan:
         """A plan to go on with these members; the setback says which slots could not be taken."""
         slots = tuple(Slot.parse(member.slot) for member in members)
-        trains = self._trains()
+        trains = self._members.trains()
         old_size = trains is not None and {one.worker for one in members} == set(trains.workers)
         cut = trains.cut if trains is not None and old_size else self.plan.cut
         target = Target(Share(self.target.job, counts(slots), *cut), slots)
@@ -165,8 +160,8 @@ class Gang:
         """
         if self.plan.abort:
             return None
-        self._folder.look()
-        trains = self._trains()
+        self._members.look()
+        trains = self._members.trains()
         members = self.plan.members if trains is None else trains.members
         plan = self.plan.model_copy(update={"members": members})
         return NextPlan(aborted(plan, reason), self.target)
@@ -193,12 +188,12 @@ class Gang:
 
         A part that has ended well sets no deadline: rank 0 may evaluate for as long as it likes.
         """
-        self._folder.look()
+        self._members.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
         if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
             return found
-        outcomes = self.outcomes()
+        outcomes = self._members.outcomes()
         if self._stage is None and broken(self._own(), outcomes):
             self._at_break = self._own()
             self._enter("term", now_s, self._timeouts.broken_s)
@@ -211,9 +206,9 @@ class Gang:
     def verdict(self) -> Verdict:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
-        self._folder.look()
+        self._members.look()
         return judge(
-            self.outcomes(),
+            self._members.outcomes(),
             self._own(),
             ranks=len(self.plan.members),
             elastic=self.target.job.elastic != "none",
@@ -229,23 +224,6 @@ class Gang:
         files = self.handle.files
         return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
 
-    def outcomes(self) -> dict[int, WorkerOutcome]:
-        """What the plan's workers wrote as their last act, by rank; as of the last look at the folder."""
-        return self._folder.get(f"outcomes of {self.plan.generation}", self._read_outcomes)
-
-    def _read_outcomes(self) -> dict[int, WorkerOutcome]:
-        found = {rank: self._outcome(worker) for rank, worker in enumerate(self.plan.workers)}
-        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
-
-    def _outcome(self, worker: int) -> WorkerOutcome | None:
-        return self._folder.get(
-            f"outcome {worker}", lambda: WorkerOutcome.read(self.handle.files.outcome(worker))
-        )
-
-    def _trains(self) -> Plan | None:
-        """The plan that its workers train under, as of the last look at the folder; None: they do not yet."""
-        return self._folder.get("reached", lambda: read_reached(self.handle.files))
-
     def _own(self) -> tuple[UnitStatus, ...]:
         """The units of the plan's workers; one that was not started yet runs as good as another."""
         if self.target.job.elastic == "none":
@@ -257,22 +235,22 @@ class Gang:
 
     def _plan_without_lost(self, now_s: float) -> NextPlan | None:
         """A plan without workers that died; None: none has died, or the others cannot go on without it."""
-        trains = self._trains()
+        trains = self._members.trains()
         if self.target.job.elastic == "none" or trains is None:
             return None
-        trained = self._folder.get("trained", lambda: frozenset(trains.workers))
+        trained = self._members.trained(trains)
         self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
-        lost = self._lost(trained)
+        lost = self._members.lost(trained, self._running)
         if not lost:
             return None
         left = [one for one in self.plan.members if one.worker not in lost]
         going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
-        ended = {self.plan.workers[rank] for rank in self.outcomes()} - lost
+        ended = {self.plan.workers[rank] for rank in self._members.outcomes()} - lost
         if not going_on or ended or (on_gpus and lost & trained):
             return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
-        bad = self._lost_workers.lose(slots, trained, self._message, now_s)
+        bad = self._lost_workers.lose(slots, trained, self._members.message, now_s)
         _log.warning(
             "job %s: lost the workers on %s, goes on without", self.handle.job, listed(slots.values())
         )
@@ -282,26 +260,9 @@ class Gang:
         held = tuple(Slot.parse(member.slot) for member in going_on)
         return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
 
-    def _message(self, worker: int) -> str:
-        found = self._outcome(worker)
-        return "" if found is None else found.message
-
-    def _lost(self, trained: Set[int]) -> set[int]:
-        """Workers that are gone without a word, or with one before they trained.
-
-        A crash of the script in training is the job's, and would happen to the others, too.
-        """
-        said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
-        early = {worker for worker, end in said.items() if end == "crashed" and worker not in trained}
-        return early | {worker for worker in self._workers if worker not in said and self._is_gone(worker)}
-
-    def _is_gone(self, worker: int) -> bool:
-        running = worker < len(self.statuses) and self.statuses[worker].state == "running"
-        return not running or self._members.life(worker) == "gone"
-
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still."""
-        silent = self._members.silent(self._workers, now_s, self._timeouts.silent_s)
+        silent = self._members.silent(now_s, self._timeouts.silent_s)
         if silent:
             slots = [self._members.slot(worker) for worker in silent]
             _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
@@ -326,16 +287,12 @@ class Gang:
         """Units that have nothing to do, and how long each may take to end (seconds)."""
         if self.target.job.elastic == "none":  # its workers say nothing of themselves
             return {unit: self._timeouts.exit_s for unit, status in enumerate(self.statuses) if status.idle}
-        trains = self._trains()
-        needed = {*self._workers, *(() if trains is None else trains.workers)}
-        running = [worker for worker, unit in enumerate(self.statuses) if unit.state == "running"]
-        limits = {
-            worker: self._timeouts.of_idle(
-                self._members.life(worker), ended=self._outcome(worker) is not None, needed=worker in needed
-            )
-            for worker in running
-        }
-        return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
+        return self._members.idle(self._running, self._timeouts)
+
+    @property
+    def _running(self) -> set[int]:
+        """Numbers of the units that run."""
+        return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
 
     def _reads_plans(self) -> bool:
         return self.target.job.elastic != "none" or self.handle.files.progress.exists()

@@ -1,17 +1,20 @@
-"""The workers of an attempt by number: where each is, and whether it shows that it lives."""
+"""The workers of an attempt by number: where each is, whether it lives, and what it has left in its files."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.plan_file import read_plan_of
+from pliant.tools.run.service.attempt.plan_file import read_plan_of, read_reached
+from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting, last_beat
+from pliant.tools.run.statedir.folder_cache import FolderCache
 
 _ABSENCE_S: Final = 5.0
 """A launcher that was itself away for longer has seen nothing that it could blame a worker for."""
@@ -27,6 +30,7 @@ class Members:
         self._sightings: dict[int, Sighting] = {}
         self._beats: dict[int, tuple[float, float]] = {}
         self._looked_s = float("-inf")
+        self._folder = FolderCache(files.path)
         for path in files.path.glob("plan-*.json"):
             with contextlib.suppress(BadInputError):
                 if (found := read_plan_of(path)) is not None:
@@ -34,12 +38,69 @@ class Members:
         self.add(plan)
 
     def add(self, plan: Plan) -> None:
-        """Take up the workers of a plan."""
+        """Take up the workers of a newer plan."""
+        self._generation, self._workers = plan.generation, plan.workers
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
             if worker not in self._presences:
                 path = self._files.presence(worker)
                 self._presences[worker], self._sightings[worker] = str(path), Sighting(path)
+
+    def look(self) -> None:
+        """Forget what the files said if they may say something else now."""
+        self._folder.look()
+
+    def trains(self) -> Plan | None:
+        """The plan that the workers train under, as of the last look; None: they do not train yet."""
+        return self._folder.get("reached", lambda: read_reached(self._files))
+
+    def trained(self, trains: Plan) -> frozenset[int]:
+        """The workers of the plan that they train under."""
+        return self._folder.get("trained", lambda: frozenset(trains.workers))
+
+    def outcome(self, worker: int) -> WorkerOutcome | None:
+        """What a worker wrote as its last act, as of the last look; None: nothing."""
+        return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
+
+    def outcomes(self) -> dict[int, WorkerOutcome]:
+        """What the newest plan's workers wrote as their last act, by rank; as of the last look."""
+        return self._folder.get(f"outcomes of {self._generation}", self._read_outcomes)
+
+    def _read_outcomes(self) -> dict[int, WorkerOutcome]:
+        found = {rank: self.outcome(worker) for rank, worker in enumerate(self._workers)}
+        return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    def message(self, worker: int) -> str:
+        """The last word of a worker."""
+        found = self.outcome(worker)
+        return "" if found is None else found.message
+
+    def lost(self, trained: Set[int], running: Set[int]) -> set[int]:
+        """Workers that are gone without a word, or with one before they trained.
+
+        A crash of the script in training is the job's, and would happen to the others, too.
+
+        :param running: units that run.
+        """
+        said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
+        early = {worker for worker, end in said.items() if end == "crashed" and worker not in trained}
+        return early | {
+            worker
+            for worker in self._workers
+            if worker not in said and (worker not in running or self.life(worker) == "gone")
+        }
+
+    def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
+        """Units that run and have nothing to do, and how long each may take to end (seconds)."""
+        trains = self.trains()
+        needed = {*self._workers, *(() if trains is None else trains.workers)}
+        limits = {
+            worker: timeouts.of_idle(
+                self.life(worker), ended=self.outcome(worker) is not None, needed=worker in needed
+            )
+            for worker in running
+        }
+        return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
 
     def slot(self, worker: int) -> Slot:
         """Where a worker is."""
@@ -61,7 +122,7 @@ class Members:
             if worker in self._slots and last_beat(self._files.presence(worker)) >= since_s + age_s
         }
 
-    def silent(self, workers: Iterable[int], now_s: float, limit_s: float) -> list[int]:
+    def silent(self, now_s: float, limit_s: float) -> list[int]:
         """Workers that have not shown for so long that they run, while somebody was looking all the time.
 
         They show it once in :data:`BEAT_S`; asked more often than that, it does not look.
@@ -72,7 +133,7 @@ class Members:
             self._beats.clear()
         self._looked_s = now_s
         found = []
-        for worker in workers:
+        for worker in self._workers:
             beat = last_beat(self._presences[worker])
             before, since_s = self._beats.get(worker, (beat, now_s))
             self._beats[worker] = (beat, since_s if beat == before else now_s)

@@ -15,7 +15,7 @@ from pliant.schemas.io import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.attempt import gang as gang_module
+from pliant.tools.run.service.attempt import members as members_module
 from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.members import Members
@@ -116,7 +116,7 @@ def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is
         scene.reaches(1)
         files.progress.touch()
 
-    monkeypatch.setattr(gang_module, "read_reached", read_too_early)
+    monkeypatch.setattr(members_module, "read_reached", read_too_early)
     crew = scene.gang.crew()
     assert (crew.trains, crew.reports) == (None, False)
 
@@ -165,8 +165,8 @@ class Lives:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
         self.silent: list[int] = []
-        patch.setattr(Members, "life", lambda roll, worker: self.of[worker])
-        patch.setattr(Members, "silent", lambda roll, workers, now_s, limit_s: self.silent)
+        patch.setattr(Members, "life", lambda members, worker: self.of[worker])
+        patch.setattr(Members, "silent", lambda members, now_s, limit_s: self.silent)
 
 
 @pytest.fixture

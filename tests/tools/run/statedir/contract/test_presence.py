@@ -81,16 +81,16 @@ def test_to_look_whether_a_worker_lives_takes_no_lock(
 
 def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) -> None:
     member = Member(slot="n0/0", node="n0", address="n0", worker=0)
-    roll = Members(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
+    members = Members(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
     seen = last_beat(worker.path)
     until(lambda: last_beat(worker.path) > seen)
     os.kill(worker.process.pid, signal.SIGSTOP)
     until(lambda: psutil.Process(worker.process.pid).status() == psutil.STATUS_STOPPED)
-    assert roll.silent([0], 0.0, 10.0) == []
-    assert roll.silent([0], 4.0, 10.0) == []
-    assert roll.silent([0], 8.0, 10.0) == []
-    assert roll.silent([0], 12.0, 10.0) == [0]
-    assert roll.silent([0], 60.0, 10.0) == [], "nobody looked for so long: the machine may have slept"
+    assert members.silent(0.0, 10.0) == []
+    assert members.silent(4.0, 10.0) == []
+    assert members.silent(8.0, 10.0) == []
+    assert members.silent(12.0, 10.0) == [0]
+    assert members.silent(60.0, 10.0) == [], "nobody looked for so long: the machine may have slept"
     os.kill(worker.process.pid, signal.SIGCONT)
 
 
