@@ -30,7 +30,7 @@ from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
-from pliant.tools.run.elastic.context import Orders, Setting
+from pliant.tools.run.elastic.context import Context, Orders
 from pliant.tools.run.elastic.report import history, newest
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Reporter
@@ -153,7 +153,7 @@ def train_an_hour(job: JobDir, plan: Plan) -> None:
     with ExitStack() as changed:
         for module in (history, newest, progress):
             changed.enter_context(mock.patch.object(module, "time", clock))
-        reporter = Reporter(Setting(0, len(plan.members), torch.device("cpu"), Orders(job, plan, 0)))
+        reporter = Reporter(Context(0, len(plan.members), torch.device("cpu"), Orders(job, plan, 0)))
         reporter.turn_to(plan.global_batch or 1)
         counters = Counters()
         for step in range(1, int(HOUR_S / STEP_S) + 1):
