@@ -108,11 +108,16 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
+    return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
+
+
+def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
+    """Jobs among the arrivals since the last call for which ``why`` has a reason."""
     verdicts = {}
     for change in snapshot.changes:
         job = change.job
         if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-            reason = _why_none(job, sizes(job), snapshot.speeds)
+            reason = why(job)
             if reason is not None:
                 verdicts[job.id] = reason
     return verdicts

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.oracle import Oracle
-from pliant.tools.schedule.policies.common import GpuBudget, Grant, decision_from_grants, why_impossible
+from pliant.tools.schedule.policies.common import (
+    GpuBudget,
+    Grant,
+    decision_from_grants,
+    minimum_alone,
+    reject_impossible,
+)
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -107,7 +113,7 @@ class Optimus(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal all GPUs out anew, one at a time."""
-        rejected = self._impossible(snapshot)
+        rejected = reject_impossible(snapshot, minimum_alone)
         for change in snapshot.changes:
             if change.node is not None:
                 self._known.clear()  # the most that a job may get depends on the nodes that are up
@@ -138,16 +144,6 @@ class Optimus(Policy):
         if _most(job, oracle) <= job.gpus or saved_s <= 0:
             return Explanation("one GPU more would save nothing")
         return Explanation(f"one GPU more would save {saved_s:.0f} s")
-
-    def _impossible(self, snapshot: Snapshot) -> dict[str, str]:
-        """Jobs among the arrivals that never run even at their smallest size."""
-        came = [change.job for change in snapshot.changes if change.kind == "arrived" and change.job]
-        verdicts = {
-            job.id: why_impossible(job, job.spec.min_gpus, snapshot.speeds)
-            for job in came
-            if job.id in snapshot.jobs and not job.gpus
-        }
-        return {job_id: reason for job_id, reason in verdicts.items() if reason is not None}
 
     def _smallest(
         self, jobs: Iterable[JobState], budget: GpuBudget, oracle: Oracle, snapshot: Snapshot

@@ -16,7 +16,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import why_impossible
+from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
 from pliant.tools.schedule.policies.elastic_dp.rounds import ScalingTimes
@@ -89,7 +89,7 @@ class ElasticDp(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Reject what never fits; at a scaling moment admit, solve and name what differs."""
         control = self._admission_control(snapshot)
-        decision = Decision(rejected=self._impossible(snapshot, control))
+        decision = Decision(rejected=reject_arrivals(snapshot, lambda job: self._why_never(job, control)))
         due = self._scaling_times.due(
             snapshot.changes, snapshot.time_s, sum(snapshot.speeds.gpu_types.values())
         )
@@ -169,18 +169,8 @@ class ElasticDp(Policy):
                 self.name,
             )
 
-    def _impossible(self, snapshot: Snapshot, control: AdmissionControl) -> dict[str, str]:
-        """Jobs among the arrivals since the last call that never fit, were they alone, and why."""
-        verdicts = {}
-        for change in snapshot.changes:
-            job = change.job
-            if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-                reason = self._why_never(job, control)
-                if reason is not None:
-                    verdicts[job.id] = reason
-        return verdicts
-
     def _why_never(self, job: JobState, control: AdmissionControl) -> str | None:
+        """Why a job would not fit if it were alone; None: it would."""
         choices = control.choices(job)
         if not choices:
             reason = why_impossible(job, job.spec.min_gpus, control.curves.speeds)

@@ -21,7 +21,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import why_impossible
+from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
 from pliant.tools.schedule.policies.pollux.pools import Members, Population, pools
@@ -92,7 +92,7 @@ class Pollux(Policy):
         self._round += 1
         stream = np.random.default_rng([self._seed, self._round])
         goodputs = self._up_to_date(snapshot)
-        decision = Decision(rejected=_impossible(snapshot))
+        decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         self._told = {}
         for pool, jobs in pools(snapshot, decision.rejected):
             nodes = [node for node in snapshot.nodes if node.up and node.gpu_type == pool.gpu_type]
@@ -209,18 +209,6 @@ class Pollux(Policy):
         if self.retune == "free":
             return batch
         return batch if rate * factor > goodputs.present(job, several) else None
-
-
-def _impossible(snapshot: Snapshot) -> dict[str, str]:
-    """Jobs among the new arrivals that no GPU type of this cluster can ever run, with the reason."""
-    verdicts = {}
-    for change in snapshot.changes:
-        job = change.job
-        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-            reason = why_impossible(job, job.spec.min_gpus, snapshot.speeds)
-            if reason is not None:
-                verdicts[job.id] = reason
-    return verdicts
 
 
 def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Explanation:
