@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pliant.schemas.runinfo import PromisedBounds
 
-Need = Literal["demand", "history", "profile"]
+Need = Literal["demand", "profile"]
 
 
 class Target(NamedTuple):
@@ -78,12 +78,12 @@ class Policy:
     A session holds every decision against it: with "none", jobs get the GPUs they requested or nothing.
     """
     needs: ClassVar[frozenset[Need]] = frozenset()
-    """What it cannot decide without: stated demand, history of finished jobs, a profile."""
+    """What it cannot decide without: the work of each job, a profile. Jobs without it are refused."""
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 
-    While nothing runs and nothing can arrive, up to ``patience.IDLE_ROUNDS`` (1000) further rounds are held.
-    Then whatever still waits is given up.
+    While nothing runs and nothing can arrive, up to ``idle_limit.IDLE_ROUNDS`` (1000) further rounds are
+    held. Then every job that still waits is given up.
     """
     interval_parameter: ClassVar[str | None] = None
     """The parameter that holds the seconds between decisions of a policy that keeps an interval of its own.
