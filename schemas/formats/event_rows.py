@@ -13,6 +13,7 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, EventName
+from pliant.schemas.formats.arrays import text_array
 from pliant.schemas.formats.files import PARQUET_MAGIC
 from pliant.schemas.formats.rows import validator
 from pliant.schemas.formats.tables import file_metadata, read_arrow
@@ -80,23 +81,31 @@ def _numbers_hold(arrow: pa.Table) -> bool:
 
 def _names_hold(arrow: pa.Table) -> bool:
     """Whether the events are known and those of jobs name one."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     events = arrow.column("event")
     nameless = events.filter(pc.is_null(arrow.column("job")))
-    return _all_in(events, EVENT_NAMES, pa, pc) and _all_in(nameless, OF_THE_CLUSTER, pa, pc)
+    return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
 
 
 def _preempted_hold_nothing(arrow: pa.Table) -> bool:
     import pyarrow.compute as pc
 
-    held = arrow.column("gpus").filter(pc.equal(arrow.column("event"), "preempt"))
+    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
     return not pc.max(held).as_py()
 
 
-def _all_in(values: Any, words: Iterable[str], pa: Any, pc: Any) -> bool:
-    return bool(pc.all(pc.is_in(values, pa.array(words)), min_count=0).as_py())
+def _all_in(values: Any, words: Iterable[str]) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
+
+
+def _is_in(values: Any, words: Iterable[str]) -> Any:
+    """Whether each of them is one of the words; comparing with a Python string would import pandas, too."""
+    import pyarrow.compute as pc
+
+    return pc.is_in(values, text_array(words))
 
 
 def _texts_hold(arrow: pa.Table) -> bool:
@@ -106,7 +115,7 @@ def _texts_hold(arrow: pa.Table) -> bool:
     details = arrow.column("detail")
     if pc.any(pc.match_substring_regex(details, _MAYBE_INFINITE)).as_py():
         return False
-    others = details.filter(pc.not_equal(arrow.column("event"), "submit"))
+    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
     check = validator(EVENT, json_as_text=True).validate_python
     try:
         for name, texts in (("placement", arrow.column("placement")), ("detail", others)):

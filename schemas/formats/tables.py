@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.formats.arrays import value_array
 from pliant.schemas.formats.bulk import garbage_collection_paused
 from pliant.schemas.formats.columns import Column, Table
 from pliant.schemas.formats.files import PARQUET_MAGIC
@@ -65,7 +66,9 @@ def parquet_bytes(rows: Sequence[AnyRow], table: Table[Any], metadata: Metadata 
 
     check_rows(rows, table)
     schema = table.arrow().with_metadata({"schema": schema_id(table.kind), **dict(metadata)})
-    arrow = pa.Table.from_pydict(to_columns(rows, table, json_as_text=True), schema=schema)
+    columns = to_columns(rows, table, json_as_text=True)
+    arrays = [value_array(columns[field.name], field.type) for field in schema]
+    arrow = pa.Table.from_arrays(arrays, schema=schema)
     sink = pa.BufferOutputStream()
     pq.write_table(arrow, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())

@@ -1,0 +1,51 @@
+"""Commands import no more than they need."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.io import write_cluster, write_jobs, write_profile
+from pliant.schemas.profile import Profile, ProfileRow
+from tests.builders import cluster, job
+
+FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_jobs([job("a", gpus=2, work={"samples": 20})], "jobs.jsonl")
+    write_cluster(cluster(2), "cluster.json")
+    row = ProfileRow("train", "linear", "gpu", 1, 2, "2", 480, step_seconds=1.0, samples_per_second=960.0)
+    write_profile(Profile((row,)), "profile.parquet")
+    return tmp_path
+
+
+def imports(*arguments: str) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    line = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    return set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
+
+
+def test_no_command_waits_for_pandas(here: Path) -> None:
+    replayed = imports("-m", "pliant.cli", "replay", *FILES, "--policy", "fifo", "-o", "fifo.parquet")
+    reported = imports("-m", "pliant.cli", "report", "fifo.parquet", "--format", "json")
+    copy = (
+        "from pliant.schemas import io; io.write_profile(io.read_profile('profile.parquet'), 'copy.parquet')"
+    )
+    copied = imports("-c", copy)
+    assert all("pyarrow" in found for found in (replayed, reported, copied))
+    assert all("pandas" not in found for found in (replayed, reported, copied))
+    assert (here / "copy.parquet").read_bytes() == (here / "profile.parquet").read_bytes()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = {"matplotlib", "numpy", "pandas", "pyarrow", "scipy", "torch"}
+    for name in ("replay", "run", "status"):
+        assert not heavy & imports("-m", "pliant.cli", name, "--help")
