@@ -94,8 +94,8 @@ def report(
         read_expectations,
         refuse_missed,
     )
-    from pliant.tools.report.fold import read_run
     from pliant.tools.report.metrics import Wanted
+    from pliant.tools.report.read_run import read_run
     from pliant.tools.report.rendering.document import Extras
     from pliant.tools.report.rendering.output import Format as FormatName
     from pliant.tools.report.rendering.output import render, shows_expectations

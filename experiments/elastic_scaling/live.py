@@ -27,8 +27,8 @@ from pliant.schemas.errors import JobsFailedError, PliantError
 from pliant.schemas.io import atomic_write, write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.report.expectation import Expectation
-from pliant.tools.report.fold import read_run
 from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 
 ROOT: Final = Path(__file__).resolve().parents[2]

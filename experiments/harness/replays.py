@@ -13,8 +13,8 @@ from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
 from pliant.tools.replay.sweep.run import event_file, sweep
 from pliant.tools.replay.sweep.tasks import sweep_tasks
-from pliant.tools.report.fold import read_run
 from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import read_run
 
 
 @dataclass(frozen=True, slots=True)

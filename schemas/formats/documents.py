@@ -19,7 +19,6 @@ from pliant.schemas.formats.jsontext import (
     validate_value,
     warn_dropped,
 )
-from pliant.schemas.formats.positions import line_of
 from pliant.schemas.formats.problems import (
     NOT_FINITE,
     as_pointer,
@@ -35,6 +34,8 @@ from pliant.schemas.formats.version import a_file, check_schema_id, schema_id
 R = TypeVar("R", bound=Record)
 
 _MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
+_SPACE: Final = re.compile(r"[\s,:]*")
+_DECODER: Final = json.JSONDecoder()
 
 
 def parse_document(
@@ -58,17 +59,17 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
     """Parse with all that messages need, and what a newer minor version added left out."""
     value = _object(data, source, kind)
     text = data.decode()
-    newer = _version(value, source, kind, line_of(text, ("schema",)), schema_required=schema_required)
+    newer = _version(value, source, kind, _line_of(text, ("schema",)), schema_required=schema_required)
     named = {**value, "schema": schema_id(kind)}
     try:
         found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
         places = [
-            (line_of(text, location(each)), pointer(each), message(each, error.title))
+            (_line_of(text, location(each)), pointer(each), message(each, error.title))
             for each in details(error)
         ]
     else:
-        places = [(line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
+        places = [(_line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
         if not places:
             warn_dropped(source, dropped)
             return found
@@ -117,3 +118,41 @@ def _version(value: dict[str, Any], source: str, kind: str, line: int, *, schema
     if problem is not None:
         raise BadInputError.one(source, problem, line=line, pointer="/schema")
     return newer
+
+
+def _line_of(text: str, path: tuple[str | int, ...]) -> int:
+    """The line (from 1) of the value that ``path`` leads to; of its nearest container where it is missing."""
+    at = _skip(text, 0)
+    for part in path:
+        inside = _object_member(text, at, part) if text[at] == "{" else _list_item(text, at, part)
+        if inside is None:
+            break
+        at = inside
+    return text.count("\n", 0, at) + 1
+
+
+def _object_member(text: str, at: int, name: str | int) -> int | None:
+    at, found = _skip(text, at + 1), None
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        at = _skip(text, at)
+        if key == name:
+            found = at
+        at = _skip(text, _DECODER.raw_decode(text, at)[1])
+    return found
+
+
+def _list_item(text: str, at: int, index: str | int) -> int | None:
+    if text[at] != "[" or not isinstance(index, int):
+        return None
+    at = _skip(text, at + 1)
+    for _ in range(index):
+        if text[at] == "]":
+            return None
+        at = _skip(text, _DECODER.raw_decode(text, at)[1])
+    return None if text[at] == "]" else at
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.elastic_scaling.live import LIMITS, WORDS, Compared, compare, live_jobs
 from pliant.schemas.event import Event
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit

@@ -9,16 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
+from math import exp, floor
 from typing import Final
 
+from pliant.schemas.job import Utility
 from pliant.schemas.metrics import RunMetrics
-from pliant.tools.report.bounds import bounds
 from pliant.tools.report.fairness import TOLERANCE, Fairness, Reference, fairness
+from pliant.tools.report.lower_bounds import lower_bounds
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.references.jobs import rate_at
 from pliant.tools.report.usage import Usage, gpu_usage
-from pliant.tools.report.utility import total_utility
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def run_metrics(
         **_service(run, usage),
         "total_utility": total_utility(run),
         "mean_decision_ms": _mean_decision_ms(run),
-        **(_bounds(run) if wanted.bound else {}),
+        **(_lower_bounds(run) if wanted.bound else {}),
     }
     return RunMetrics.model_validate(
         {
@@ -172,8 +172,8 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
     return alone / used if used else None
 
 
-def _bounds(run: RunRecord) -> dict[str, float | None]:
-    found = bounds(run)
+def _lower_bounds(run: RunRecord) -> dict[str, float | None]:
+    found = lower_bounds(run)
     if found is None:
         return {}
     return {
@@ -191,3 +191,25 @@ def _mean_decision_ms(run: RunRecord) -> float | None:
     decisions = counters.get("decisions", run.decisions)
     timed = run.decisions or "decision_seconds" in counters
     return 1000 * seconds / decisions if timed and decisions else None
+
+
+def total_utility(run: RunRecord) -> float | None:
+    """Sum over the finished jobs; None where no job states a utility."""
+    unstated = Utility()
+    if all(job.job.utility == unstated for job in run.jobs):
+        return None
+    return sum(worth(job.job.utility, job.jct_s) for job in run.jobs if job.jct_s is not None)
+
+
+def worth(utility: Utility, jct_s: float) -> float:
+    """Utility of a job that ends ``jct_s`` after its submission.
+
+    ``sigmoid`` is value / (1 + exp(decay·(JCT − target))), the form of OASiS; ``step`` is the value until
+    the target and nothing after.
+    """
+    late_s = jct_s - (utility.target or 0.0)
+    if utility.shape == "sigmoid":
+        return utility.value / (1 + exp(min(700.0, utility.decay * late_s)))
+    if utility.shape == "step":
+        return utility.value if late_s <= 0 else 0.0
+    return utility.value

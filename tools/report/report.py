@@ -14,10 +14,10 @@ from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
-from pliant.tools.report.fold import read_run
 from pliant.tools.report.labels import labels
 from pliant.tools.report.metrics import NOTHING_MORE, Wanted, run_metrics
 from pliant.tools.report.notes import bound_caveats, caveats, differences, provenance
+from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.usage import Usage, gpu_usage
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.fold import fold
 from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 

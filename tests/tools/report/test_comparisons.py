@@ -5,7 +5,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.comparisons import compare_runs, mean_ratio
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from tests.builders import job
 from tests.tools.report.runs import begin, submit
 

@@ -12,7 +12,7 @@ from pliant.tools.report.expect import (
     read_expectations,
     refuse_missed,
 )
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.tools.report.runs import first_come, shared
 

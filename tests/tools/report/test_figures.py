@@ -9,7 +9,7 @@ from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of
 from pliant.tools.report.figures.cdf import cumulated
 from pliant.tools.report.figures.style import MUTED, area_colour, ink
 from pliant.tools.report.figures.usage import thinned
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, first_come, shared, submit

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
-from pliant.tools.report.fold import fold
-from pliant.tools.report.metrics import Wanted, percentile, run_metrics
+from pliant.tools.report.metrics import Wanted, percentile, run_metrics, worth
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.usage import gpu_usage
-from pliant.tools.report.utility import worth
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.formats.documents import document_bytes
 from pliant.tools.report.comparisons import comparison_rows, comparison_section
 from pliant.tools.report.expect import expectations_section
 from pliant.tools.report.rendering.document import Extras, document
-from pliant.tools.report.rendering.html import as_html
 from pliant.tools.report.rendering.jobs_table import job_rows, jobs_section
 from pliant.tools.report.rendering.sections import Section, metrics_section
 from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
 from pliant.tools.report.report import Report
 
 Format = Literal["table", "json", "csv", "md", "html"]
+_TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def render(report: Report, kind: Format, extras: Extras, *, width: int | None = None) -> str:
@@ -36,7 +37,7 @@ def render(report: Report, kind: Format, extras: Extras, *, width: int | None = 
         from pliant.tools.report.figures import svg_texts
 
         title = "Report: " + ", ".join(each.label for each in report.runs)
-        return as_html(sections, svg_texts(report), title)
+        return _as_html(sections, svg_texts(report), title)
     return as_table(sections, width)
 
 
@@ -69,3 +70,17 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
 def _refuse_in_json(extras: Extras) -> None:
     if extras.simulated is not None:
         raise UsageError("the metrics document has no place for --simulated: use --format csv")
+
+
+def _as_html(sections: Sequence[Section], figures: Mapping[str, str], title: str) -> str:
+    """One page that loads nothing: tables, notes and figures, which are ``<svg>`` elements by name."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html").render(sections=sections, figures=figures, title=title)

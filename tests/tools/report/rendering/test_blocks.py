@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.text.fitting import narrowest, one_line, width_of
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.blocks import drawn
 from pliant.tools.report.rendering.document import Extras
 from pliant.tools.report.rendering.output import render

@@ -12,7 +12,7 @@ from pliant.schemas.io import read_metrics
 from pliant.schemas.metrics import ReportedRun
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expect import Expectations, check_expectations
-from pliant.tools.report.fold import fold
+from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.document import Extras, document
 from pliant.tools.report.rendering.output import render
 from pliant.tools.report.rendering.terminal_plot import jct_plot

@@ -8,7 +8,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter, write_events
-from pliant.tools.report.fold import fold, read_run
+from pliant.tools.report.read_run import fold, read_run
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, shared, submit
 

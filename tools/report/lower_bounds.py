@@ -21,7 +21,7 @@ from pliant.tools.report.references.jobs import ReferenceJob, reference_jobs
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LowerBounds:
     """Bounds of one run; times are seconds."""
 
     alone_jct_s: float
@@ -39,7 +39,7 @@ class Bounds:
         return max(self.alone_jct_s, self.pooled_jct_s)
 
 
-def bounds(run: RunRecord) -> Bounds | None:
+def lower_bounds(run: RunRecord) -> LowerBounds | None:
     """Bounds for the jobs that finished; None if none did. O(jobs · log jobs)."""
     known = {job.id: job for job in reference_jobs(run)}
     finished = run.with_outcome("finished")
@@ -50,7 +50,7 @@ def bounds(run: RunRecord) -> Bounds | None:
     least = {job.id: job.job.min_gpus for job in finished}
     work = {job.id: _cheapest_gpu_s(job, least[job.id]) for job in jobs}
     pooled = _least_left_first((job.arrival_s, work[job.id] / run.total_gpus, job.id) for job in jobs)
-    return Bounds(
+    return LowerBounds(
         sum(alone.values()) / len(finished),
         sum(pooled[job.id] - job.arrival_s for job in jobs) / len(finished),
         sum(work.values()),
