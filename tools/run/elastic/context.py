@@ -5,43 +5,74 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.formats.digits import whole_number
-from pliant.tools.run.elastic.membership.vote import read_plan
-from pliant.tools.run.statedir.contract.files import UnreadableError, write_record
+from pliant.tools.run.statedir.contract.files import UnreadableError, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan
 
+_TRIES: Final = 100
+"""A plan that a worker cannot do without is tried for two seconds."""
 
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What a worker of ``pliant run`` was told, and where it answers."""
 
-    folder: JobDir
+class Context:
+    """Rank, world size and device of this process."""
+
+    plan: Plan | None = None
+    """Only a worker of ``pliant run`` has one."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self.rank, self.world_size, self.device = rank, world_size, device
+
+
+class WorkerContext(Context):
+    """The same of a worker of ``pliant run``, which follows one plan after the other.
+
+    This is the one place that says which generation the worker is in.
+    """
+
     plan: Plan
-    worker: int
-    """Number of this worker in its attempt."""
+
+    def __init__(self, folder: JobDir, plan: Plan, worker: int, device: torch.device | None = None) -> None:
+        """:param worker: the number of this worker in its attempt.
+
+        :param device: default the CPU.
+        """
+        super().__init__(-1, 0, device or torch.device("cpu"))
+        self.folder, self.worker = folder, worker
+        self.known = frozenset[int]()
+        """The workers that train together, or are starting together."""
+        self.follow(plan)
 
     @property
-    def rank(self) -> int:
-        """Position of this worker among the plan's members; -1 in a plan that goes on without it."""
-        workers = self.plan.workers
-        return workers.index(self.worker) if self.worker in workers else -1
+    def left(self) -> bool:
+        """Whether the plan goes on without this worker."""
+        return self.rank < 0
 
     @property
     def attempt(self) -> AttemptDir:
         """The folder that this attempt writes to."""
         return self.folder.attempt(self.plan.attempt)
 
+    def follow(self, plan: Plan) -> None:
+        """Act on another plan."""
+        workers = plan.workers
+        self.plan, self.world_size = plan, len(workers)
+        self.rank = workers.index(self.worker) if self.worker in workers else -1
+
+    def settle(self) -> None:
+        """The workers of the plan train together."""
+        self.known = frozenset(self.plan.workers)
+
     def is_done(self) -> bool:
         """Whether a member of the plan has trained to the end and left."""
-        with contextlib.suppress(UnreadableError):  # it is asked again
+        with contextlib.suppress(UnreadableError):  # the next look may read it
             ends = (WorkerOutcome.read(self.attempt.outcome(worker)) for worker in self.plan.workers)
             return any(end is not None and end.outcome == "done" for end in ends)
         return False
@@ -53,41 +84,20 @@ class Orders:
         write_record(path, "outcome", outcome)
 
 
-@dataclass(slots=True)
-class Context:
-    """Rank, world size and device of this process; under ``pliant run`` they change, by its ``orders``."""
+def read_plan(path: Path) -> Plan:
+    """The plan in a file.
 
-    rank: int
-    world_size: int
-    device: torch.device
-    orders: Orders | None = None
-    known: frozenset[int] = frozenset()
-    """The workers that train together, or are starting together."""
-
-    @property
-    def left(self) -> bool:
-        """Whether the plan goes on without this worker."""
-        return self.rank < 0
-
-    def follow(self, plan: Plan) -> None:
-        """Act on another plan."""
-        if self.orders is not None:
-            self.orders = replace(self.orders, plan=plan)
-            self.rank, self.world_size = self.orders.rank, len(plan.members)
-
-    def settle(self) -> None:
-        """The workers of the plan train together."""
-        if self.orders is not None:
-            self.known = frozenset(self.orders.plan.workers)
-
-    @property
-    def seed(self) -> int | None:
-        """The plan's seed, where there is a plan."""
-        return None if self.orders is None else self.orders.plan.seed
+    :raises BadInputError: there is none, or it is not a plan of a known version.
+    :raises UnreadableError: it cannot be read, though it was tried for seconds.
+    """
+    plan = read_record(path, "plan", Plan, tries=_TRIES)
+    if plan is None:
+        raise BadInputError.one(str(path), "no such file")
+    return plan
 
 
 def find_context(environ: Mapping[str, str] = os.environ) -> Context:
-    """Read the environment: the plan's word counts before torchrun's.
+    """Read the environment: the plan comes before torchrun's variables.
 
     :raises UsageError: the variables contradict each other or the plan.
     """
@@ -99,22 +109,22 @@ def find_context(environ: Mapping[str, str] = os.environ) -> Context:
     return Context(rank, world_size, _device(_number(environ, "LOCAL_RANK", 0)))
 
 
-def _planned(environ: Mapping[str, str]) -> Context:
+def _planned(environ: Mapping[str, str]) -> WorkerContext:
     folder = JobDir(Path(environ[ENV_JOB_DIR]))
     plan = read_plan(folder.plan)
-    worker = _worker(environ, plan)
-    orders = Orders(folder, plan, worker)
-    rank = orders.rank
-    if rank < 0:
-        return Context(rank, len(plan.members), torch.device("cpu"), orders)
-    # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
-    gpu = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
-    device = gpu if plan.members[rank].device == "cuda" else torch.device("cpu")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"slot {plan.members[rank].slot} is a GPU, but PyTorch sees none in this process")
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in environ:
+    context = WorkerContext(folder, plan, _worker(environ, plan))
+    if context.left:
+        return context
+    context.settle()
+    member = plan.members[context.rank]
+    if member.device == "cuda":
+        # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
+        context.device = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
+        if not torch.cuda.is_available():
+            raise UsageError(f"slot {member.slot} is a GPU, but PyTorch sees none in this process")
+    elif "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)  # a CPU slot is one core: neighbours must not slow each other down
-    return Context(rank, len(plan.members), device, orders, frozenset(plan.workers))
+    return context
 
 
 def _worker(environ: Mapping[str, str], plan: Plan) -> int:

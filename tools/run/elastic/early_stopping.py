@@ -1,4 +1,4 @@
-"""Exit a training early: a target is reached, or nothing has got better for some epochs."""
+"""Ending a training early: it has reached a target, or has not become better for some epochs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pliant.schemas.errors import UsageError
 
 
 class EarlyStopping:
-    """Says after each epoch whether to go on; register it with the job, so that a resize forgets nothing::
+    """Says after each epoch whether to go on; register it with the job, so that a resize keeps its state::
 
         stopping = elastic.EarlyStopping(target=0.9, patience=5)
         job.register(stopping=stopping)
@@ -23,7 +23,7 @@ class EarlyStopping:
     Every worker must ask with the same value: evaluate on all of the validation data, or reduce the metric.
 
     :param target: a metric at least this good ends the training.
-    :param patience: so many epochs in a row without a better metric end it.
+    :param patience: this number of epochs in a row without a better metric ends it.
     :param least_gain: what counts as better.
     :param lower_is_better: the metric is a loss.
     """

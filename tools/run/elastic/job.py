@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,16 +13,16 @@ from torch.utils.data import Dataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
-from pliant.tools.run.elastic.context import Context, find_context
-from pliant.tools.run.elastic.loop.batches import Cut
+from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.data_loader import DataSource, ElasticLoader
 from pliant.tools.run.elastic.loop.data_parallel import Averaging, ElasticDataParallel
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.guard import Closure, checked, guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.measured import Measurement
-from pliant.tools.run.elastic.membership.membership import Supervision
+from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
+from pliant.tools.run.elastic.membership.verdict import Leave
 from pliant.tools.run.elastic.state.state import Stateful, seed_everything
 from pliant.tools.run.elastic.state.training import Training
 
@@ -44,15 +42,16 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     context = find_context()
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
-    supervision = None if context.orders is None else Supervision(context, context.orders, backend)
-    if supervision is not None:
-        supervision.check_not_stopped()
+    membership: Membership | None = None
+    if isinstance(context, WorkerContext):
+        membership, seed = Membership(context, backend), context.plan.seed
+        if isinstance(verdict := membership.check_needed(), Leave):
+            raise SystemExit(verdict.code)
     else:
         join_plainly(context, backend)
-    planned = context.seed if context.seed is not None else seed
-    if planned is not None:
-        seed_everything(planned)
-    return ElasticJob(context, supervision, batch_size, planned, backend)
+    if seed is not None:
+        seed_everything(seed)
+    return ElasticJob(context, membership, batch_size, seed, backend)
 
 
 class ElasticJob:
@@ -61,13 +60,13 @@ class ElasticJob:
     def __init__(
         self,
         context: Context,
-        supervision: Supervision | None,
+        membership: Membership | None,
         batch_size: int | None,
         seed: int | None,
         backend: str | None = None,
     ) -> None:
         self._context = context
-        self._supervision = supervision
+        self._membership = membership
         self._batch_size, self._backend = batch_size, backend
         self._seed = seed
         self._helpers: dict[str, Stateful] = {}
@@ -115,7 +114,6 @@ class ElasticJob:
             dataset has no length.
         """
         self._check_new()
-        averaging = Averaging(find_unused_parameters=find_unused_parameters)
         inner = model.to(self.device)
         source = DataSource(dataset, self.device, num_workers, collate_fn)
         if (request := request_from_env()) is not None:
@@ -124,8 +122,20 @@ class ElasticJob:
             self._loop = measurement = Measurement(request, model, source, training, self._backend)
             guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return model, optimizer, measurement
+        gradients = Gradients(inner)
+        averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
         model = self._among_workers(inner, averaging)
-        loop = self._trainer(inner, optimizer, averaging, partial(self._cut, drop_last=drop_last))
+        loop = TrainingLoop(
+            self._context,
+            Training(inner, optimizer, self._helpers, self._lr_scale),
+            gradients,
+            averaging,
+            batch_size=self._batch_size,
+            drop_last=drop_last,
+            seed=self._seed or 0,
+            membership=self._membership,
+        )
+        guard_optimizer(optimizer, ("step",), loop.quiet, loop.whole_step, self._checked)
         loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self._seed is not None and self.rank > 0:
@@ -187,19 +197,14 @@ class ElasticJob:
         """
         return self._trained().agree(value)
 
-    def _cut(self, *, drop_last: bool) -> Cut:
-        plan = None if self._context.orders is None else self._context.orders.plan
-        batch = self._batch_size if plan is None or plan.global_batch is None else plan.global_batch
-        if batch is None:
-            raise UsageError("no batch size: give elastic.init(batch_size=...) or batch.size of the job")
-        if batch < self.world_size:
-            raise UsageError(f"a global batch of {batch} is too small for {self.world_size} workers")
-        return Cut(batch, self.world_size, 1 if plan is None else plan.accum, drop_last)
+    @property
+    def _lr_scale(self) -> float:
+        return 1.0 if self._context.plan is None else self._context.plan.lr_scale
 
     def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
-        if self._supervision is None and self.world_size == 1:
+        if self._membership is None and self.world_size == 1:
             return model
-        if self._supervision is None:
+        if self._membership is None:
             averaging.begin_plainly(model, self.device)
         return ElasticDataParallel(model, averaging)
 
@@ -208,30 +213,6 @@ class ElasticJob:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
-
-    def _trainer(
-        self, model: nn.Module, optimizer: Optimizer, averaging: Averaging, cut: Callable[[], Cut]
-    ) -> TrainingLoop:
-        plan = None if self._context.orders is None else self._context.orders.plan
-        training = Training(model, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale)
-        gradients = Gradients(model, accumulates=cut().accum > 1)
-
-        def whole_step() -> AbstractContextManager[None]:
-            gradients.join_rest()
-            loop.stepped()
-            return training.scaled_lr()
-
-        loop = TrainingLoop(
-            self._context,
-            training,
-            gradients,
-            averaging,
-            cut=cut,
-            seed=self._seed or 0,
-            supervision=self._supervision,
-        )
-        guard_optimizer(optimizer, ("step",), loop.quiet, whole_step, self._checked)
-        return loop
 
     def _check_new(self) -> None:
         if self._loop is not None:

@@ -14,14 +14,15 @@ from torch import nn
 
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
-from pliant.tools.run.elastic.context import Context, Orders
+from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.data_loader import DataSource
 from pliant.tools.run.elastic.loop.data_parallel import Averaging
-from pliant.tools.run.elastic.membership.circle import Circle
-from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
+from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
 from pliant.tools.run.elastic.membership.transfer import pass_on
-from pliant.tools.run.elastic.membership.vote import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
 from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -70,7 +71,7 @@ class Measurement:
         return float(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
-        """LostWorkers of a measurement mean nothing."""
+        """Losses of a measurement mean nothing."""
 
     def __len__(self) -> int:
         return self._source.size
@@ -101,26 +102,25 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
     """Median seconds in which no worker trains when the last one joins the others, until all could go on.
 
     All workers of the process group call this together, and train no more afterwards. They leave, meet, pass
-    the state on and average anew, as in training; the joiner's start, in which the others train on, is not
-    in it, nor is what the first step after it takes longer than others.
+    the state on and average again, as in training. The joiner's start is not in it, because the others train
+    meanwhile. Nor is the extra time of the first step after it.
 
     :param folder: of these workers alone.
     """
     rank, workers = dist.get_rank(), dist.get_world_size()
-    context = _context(folder, rank, workers, device)
-    assert context.orders is not None  # noqa: S101 made just above
-    plan, averaging = context.orders.plan, Averaging()
-    context.orders.attempt.path.mkdir(parents=True, exist_ok=True)
-    circle = Circle(context, backend, PlanWatch(context.orders.folder, plan), lambda: None)
+    context, averaging = _context(folder, rank, workers, device), Averaging()
+    context.attempt.path.mkdir(parents=True, exist_ok=True)
+    group = ProcessGroup(context, backend)
+    rendezvous = Rendezvous(context, group, PlanWatch(context))
     took = []
     for generation in range(2, ROUNDS + 2):
         dist.barrier()
         began_s = time.monotonic()
         averaging.end()
-        circle.leave()
+        group.leave()
         joins = rank == workers - 1
-        following = plan.model_copy(update={"generation": generation})
-        cursors = circle.form(following, None if joins else _TRAINS)
+        context.follow(context.plan.model_copy(update={"generation": generation}))
+        cursors = rendezvous.meet(None if joins else _TRAINS)
         has = [one is not None for one in cursors]
         state = pass_on(None if joins else training.shared(), has, rank)
         if joins:
@@ -131,12 +131,14 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
     return statistics.median(took)
 
 
-def _context(folder: Path, rank: int, workers: int, device: torch.device) -> Context:
+def _context(folder: Path, rank: int, workers: int, device: torch.device) -> WorkerContext:
     members = tuple(
         Member(slot=f"here/{one}", node="here", address="127.0.0.1", worker=one) for one in range(workers)
     )
     plan = Plan(job="measured", generation=1, attempt=1, members=members)
-    return Context(rank, workers, device, Orders(JobDir(folder), plan, rank), frozenset(plan.workers))
+    context = WorkerContext(JobDir(folder), plan, rank, device)
+    context.settle()
+    return context
 
 
 def _meet_on(device: torch.device) -> None:

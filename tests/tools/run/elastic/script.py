@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.membership import process_group as group
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 
 options = {
     "out": ".",
@@ -91,7 +91,7 @@ def connect_at_last(form):
     return formed
 
 
-group.Group.form = connect_at_last(group.Group.form)
+ProcessGroup.form = connect_at_last(ProcessGroup.form)
 own_group = OwnGroup()
 job = elastic.init(batch_size=options["batch"], seed=options["seed"])
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()

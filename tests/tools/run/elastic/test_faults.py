@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.loop.data_parallel import check_same, outline
 from pliant.tools.run.elastic.loop.gradients import at_end_of_backward
 from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
-from pliant.tools.run.elastic.membership.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.membership.exit import described
 from pliant.tools.run.elastic.membership.failure import Recurrence, released
-from pliant.tools.run.elastic.report.exit import described
+from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.state.parameters import check_same, outline
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER
 from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain
 

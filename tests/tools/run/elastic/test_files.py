@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.tools.run.elastic.context import find_context
+from pliant.tools.run.elastic.context import WorkerContext, find_context
 from pliant.tools.run.elastic.loop.data_loader import DataSource, to_device
 from pliant.tools.run.elastic.membership.interface import own_address
-from pliant.tools.run.elastic.membership.vote import PlanWatch
+from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
 from pliant.tools.run.elastic.state.state import generator_states, restore_generators, seed_everything
 from pliant.tools.run.service.attempt.plan_file import write_plan
@@ -168,7 +168,7 @@ class TestPlans:
 
     def test_a_newer_plan_is_seen_and_an_older_one_is_not(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(3))
-        watch = PlanWatch(job, plan(3))
+        watch = PlanWatch(WorkerContext(job, plan(3), 0))
         assert watch.newest().generation == 3
         put(tmp_path, plan(4, abort=True))
         assert watch.newest().abort
@@ -179,14 +179,14 @@ class TestPlans:
 
     def test_a_plan_that_cannot_be_understood_stops_no_training(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(3))
-        watch = PlanWatch(job, plan(3))
+        watch = PlanWatch(WorkerContext(job, plan(3), 0))
         job.plan.write_text("{")
         assert watch.newest().generation == 3
         put(tmp_path, plan(5))
         assert watch.newest().generation == 5
 
     def test_a_plan_that_only_others_see_is_waited_for_and_then_missed(self, tmp_path: Path) -> None:
-        watch = PlanWatch(put(tmp_path, plan(1)), plan(1))
+        watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
         with pytest.raises(ServiceMissingError, match=r"plan-2\.json was announced by another worker"):
             watch.exactly(2, timeout_s=0.05)
         put(tmp_path, plan(2))
@@ -195,20 +195,22 @@ class TestPlans:
 
     def test_a_plan_is_in_force_when_the_workers_that_it_adds_are_ready(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1))
-        watch = PlanWatch(job, plan(1))
+        context = WorkerContext(job, plan(1), 0)
+        context.settle()
+        watch = PlanWatch(context)
         three = (*plan().members, {"slot": "n2/0", "node": "n2", "address": "10.0.0.2"})
         put(tmp_path, plan(2, members=three))
-        assert watch.in_force({0, 1}).generation == 1
+        assert watch.in_force().generation == 1
         with subprocess.Popen(
             [sys.executable, "-c", PRESENT, str(job.attempt(1).presence(2))],
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         ) as worker:
-            until(lambda: watch.in_force({0, 1}).generation == 2)
+            until(lambda: watch.in_force().generation == 2)
             worker.kill()
         put(tmp_path, plan(3, members=three))
         time.sleep(0.02)  # longer than between two looks: it would be in force now
-        assert watch.in_force({0, 1}).generation == 2, "that worker is dead"
+        assert watch.in_force().generation == 2, "that worker is dead"
 
     def test_rank_is_the_position_in_the_plan_whatever_torchrun_says(self, tmp_path: Path) -> None:
         put(tmp_path, plan())
@@ -236,7 +238,7 @@ class TestPlans:
 
     def test_without_a_plan_torchrun_counts_and_without_torchrun_one_worker(self) -> None:
         context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
-        assert (context.rank, context.world_size, context.orders) == (2, 4, None)
+        assert (context.rank, context.world_size, context.plan) == (2, 4, None)
         assert find_context({}).world_size == 1
         with pytest.raises(UsageError, match="0 <= RANK < WORLD_SIZE"):
             find_context({"RANK": "4", "WORLD_SIZE": "4"})

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.context import Orders
-from pliant.tools.run.elastic.membership import vote as watch
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership import plan_watch as watch
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -19,7 +19,7 @@ from tests.tools.run.elastic.alone import Alone
 def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
     members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
     plan = Plan(job="a", generation=2, attempt=1, members=members)
-    first, late = (Orders(JobDir(tmp_path), plan, worker) for worker in range(2))
+    first, late = (WorkerContext(JobDir(tmp_path), plan, worker) for worker in range(2))
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="stopped"))
     assert not late.is_done()
@@ -33,13 +33,13 @@ def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
     looks: list[None] = []
     now_s = [1000.0]
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    monkeypatch.setattr(Orders, "is_done", lambda _: looks.append(None))
+    monkeypatch.setattr(WorkerContext, "is_done", lambda _: looks.append(None))
 
     def script(job: elastic.ElasticJob) -> None:
-        assert job._supervision is not None
+        assert job._membership is not None
         for expected in (1, 2, 3):
             for _ in range(100):
-                job._supervision.check_not_stopped()
+                job._membership.check_needed()
             assert len(looks) == expected, "the first one when it starts"
             now_s[0] += 1
 

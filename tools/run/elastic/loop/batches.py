@@ -1,8 +1,9 @@
 """Which samples a worker trains, in which micro-step, and how much each micro-batch counts. Pure arithmetic.
 
-An epoch is a permutation of the dataset, fixed by seed and epoch. The state of the sampler is a cursor into
-it: the next step trains ``order[cursor : cursor + global_batch]`` whatever the number of workers, of which
-rank r takes its contiguous share, cut into micro-batches. So a sample is never lost or repeated by a resize.
+An epoch is a permutation of the dataset, fixed by seed and epoch. The state of the sampler is the
+number of samples that are trained: the next step trains ``order[trained : trained + global_batch]`` whatever
+the number of workers. Rank r takes its contiguous share of them, cut into micro-batches. So a resize never
+loses or repeats a sample.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from pliant.tools.profile.batch import shares
+from pliant.tools.run.elastic.state.state import mixed_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,6 @@ class MicroBatch(NamedTuple):
         return slice(self.start, self.start + max(1, self.samples))
 
 
-def mixed_seed(*parts: int) -> int:
-    """A 64-bit seed made from several non-negative numbers, such as a job's seed and an epoch."""
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
-
-
 def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = True) -> torch.Tensor:
     """The order of the samples in an epoch: int64, shape (dataset_size,), the same on every worker."""
     if not shuffle:
@@ -70,30 +66,30 @@ def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = Tru
 
 
 def micro_batches(
-    dataset_size: int, cursor: int, cut: Cut, rank: int, *, resumed: bool = False
+    dataset_size: int, trained: int, cut: Cut, rank: int, *, resumed: bool = False
 ) -> Iterator[MicroBatch]:
-    """Every micro-batch of ``rank`` from the cursor to the end of the epoch.
+    """Every micro-batch of ``rank`` that is left of the epoch.
 
     A ``resumed`` epoch has at least one step, should the samples that are left not fill a batch that has
     grown meanwhile: what the author does after the loop may need it.
     """
-    left = max(0, dataset_size - cursor)
+    left = max(0, dataset_size - trained)
     steps = cut.steps_per_epoch(left)
     if resumed and left:
         steps = max(1, steps)
     for steps_left in reversed(range(steps)):
-        samples = min(cut.global_batch, dataset_size - cursor)
-        yield from _one_step(cursor, samples, steps_left, cut, rank)
-        cursor += samples
+        samples = min(cut.global_batch, dataset_size - trained)
+        yield from _one_step(trained, samples, steps_left, cut, rank)
+        trained += samples
 
 
-def _one_step(cursor: int, samples: int, steps_left: int, cut: Cut, rank: int) -> Iterator[MicroBatch]:
+def _one_step(trained: int, samples: int, steps_left: int, cut: Cut, rank: int) -> Iterator[MicroBatch]:
     by_rank = shares(samples, cut.workers)
     micro_steps = min(cut.accum, by_rank[0])
-    start = cursor + sum(by_rank[:rank])
+    start = trained + sum(by_rank[:rank])
     for index, size in enumerate(shares(by_rank[rank], micro_steps)):
         yield MicroBatch(
-            start=start if size else cursor,
+            start=start if size else trained,
             samples=size,
             weight=size * cut.workers / samples,
             last=index == micro_steps - 1,

@@ -17,8 +17,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.run.elastic.loop.batches import MicroBatch, epoch_order, micro_batches, mixed_seed
+from pliant.tools.run.elastic.loop.batches import MicroBatch, epoch_order, micro_batches
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
+from pliant.tools.run.elastic.state.state import mixed_seed
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DataSource:
     def size(self) -> int:
         """The number of samples.
 
-        :raises UsageError: there is no length, no sample, or no access by index: nothing to divide exactly.
+        :raises UsageError: the dataset cannot be divided: it has no length, no samples or no access by index.
         """
         samples: Any = self.dataset
         if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or not len(samples):
@@ -136,7 +137,7 @@ class ElasticLoader:
                 return
 
     def indices(self) -> Iterator[list[int]]:
-        """The samples of every micro-batch from the cursor to the end of the epoch."""
+        """The samples of every micro-batch that is left of the epoch."""
         counters, loop = self._loop.training.counters, self._loop
         order = epoch_order(self._size, counters.epoch, loop.seed, shuffle=self._shuffle).numpy()
         for micro in self._read_ahead:
@@ -144,8 +145,8 @@ class ElasticLoader:
 
     def _micros(self) -> Iterator[MicroBatch]:
         loop = self._loop
-        cursor, rank = loop.training.counters.cursor, loop.context.rank
-        return micro_batches(self._size, cursor, loop.cut, rank, resumed=loop.resumed)
+        trained, rank = loop.training.counters.epoch_samples, loop.context.rank
+        return micro_batches(self._size, trained, loop.cut, rank, resumed=loop.resumed)
 
 
 class _Indices:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
 from pliant.tools.run.elastic.membership.vote import world
 
@@ -25,12 +24,12 @@ class Averaging:
     lost worker is not survived in place, and the exception is the author's to see.
     """
 
-    def __init__(self, *, find_unused_parameters: bool = False) -> None:
+    def __init__(self, gradients: Gradients | None = None, *, find_unused_parameters: bool = False) -> None:
+        """:param gradients: of the model, to be weighed; None: all workers have equal shares."""
         self.ddp: DistributedDataParallel | None = None
+        self._gradients, self._find_unused = gradients, find_unused_parameters
         self._group: TolerantGroup | None = None
-        self._find_unused = find_unused_parameters
-        self.before_forward: Callable[[], None] = lambda: None
-        """Called before each forward pass that records gradients."""
+        self._device = torch.device("cpu")
 
     @property
     def error(self) -> RuntimeError | None:
@@ -44,19 +43,27 @@ class Averaging:
 
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
+        self._device = device
         self._group = None if device.type == "cuda" else TolerantGroup(world())
-        self._wrap(module, device, init_sync=False)
+        self._wrap(module, init_sync=False)
 
     def begin_plainly(self, module: nn.Module, device: torch.device) -> None:
         """Average over the process group of torchrun's workers, which get rank 0's weights."""
-        self._wrap(module, device, init_sync=True)
+        self._device = device
+        self._wrap(module, init_sync=True)
 
-    def renew(self, device: torch.device) -> None:
-        """Average what is trained now: the author has frozen or unfrozen parameters."""
+    def follow_trained(self) -> None:
+        """Average what is trained now: the author may have frozen or unfrozen parameters.
+
+        All workers do it at the same place.
+        """
+        if self._gradients is None or not self._gradients.trained_differ():
+            return
         if self.ddp is not None:
             module = self.ddp.module
             self._unwrap()
-            self._wrap(module, device, init_sync=False)
+            self._wrap(module, init_sync=False)
+        self._gradients.follow(self.ddp)
 
     def end(self) -> None:
         """Average no more. All that holds on to the process group is let go of."""
@@ -65,10 +72,10 @@ class Averaging:
             self._group.leave()
             self._group = None
 
-    def _wrap(self, module: nn.Module, device: torch.device, *, init_sync: bool) -> None:
+    def _wrap(self, module: nn.Module, *, init_sync: bool) -> None:
         self.ddp = _Tolerant(
             module,
-            [device] if device.type == "cuda" else None,
+            [self._device] if self._device.type == "cuda" else None,
             process_group=self._group,
             find_unused_parameters=self._find_unused,
             init_sync=init_sync,
@@ -82,7 +89,7 @@ class Averaging:
             self.ddp = None
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Averaging:
-        """What a copy of the model gets: it is nobody's replica."""
+        """What a copy of the model gets: it averages nothing."""
         return Averaging(find_unused_parameters=self._find_unused)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,7 +113,7 @@ class ElasticDataParallel(nn.Module):
         """The model's own."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named)
-        self.averaging.before_forward()
+        self.averaging.follow_trained()
         ddp = self.averaging.ddp
         if ddp is None or self.averaging.failed:
             return self.module(*inputs, **named)
@@ -122,33 +129,6 @@ class ElasticDataParallel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
-
-
-def outline(model: nn.Module) -> list[list[Any]]:
-    """What workers that average gradients must have in common: name, type and shape of each parameter."""
-    inner = getattr(model, "module", model)
-    return [[name, str(one.dtype), list(one.shape)] for name, one in inner.named_parameters()]
-
-
-def check_same(model: nn.Module, other: list[list[Any]]) -> None:
-    """Refuse to train with workers whose model differs: gradients would be mixed up, or PyTorch would abort.
-
-    :param other: the outline of their model.
-    :raises UsageError: it is not that of the model.
-    """
-    for number, (here, there) in enumerate(zip_longest(outline(model), other)):
-        if here != there:
-            raise UsageError(
-                "the model differs from that of the other workers: parameter "
-                f"{number} is {_in_words(here)} here, {_in_words(there)} there"
-            )
-
-
-def _in_words(parameter: list[Any] | None) -> str:
-    if parameter is None:
-        return "missing"
-    name, kind, shape = parameter
-    return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
 
 
 class _Tolerant(DistributedDataParallel):

@@ -23,7 +23,7 @@ class Gradients:
     sum, so zeroing and clipping in every pass do no harm. Batches that are skipped count as zero.
     """
 
-    def __init__(self, model: nn.Module, *, accumulates: bool) -> None:
+    def __init__(self, model: nn.Module, *, accumulates: bool = False) -> None:
         self._all = list(model.parameters())
         self._trained: list[bool] = []
         """Of each, whether it is trained."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Final
 
-from pliant.tools.run.elastic.membership.cursor import Cursor
+from pliant.tools.run.elastic.state.cursor import Cursor
 
 _CUT_OFF: Final = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
 _LIBRARIES: Final = ("gloo", "nccl")

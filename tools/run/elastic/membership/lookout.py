@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Final
 
-from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership.vote import PlanWatch
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.statedir.contract.presence import life
 
 LOOK_S: Final = 5.0
@@ -24,15 +24,15 @@ class Lookout:
     """Looks at whether a worker of the plan that is followed is lost.
 
     :param watch: of this thread alone.
-    :param break_off: ends the connections of the process group; called from a thread.
+    :param group: its connections are ended, from the thread.
     :param look_s: between two looks. A worker that leaves in good order is gone, too, for a moment before
         the others are through with their last exchange: it is lost if two looks in a row find it so.
     """
 
     def __init__(
-        self, context: Context, watch: PlanWatch, break_off: Callable[[], None], look_s: float = LOOK_S
+        self, context: WorkerContext, watch: PlanWatch, group: ProcessGroup, look_s: float = LOOK_S
     ) -> None:
-        self._context, self._watch, self._break_off, self._look_s = context, watch, break_off, look_s
+        self._context, self._watch, self._group, self._look_s = context, watch, group, look_s
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -48,14 +48,14 @@ class Lookout:
 
     def lost(self) -> list[str]:
         """Slots of workers that are gone, and that the newest plan goes on without."""
-        orders = self._context.orders
+        context, plan = self._context, self._context.plan
         newest = self._watch.newest()
-        if orders is None or newest.generation <= orders.plan.generation:
+        if newest.generation <= plan.generation:
             return []
-        stay = {*newest.workers, orders.worker}  # never one's own file: a look would free its lock
-        members = zip(orders.plan.workers, orders.plan.members, strict=True)
+        stay = {*newest.workers, context.worker}  # never one's own file: a look would free its lock
+        members = zip(plan.workers, plan.members, strict=True)
         left_out = [(worker, member.slot) for worker, member in members if worker not in stay]
-        return [slot for worker, slot in left_out if life(orders.attempt.presence(worker)) == "gone"]
+        return [slot for worker, slot in left_out if life(context.attempt.presence(worker)) == "gone"]
 
     def _run(self) -> None:
         before: list[str] = []
@@ -63,5 +63,5 @@ class Lookout:
             found = self.lost()
             if found and found == before:
                 _log.debug("breaking off what is exchanged with %s", ", ".join(found))
-                self._break_off()
+                self._group.break_off()
             before = found

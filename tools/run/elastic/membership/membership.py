@@ -1,12 +1,13 @@
-"""A worker's side of ``pliant run``: acting on plans at step boundaries, without stopping where that can be.
+"""A worker's side of ``pliant run``: acting on plans at step boundaries, without stopping where possible.
 
-All workers act on a new plan, or on a signal to any one of them, after the same step. A plan that names the
-same workers changes the cut of the batch. One that names others makes all of them meet anew: those that it
-does not name leave, those that are new get the state from those that have it, and training goes on.
+The loop asks :class:`Membership` at each boundary, and acts on its :data:`Verdict`. All workers act on a
+newer plan, or on a signal to one of them, after the same step. A plan with the same workers changes the cut
+of the batch. A plan with others makes all of them meet: those that it does not name leave, those that are
+new get the state from those that have it, and training goes on.
 
-A worker that dies takes the process group with it. The others void the step that it broke and meet anew,
-too, for the plan without it that the launcher writes; if none comes in time they save and leave. Whoever
-got one collective operation further than the rest takes the rest along, so no completed step is lost.
+A worker that dies takes the process group with it. The others void the step that it broke and meet, too, for
+the plan without it that the launcher writes; if none comes in time they save and leave. A worker that got one
+collective operation further than the rest takes the rest along, so no completed step is lost.
 """
 
 from __future__ import annotations
@@ -15,74 +16,84 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NoReturn
 
-from pliant.tools.run.elastic.context import Context, Orders
-from pliant.tools.run.elastic.membership.circle import Circle, LeftAloneError
-from pliant.tools.run.elastic.membership.failure import released
-from pliant.tools.run.elastic.membership.passage import Passage, Trainer
-from pliant.tools.run.elastic.membership.process_group import leave_at_exit
-from pliant.tools.run.elastic.membership.vote import STOP, Pace, PlanWatch, StopSignal, Vote, ballot
-from pliant.tools.run.elastic.report.exit import Exit, How
-from pliant.tools.run.elastic.report.report import Reporter
-from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.saving import Saving
-from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.exit import Exit
+from pliant.tools.run.elastic.membership.failure import Recurrence, lost_peer, released
+from pliant.tools.run.elastic.membership.folder_store import make_known
+from pliant.tools.run.elastic.membership.plan_watch import (
+    NotNeededError,
+    PlanWatch,
+    StopAskedError,
+    StopSignal,
+)
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
+from pliant.tools.run.elastic.membership.rendezvous import LeftAloneError, Rendezvous
+from pliant.tools.run.elastic.membership.saving import Saving
+from pliant.tools.run.elastic.membership.transition import Transition, share
+from pliant.tools.run.elastic.membership.verdict import (
+    CONTINUE,
+    REGROUP,
+    Continue,
+    Leave,
+    NewDivision,
+    Regroup,
+    Verdict,
+)
+from pliant.tools.run.elastic.membership.vote import STOP, Vote, ballot
+from pliant.tools.run.elastic.report.report import Change, Reporter
+from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.elastic.state.state import Mean
 from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import Presence
 
-_LOOK_S: Final = 0.25
-"""Between two looks at whether the others are through: a file of each of them."""
 _log = logging.getLogger("pliant")
 
 
-class Supervision:
-    """What happens at step boundaries and at the end under ``pliant run``."""
+class Membership:
+    """A worker among the workers of its job, from its start to its end."""
 
-    def __init__(self, context: Context, orders: Orders, backend: str | None) -> None:
+    def __init__(self, context: WorkerContext, backend: str | None) -> None:
         self._context = context
-        self._watch = PlanWatch(orders.folder, orders.plan)
-        leave_at_exit()  # before the ending, which then is earlier
-        self._looks_at_ends = Pace(_LOOK_S)
-        self._signal = StopSignal()
+        stop = StopSignal()
+        self._stop, self._watch = stop, PlanWatch(context, stop)
+        leave_at_exit()  # before the exit, which then is earlier
+        self._group = ProcessGroup(context, backend)
+        self._rendezvous = Rendezvous(context, self._group, self._watch)
         self._vote = Vote(alone=True)
         self._reporter = Reporter(context)
-        self._saving = Saving(context, self._reporter, Checkpoints(orders.folder.checkpoints))
-        self._exit = Exit(context, self._reached, lambda: self._signal.received, self._let_go)
-        self._exit.before(self._reporter.close)
-        self._circle = Circle(context, backend, self._watch, self._check)
-        self._presence = Presence(orders.attempt.presence(orders.worker))
-        self._passage = Passage(
-            context,
-            self._circle,
-            self._reporter,
-            self._saving,
-            self._vote,
-            leave=self._leave,
-            alone=self._save_and_leave,
-        )
+        self._saving = Saving(context, self._reporter)
+        self._exit = Exit(context, self._reporter, self._saving, stop)
+        self._presence = Presence(context.attempt.presence(context.worker))
+        self._training_: Training | None = None
+        self._transition = Transition()
+        self._recurrence = Recurrence()
         self._agreed = 0
+        self._is_known = True
+        """The launcher can see which generation trains."""
         self._step_since_s: float | None = None
         """The beginning of the step, or the end of the one before if nothing but reading lies between."""
 
     # Before training
 
-    def check_not_stopped(self) -> None:
-        """Leave at once if a stop was asked for while this worker was starting or waiting for others.
+    def check_needed(self) -> Continue | Leave:
+        """Whether to begin: a stop may have been asked for while this worker was starting.
 
-        Also if the others have got through without it: they will never come.
-
-        :raises SystemExit: it was.
+        Or the others go on, or have ended, without it: they will never come.
         """
-        if self._context.left or (self._looks_at_ends.is_due() and self._orders.is_done()):
-            self._leave()
-        if self._watch.newest().abort or self._signal.received:
-            self._exit.end("stopped", "asked to stop before the first step")
-            raise SystemExit(0)
+        if self._context.left:
+            return self._leave()
+        try:
+            self._watch.check_needed(fresh=True)
+        except NotNeededError:
+            return self._leave()
+        except StopAskedError:
+            return self._stop_before_start()
+        return CONTINUE
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, training: Training) -> NewDivision | Leave:
         """Say that this worker is ready, meet the others, and get the state.
 
         That of the workers that train already; where none does, that of the newest whole checkpoint, which
@@ -90,21 +101,23 @@ class Supervision:
 
         :raises UsageError: the training could not be saved.
         """
-        trainer.training.check_storable()
-        self._orders.attempt.path.mkdir(parents=True, exist_ok=True)
+        training.check_storable()
+        self._training_ = training
+        self._context.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()
-        self._passage.begin(trainer)
+        return self._meet(None)
 
     # While training
 
-    def step_begins(self, steps_left: int) -> None:
+    def step_begins(self, steps_left: int) -> Continue | Regroup:
         """Start to agree on what to do after the step that begins; the epoch has ``steps_left`` after it."""
         if self._step_since_s is None:
             self._step_since_s = time.monotonic()
         if self._vote.is_due() or steps_left == 1:
-            self._together(lambda: self._cast(before_last=steps_left == 1))
+            return self._together(partial(self._cast, before_last=steps_left == 1))
+        return CONTINUE
 
-    def step_ends(self, losses: Mean) -> None:
+    def step_ends(self, losses: Mean) -> Continue | Regroup:
         """A step is complete; what was agreed is done at the next boundary."""
         assert self._step_since_s is not None  # noqa: S101 a step has begun
         now = time.monotonic()
@@ -114,99 +127,215 @@ class Supervision:
         reporter.log(losses)
         reporter.look(training.model, training.counters)
         reporter.step_done(training.counters, step_s)
-        self._passage.step_took(step_s)
-        self._hear()
+        if not self._is_known:
+            self._make_known()
+        return self.hear()
 
-    def step_void(self, error: RuntimeError) -> None:
+    def step_void(self, error: RuntimeError) -> Regroup:
         """A worker was lost in the step: it does not count.
 
-        :param error: what tells so.
-        :raises RuntimeError: the error, if it came twice at this step though no worker was lost.
+        :param error: what says so.
         """
         assert self._step_since_s is not None  # noqa: S101 a step has begun
-        since_s, self._step_since_s, self._agreed = self._step_since_s, None, 0
-        self._passage.recover(since_s, released(error))
+        return self._lost(released(error), self._step_since_s)
 
-    def boundary(self) -> None:
-        """Do what was agreed, where a later attempt can go on.
+    def hear(self) -> Continue | Regroup:
+        """Take up what was agreed for the step that ends, or that the loop body has left."""
+        if not self._vote.is_open:
+            return CONTINUE
+        found: list[int] = []
+        if isinstance(verdict := self._together(lambda: found.append(self._vote.result())), Regroup):
+            return verdict
+        self._agreed = max(self._agreed, *found)
+        self._saving.hear(self._vote.saved_step)
+        return CONTINUE
 
-        :raises SystemExit: that was to stop, or to go on without this worker.
-        """
+    def boundary(self) -> Verdict:
+        """Do what was agreed, where a later attempt can go on."""
         if not self._agreed:
-            return
+            return CONTINUE
         agreed, self._agreed = self._agreed, 0
         generation, save = divmod(agreed, 2)
-        orders = self._orders
-        if agreed == STOP:
-            self._stop()
-            return
         newer: Plan | None = None
-        if generation > orders.plan.generation:
-            newer = self._watch.exactly(generation, orders.plan.timeout_s)
-            if newer.abort:
-                self._stop()
-                return
+        if agreed != STOP and generation > self._context.plan.generation:
+            newer = self._watch.exactly(generation, self._context.plan.timeout_s)
+        if agreed == STOP or (newer is not None and newer.abort):
+            return self._stop_together()
         if save:
-            if not self.gather_loss():
-                return
+            if isinstance(verdict := self.gather_loss(), Regroup):
+                return verdict
             self._step_since_s = None
             self._saving.save(self._training)
-        if newer is not None:
-            self._step_since_s = None
-            self._reporter.before_change()
-            self._passage.switch(newer, self.gather_loss)
+        return CONTINUE if newer is None else self._switch(newer)
 
-    def between_epochs(self) -> bool:
-        """All of an epoch is done and more are to come: look for news of its end, which may have been long.
+    def between_epochs(self) -> Continue | Regroup:
+        """An epoch is done and more are to come: look for news, for its end may have been long."""
+        verdict = self._together(self._cast)
+        return verdict if isinstance(verdict, Regroup) else self.hear()
 
-        False: a worker was lost meanwhile, look again.
-
-        :raises SystemExit: it was agreed to stop.
-        """
-        return self._together(self._cast) and self._hear()
-
-    def gather_loss(self) -> bool:
-        """Let all workers know the loss of the epoch so far; False: a worker was lost meanwhile."""
+    def gather_loss(self) -> Continue | Regroup:
+        """Let all workers know the loss of the epoch so far."""
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
-    def agree(self, value: float) -> bool:
-        """Let all workers know rank 0's value, the others' is 0; False: a worker was lost meanwhile."""
-        return self._together(lambda: self._training.agree(value, self._context.world_size))
+    def agree(self, value: float) -> Continue | Regroup:
+        """Let all workers know rank 0's value; that of the others is 0."""
+        return self._together(partial(self._training.agree, value, self._context.world_size))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
         self._step_since_s = None
         self._reporter.epoch_done(self._training.counters, loss, metric)
 
-    def abandon_step(self) -> None:
-        """The loop body left the loader in the middle of a step."""
-        self._hear()
+    # From one generation to the next
 
-    def _together(self, operation: Callable[[], object]) -> bool:
-        """Whether a collective operation went through; else those left have met anew."""
-        done = self._passage.together(operation)
-        if not done:
-            self._agreed, self._step_since_s = 0, None
-        return done
+    def regroup(self) -> NewDivision | Leave:
+        """Leave the process group, meet the workers of the next generation, and get or give the state."""
+        transition = self._transition
+        self._vote.drop(alone=True)
+        self._group.leave()
+        if transition.plan is not None:
+            self._context.follow(transition.plan)
+            if self._context.left:
+                return self._leave()
+        self._transition.timed("leave", transition.since_s)
+        return self._meet(self._training.cursor)
+
+    def settle(self, global_batch: int) -> None:
+        """The loop trains by the plan of now, in the same state as those of all other workers.
+
+        :raises RuntimeError: what a worker was taken to be lost for came twice at the same place, and no
+            worker was lost.
+        """
+        transition, self._transition, plan = self._transition, Transition(), self._context.plan
+        training = self._exit.training = self._training
+        training.want_lr_scale(plan.lr_scale)
+        # first that it trains: a launcher takes a worker that reports, but does not train, for a script of
+        # another kind
+        self._make_known()
+        self._reporter.turn_to(global_batch, transition.change)
+        for problem in transition.problems:
+            self._reporter.warn(training.counters, problem)
+        if transition.lost is not None:
+            error, before = transition.lost
+            self._recurrence.check(error, before, plan.workers, training.cursor)
+
+    def _switch(self, plan: Plan) -> Verdict:
+        """Act on a newer plan, at the same step boundary on every worker."""
+        began_s, self._step_since_s = time.monotonic(), None
+        self._reporter.before_change()
+        change = Change(began_s, self._reporter.usual_step_s)
+        if plan.workers == self._context.plan.workers:
+            self._context.follow(plan)
+            self._transition = Transition(change)
+            return self._divided(NewDivision())
+        if isinstance(verdict := self.gather_loss(), Regroup):
+            return verdict
+        self._transition = Transition(change, began_s, plan)
+        return REGROUP
+
+    def _together(self, operation: Callable[[], object]) -> Continue | Regroup:
+        """Do a collective operation.
+
+        On GPUs a lost worker is not survived in place, because operations may hang there.
+
+        :raises RuntimeError: it fails although no worker is lost.
+        """
+        began_s = time.monotonic()
+        try:
+            operation()
+        except RuntimeError as error:
+            if self._context.device.type == "cuda" or not lost_peer(error):
+                raise
+            found = released(error)
+        else:
+            return CONTINUE
+        return self._lost(found, began_s)
+
+    def _lost(self, error: RuntimeError, since_s: float) -> Regroup:
+        """A worker was lost: nothing counts that was done since then."""
+        self._agreed, self._step_since_s = 0, None
+        change = Change(since_s, self._reporter.usual_step_s, lost=True)
+        self._transition = Transition(change, time.monotonic(), lost=(error, self._context.plan.workers))
+        return REGROUP
+
+    def _meet(self, cursor: Cursor | None) -> NewDivision | Leave:
+        """Meet until all have the same state.
+
+        :param cursor: how far this worker is; None: it has no state yet.
+        """
+        failed: RuntimeError | None = None
+        again = Recurrence()
+        while True:
+            began_s, before = time.monotonic(), self._context.plan.workers
+            try:
+                cursors = self._rendezvous.meet(cursor)
+            except NotNeededError:
+                return self._leave()
+            except StopAskedError:
+                return self._stop_before_start() if cursor is None else self._save_and_leave("asked to stop")
+            except LeftAloneError as error:
+                return self._save_and_leave(str(error))
+            if self._context.left:
+                return self._leave()
+            if failed is not None:
+                again.check(failed, before, self._context.plan.workers, cursor)
+            met_s = time.monotonic()
+            self._transition.timed("meet", began_s, met_s)
+            try:
+                division, self._transition.problems = share(
+                    self._training, self._saving, cursors, self._context.rank
+                )
+            except RuntimeError as error:
+                if not lost_peer(error):
+                    raise
+                failed = released(error)
+                self._group.leave()
+            else:
+                break
+            finally:
+                self._transition.timed("broadcast", met_s)
+        if self._rendezvous.shortage:
+            self._transition.problems += (f"training has waited for room: {self._rendezvous.shortage}",)
+        return self._divided(division)
+
+    def _divided(self, division: NewDivision) -> NewDivision:
+        self._context.settle()
+        self._vote.drop(alone=self._context.world_size == 1)
+        return division
+
+    def _make_known(self) -> None:
+        """Let the launcher know which generation trains; where the disk is full, after a later step."""
+        context, self._is_known = self._context, True
+        if context.rank == 0:
+            try:
+                make_known(context.attempt.reached, f"{context.plan.generation}\n".encode())
+            except OSError as error:
+                _log.debug("generation %d is not made known yet: %s", context.plan.generation, error)
+                self._is_known = False
 
     # The end
 
-    def training_ends(self) -> None:
+    @property
+    def over(self) -> bool:
+        """Whether the outcome of this worker is written."""
+        return self._exit.ended
+
+    def training_ends(self) -> Continue | Regroup:
         """Every epoch is complete: save, and let no worker leave before that."""
-        training = self._training
-        met = False
-        while not met:
-            if training.counters != self._saving.counters:
-                self._exit.unsaved = self._saving.save(training)
-            met = self._together(self._meet)
-        if training.counters != self._saving.counters and not self._exit.unsaved:
-            self._exit.unsaved = "rank 0 did not save the final state"
-        self._exit.complete, self._exit.early = True, False
+        training, end = self._training, self._exit
+        if training.counters != self._saving.counters:
+            end.unsaved = self._saving.save(training)
+        if isinstance(verdict := self._together(self._wait_for_all), Regroup):
+            return verdict
+        if training.counters != self._saving.counters and not end.unsaved:
+            end.unsaved = "rank 0 did not save the final state"
+        end.complete, end.early = True, False
+        return CONTINUE
 
     def left_early(self, metric: float | None) -> None:
         """The script left its training, by ``break`` or on its way out: the exit code will tell which.
 
-        A metric of the epoch that it leaves is told, but not the loss: other workers may train on.
+        A metric of the epoch that it leaves is reported, but not the loss: other workers may train on.
 
         Nothing is saved: the body may be in the middle of a step, and what made the script give up should
         not be what another attempt goes on from.
@@ -215,88 +344,54 @@ class Supervision:
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
 
-    def _let_go(self) -> None:
-        """The script ends, and a variable of it may hold the iterator over epochs that it has left."""
-        if self._passage.trainer is not None:
-            self._passage.trainer.leave()
+    def _stop_before_start(self) -> Leave:
+        self._exit.end("stopped", "asked to stop before the first step")
+        return Leave()
 
-    def _stop(self) -> None:
+    def _stop_together(self) -> Regroup | Leave:
         """Save and leave together."""
         training = self._training
-        if not self.gather_loss():
-            return
+        if isinstance(verdict := self.gather_loss(), Regroup):
+            return verdict
         self._reporter.last_words(training.counters)
         problem = self._saving.save(training)
         try:
-            self._meet()
+            self._wait_for_all()
         except RuntimeError as error:
             _log.warning("a worker was lost while stopping: %s", error)
         self._exit.end("stopped", problem)
-        raise SystemExit(0)
+        return Leave()
 
-    def _leave(self) -> NoReturn:
+    def _leave(self) -> Leave:
         """The others go on without this worker."""
         self._exit.end("left")
-        raise SystemExit(0)
+        return Leave()
 
-    def _save_and_leave(self, error: LeftAloneError) -> NoReturn:
-        """Nobody says how to go on."""
+    def _save_and_leave(self, reason: str) -> Leave:
+        """No plan says how to go on."""
         problem = self._saving.save_alone(self._training)
-        if self._asked_to_stop:
+        if self._watch.stop_asked:
             self._exit.end("stopped", problem)
-            raise SystemExit(0)
-        message = f"{LOST_PEER} ({error}), and no plan came without it"
+            return Leave()
+        message = f"{LOST_PEER} ({reason}), and no plan came without it"
         self._exit.end("crashed", "; ".join(filter(None, (message, problem))))
-        raise SystemExit(1)
-
-    def _check(self) -> None:
-        """What breaks off the waiting for others."""
-        if self._passage.trainer is None:
-            self.check_not_stopped()
-        elif self._asked_to_stop:
-            raise LeftAloneError("asked to stop")
-
-    @property
-    def _asked_to_stop(self) -> bool:
-        return self._signal.received or self._watch.newest().abort
+        return Leave(1)
 
     # Agreement
 
     def _cast(self, *, before_last: bool = False) -> None:
         """Give this worker's word on the next boundary."""
-        plan = self._watch.in_force(self._context.known)
-        due = self._saving.due(self._orders.plan.checkpoint_s, before_last=before_last)
-        generation = max(plan.generation, self._orders.plan.generation)
-        number = STOP if self._signal.received else ballot(generation, save=due)
-        self._vote.cast(number, self._passage.usual_step_s, self._saving.step)
+        generation = self._watch.in_force().generation
+        due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
+        number = STOP if self._stop.received else ballot(generation, save=due)
+        self._vote.cast(number, self._reporter.usual_step_s, self._saving.step)
 
-    def _hear(self) -> bool:
-        """Take up what was agreed; False: a worker was lost meanwhile."""
-        if not self._vote.is_open:
-            return True
-        found: list[int] = []
-        heard = self._together(lambda: found.append(self._vote.result()))
-        self._agreed = max([self._agreed, *found])
-        if heard:
-            self._saving.hear(self._vote.saved_step)
-        return heard
-
-    def _meet(self) -> None:
+    def _wait_for_all(self) -> None:
         """Wait for all workers; they know afterwards what is on disk."""
         self._vote.meet(self._saving.step)
         self._saving.hear(self._vote.saved_step)
 
     @property
-    def _orders(self) -> Orders:
-        assert self._context.orders is not None  # noqa: S101 there is no supervision without them
-        return self._context.orders
-
-    @property
     def _training(self) -> Training:
-        return self._passage.training
-
-    def _reached(self, outcome: How) -> Counters:
-        """What counts as trained: all of it in a job that is done, else what is saved."""
-        if self._passage.trainer is None:
-            return self._saving.earlier()
-        return self._training.counters if outcome == "done" else self._saving.counters
+        assert self._training_ is not None  # noqa: S101 called once training has begun
+        return self._training_

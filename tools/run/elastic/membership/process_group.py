@@ -43,7 +43,7 @@ _STUCK: Final = 1
 _SETTLE_S: Final = 0.1
 
 
-class Group:
+class ProcessGroup:
     """The process group of one generation after the other, and the stores that it needs while it lives."""
 
     def __init__(self, context: Context, backend: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.io import EventWriter
-from pliant.tools.run.elastic.context import Context
+from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.state.state import Counters
 
 MOST_WARNINGS: Final = 10
@@ -26,7 +26,7 @@ class History:
     and their ``count``. That of the last checkpoint before leaving is a part of what the leaving costs.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: WorkerContext) -> None:
         self.leaving = False
         self._context = context
         self._batch: int | None = None
@@ -41,12 +41,12 @@ class History:
 
     def begin(self, global_batch: int) -> None:
         """Write about a plan from now on."""
-        self._batch, orders = global_batch, self._context.orders
-        if self._writer is not None or orders is None:
+        self._batch, attempt = global_batch, self._context.attempt
+        if self._writer is not None:
             return
-        orders.attempt.path.mkdir(parents=True, exist_ok=True)
+        attempt.path.mkdir(parents=True, exist_ok=True)
         try:
-            self._writer = EventWriter(orders.attempt.progress)
+            self._writer = EventWriter(attempt.progress)
         except PliantError as error:
             _log.warning("no progress is reported: %s", error)
 
@@ -84,8 +84,7 @@ class History:
         **numbers: Any,
     ) -> None:
         """Write an event."""
-        orders = self._context.orders
-        if self._writer is None or orders is None:
+        if self._writer is None:
             return
         if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
             numbers |= dict.fromkeys(strange)
@@ -93,8 +92,8 @@ class History:
         event = Event(
             time=time.time(),
             event=name,
-            job=orders.plan.job,
-            gpus=len(orders.plan.members),
+            job=self._context.plan.job,
+            gpus=self._context.world_size,
             global_batch=self._batch,
             samples_done=float(counters.samples_done),
             detail=detail,
@@ -107,8 +106,8 @@ class History:
 
     def _note(self, strange: Mapping[str, float | None], counters: Counters) -> str:
         """What an event says of numbers that it cannot hold; the log says it once."""
-        told = ", ".join(f"{column} is {value}" for column, value in strange.items())
-        text = f"{told} after step {counters.step}, recorded as null"
+        named = ", ".join(f"{column} is {value}" for column, value in strange.items())
+        text = f"{named} after step {counters.step}, recorded as null"
         if strange.keys() - self._not_finite:
             self._not_finite |= strange.keys()
             _log.warning("%s; this is said once", text)
@@ -121,8 +120,7 @@ class History:
             self._writer = None
 
     def _later(self) -> float:
-        orders = self._context.orders
-        return time.monotonic() + (math.inf if orders is None else orders.plan.history_s)
+        return time.monotonic() + self._context.plan.history_s
 
 
 def _is_finite(value: float | None) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 EVERY: Final = 10
-"""One pair of steps in so many is looked at."""
+"""The steps from one measured pair to the next."""
 _SMOOTHING: Final = 0.1
 
 

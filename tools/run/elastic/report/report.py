@@ -22,15 +22,17 @@ from typing import Any, Final
 import psutil
 from torch import nn
 
-from pliant.tools.run.elastic.context import Context
+from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report.history import History
-from pliant.tools.run.elastic.report.newest import Newest
 from pliant.tools.run.elastic.report.noise import NoiseMeter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, Plan
+from pliant.tools.run.statedir.contract.progress import LastCheckpoint, Progress, write_progress
 
 _LEAST_STEPS: Final = 3
-"""So many steps are averaged, at least, before they count as a measured speed."""
+"""The least number of steps whose mean counts as a measured speed."""
+_SMOOTHING: Final = 0.2
+"""Weight of the newest step in what a step usually takes."""
 _log = logging.getLogger("pliant")
 
 
@@ -60,15 +62,17 @@ class Reporter:
     infinities are recorded as null, with a note.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: WorkerContext) -> None:
+        self.usual_step_s = 0.0
+        """What steps take; 0 before the first one."""
         self._context = context
         self._batch: int | None = None
         self._due_s = self._keep_due_s = 0.0
         self._started = False
         self._change: Change | None = None
         self._history = History(context)
-        self._newest = Newest(context)
-        self._told_at = -1
+        self._newest = _Newest(context)
+        self._reported_at = -1
         self._reached: Counters | None = None
         self._loss = Mean()
         self._steps = Mean()
@@ -97,16 +101,15 @@ class Reporter:
 
     def step_done(self, counters: Counters, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
-        now = time.monotonic()
-        orders, change, self._reached = self._context.orders, self._change, counters
-        if orders is None:
-            return
+        now, weight = time.monotonic(), _SMOOTHING if self.usual_step_s else 1.0
+        self.usual_step_s += (step_s - self.usual_step_s) * weight
+        plan, change, self._reached = self._context.plan, self._change, counters
         if change is not None:
             self._change = None
-            self._progress(counters, *_told(change, orders.plan, now, step_s))
+            self._progress(counters, *_cost_of(change, plan, now, step_s))
         elif not self._started:
             ready_s = time.time() - psutil.Process().create_time()
-            self._progress(counters, _first(orders.plan, ready_s), ready_s - step_s)
+            self._progress(counters, _first(plan, ready_s), ready_s - step_s)
         else:
             self._steps.add(step_s, 1)
             if now < self._due_s:
@@ -114,11 +117,11 @@ class Reporter:
             self._newest.take(self._measured())
             if now >= self._keep_due_s and self._newest.measured:
                 self._progress(counters, self._newest.measured)
-                self._keep_due_s = now + orders.plan.history_s
+                self._keep_due_s = now + plan.history_s
         if change is not None or not self._started:
             self._keep_due_s = now
         self._started = True
-        self._due_s = now + orders.plan.progress_s
+        self._due_s = now + plan.progress_s
         self._newest.write(counters)
 
     def _measured(self) -> dict[str, float]:
@@ -144,7 +147,7 @@ class Reporter:
 
     def epoch_done(self, counters: Counters, loss: float | None, metric: float | None) -> None:
         """An epoch is complete."""
-        self._told_at = counters.step
+        self._reported_at = counters.step
         self._history.write("epoch", counters, loss=loss, metric=metric, detail={"epoch": counters.epoch})
 
     def checkpoint_done(self, counters: Counters, took_s: float) -> None:
@@ -164,7 +167,7 @@ class Reporter:
         One worker writes at a time: that which the others go on without is silent.
         """
         if self._context.rank == 0:
-            if self._reached is not None and self._reached.step != self._told_at:
+            if self._reached is not None and self._reached.step != self._reported_at:
                 self._progress(self._reached)
             self._history.flush()
         self._history.close()
@@ -173,11 +176,93 @@ class Reporter:
         self, counters: Counters, detail: Mapping[str, Any] | None = None, overhead_s: float | None = None
     ) -> None:
         overhead_s = None if overhead_s is None else max(0.0, overhead_s)
-        self._told_at = counters.step
+        self._reported_at = counters.step
         self._history.write(
             "progress", counters, loss=self._loss.value(), overhead_seconds=overhead_s, detail=detail
         )
         self._loss = Mean()
+
+
+class _Newest:
+    """What was measured last, for the job's small file. Where that cannot be written, it warns once."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.warnings = 0
+        self.measured: Mapping[str, float] = {}
+        """``step_seconds`` and ``noise_scale`` under this plan, where they are known."""
+        self._context = context
+        self._batch = 0
+        self._loss = Mean()
+        self._before: tuple[float, int] | None = None
+        self._checkpoint: tuple[float, Counters, float] | None = None
+        self._failed = False
+
+    def begin(self, global_batch: int) -> None:
+        """Measure under another plan."""
+        self._batch, self.measured, self._before = global_batch, {}, None
+
+    def log(self, losses: Mean) -> None:
+        """Count the losses of a step."""
+        self._loss.include(losses)
+
+    def take(self, measured: Mapping[str, float]) -> None:
+        """Take up what was measured since the last report."""
+        self.measured = {**self.measured, **measured}
+
+    def checkpoint_done(self, counters: Counters, took_s: float) -> None:
+        """A checkpoint is safe on disk."""
+        self._checkpoint = (time.monotonic(), counters.copy(), took_s)
+
+    def write(self, counters: Counters) -> None:
+        """Replace the file, if this is rank 0."""
+        loss, self._loss = self._loss.value(), Mean()
+        path = self._context.folder.progress
+        if self._context.rank != 0:
+            return
+        try:
+            write_progress(path, self._report(counters, loss))
+        except (OSError, ValueError) as error:
+            if not self._failed:
+                _log.warning("%s is not up to date: %s", path, error)
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _report(self, counters: Counters, loss: float | None) -> Progress:
+        now, plan = time.monotonic(), self._context.plan
+        return Progress(
+            job=plan.job,
+            attempt=plan.attempt,
+            generation=plan.generation,
+            gpus=len(plan.members),
+            global_batch=self._batch,
+            step=counters.step,
+            epoch=counters.epoch,
+            samples_done=float(counters.samples_done),
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            samples_per_second=self._speed(counters, now),
+            step_seconds=self.measured.get("step_seconds"),
+            noise_scale=self.measured.get("noise_scale"),
+            checkpoint=self._last_checkpoint(now),
+            warnings=self.warnings,
+        )
+
+    def _speed(self, counters: Counters, now_s: float) -> float | None:
+        before, self._before = self._before, (now_s, counters.samples_done)
+        if before is None or now_s <= before[0]:
+            return None
+        return max(0.0, (counters.samples_done - before[1]) / (now_s - before[0]))
+
+    def _last_checkpoint(self, now_s: float) -> LastCheckpoint | None:
+        if self._checkpoint is None:
+            return None
+        at_s, counters, took_s = self._checkpoint
+        return LastCheckpoint(
+            step=counters.step,
+            samples_done=float(counters.samples_done),
+            seconds=took_s,
+            age_s=now_s - at_s,
+        )
 
 
 def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
@@ -186,10 +271,10 @@ def _first(plan: Plan, ready_s: float) -> dict[str, Any]:
     return {**detail, "mechanism": "relaunched", "reason": plan.reason} if plan.reason else detail
 
 
-def _told(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
+def _cost_of(change: Change, plan: Plan, now_s: float, step_s: float) -> tuple[dict[str, Any], float]:
     """The detail of the first step after a change, and what it cost: all time beyond that of a usual step.
 
-    At least the parts before the step: fewer workers may make it shorter than usual, which is no gain of it.
+    At least the parts before the step: fewer workers may make the step itself shorter than usual.
     """
     parts = {name: round(seconds, 4) for name, seconds in change.parts.items()}
     detail = {

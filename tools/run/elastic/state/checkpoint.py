@@ -82,9 +82,9 @@ class Checkpoints:
                 problems.append(str(error))
             _log.warning("%s; trying the one before", problems[-1])
         if problems:
-            told = "; ".join(problems)
+            found = "; ".join(problems)
             raise BadInputError.one(
-                str(self._folder), f"no checkpoint is whole, remove them to start anew: {told}"
+                str(self._folder), f"no checkpoint is whole, remove them to start again: {found}"
             )
         return Loaded(None, ())
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 import torch.distributed as dist
-
-from pliant.tools.run.elastic.loop.batches import mixed_seed
 
 
 @runtime_checkable
@@ -29,32 +27,43 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """Where training is. The cursor counts samples of the epoch's order that are trained."""
+    """Where training is."""
 
     epoch: int = 0
-    cursor: int = 0
+    epoch_samples: int = 0
+    """Of the epoch's order, as many from its start are trained."""
     step: int = 0
     samples_done: int = 0
     """Over all epochs."""
 
     def advance(self, samples: int) -> None:
         """One optimizer step over ``samples`` is complete."""
-        self.cursor += samples
+        self.epoch_samples += samples
         self.samples_done += samples
         self.step += 1
 
     def next_epoch(self) -> None:
         """An epoch is complete."""
         self.epoch += 1
-        self.cursor = 0
+        self.epoch_samples = 0
 
     def copy(self) -> Counters:
         """The counters as they are now."""
-        return Counters(**self.as_dict())
+        return replace(self)
 
     def as_dict(self) -> dict[str, int]:
-        """The counters by name."""
-        return asdict(self)
+        """The counters by their names in checkpoints."""
+        return {
+            "epoch": self.epoch,
+            "cursor": self.epoch_samples,
+            "step": self.step,
+            "samples_done": self.samples_done,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, int]) -> Self:
+        """What :meth:`as_dict` made."""
+        return cls(found["epoch"], found["cursor"], found["step"], found["samples_done"])
 
 
 @dataclass(slots=True)
@@ -65,7 +74,7 @@ class Mean:
     samples: int = 0
 
     def add(self, value: float | torch.Tensor, samples: int) -> None:
-        """Count a value for so many samples. A tensor stays on its device: no waiting for a GPU."""
+        """Count a value for a number of samples. A tensor stays on its device: nothing waits for a GPU."""
         if isinstance(value, torch.Tensor):
             value = value.detach().double() if value.is_cuda else value.item()
         if samples:
@@ -88,6 +97,11 @@ class Mean:
         sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
         dist.all_reduce(sums)
         return Mean(float(sums[0]), int(sums[1]))
+
+
+def mixed_seed(*parts: int) -> int:
+    """A 64-bit seed made from several non-negative numbers, such as a job's seed and an epoch."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
 
 def seed_everything(*parts: int) -> None:

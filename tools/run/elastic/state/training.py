@@ -12,7 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from pliant.tools.run.elastic.state.parameter_groups import Groups, refuse_training, restore_trained, trained
+from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
+from pliant.tools.run.elastic.state.parameters import (
+    Groups,
+    check_same,
+    outline,
+    refuse_training,
+    restore_trained,
+    trained,
+)
 from pliant.tools.run.elastic.state.state import (
     Counters,
     Mean,
@@ -41,12 +49,15 @@ class Training:
         self._groups = Groups(self.model, optimizer)
         self.helpers = helpers
         self.counters = Counters()
+        self.phase = IN_EPOCH
+        self.batch: tuple[int | None, int] = None, 0
+        """The global batch of now, and the step that it, or the attempt, begins with."""
         self.own_loss = Mean()
         """Of the epoch, on this worker, as far as the others do not know it yet."""
         self.common_loss = Mean()
         """Of the epoch, of all workers."""
         self.agreed: list[float] = []
-        """What rank 0 has told the others since the last step of the epoch."""
+        """Values of rank 0 that all workers know, since the last step of the epoch."""
         self._lr_scale = self._wanted_scale = lr_scale
 
     def capture(self) -> dict[str, Any]:
@@ -93,8 +104,8 @@ class Training:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what is the same on all workers, the factor on the learning rate included.
 
-        The plan that is followed turns it afterwards, on all workers alike: what this one was told when it
-        started may be of a plan that the others never followed.
+        The plan that is followed turns it afterwards, on all workers alike: the plan that this one started
+        with may be one that the others never followed.
         """
         self.model.load_state_dict(saved["model"])
         restore_trained(self.model, saved.get("trained", {}))
@@ -108,8 +119,37 @@ class Training:
             group.update(kept)
         self._lr_scale = saved["lr_scale"]
         self.agreed = list(saved["agreed"])
-        self.counters = Counters(**saved["counters"])
+        self.counters = Counters.from_dict(saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next collective operation is."""
+        return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed))
+
+    def parcel(self) -> dict[str, Any]:
+        """What workers with an older state, or none, get."""
+        return {
+            "training": self.shared(),
+            "model": outline(self.model),
+            "phase": self.phase,
+            "batch": self.batch,
+        }
+
+    def unpack(self, parcel: Mapping[str, Any]) -> None:
+        """Take the state of a worker that is further.
+
+        :raises UsageError: this worker's model is not that of the other one.
+        """
+        check_same(self.model, parcel["model"])
+        self.restore(parcel["training"])
+        self.phase, (batch, since) = parcel["phase"], parcel["batch"]
+        self.batch = batch, since
+
+    def turn_to(self, global_batch: int) -> None:
+        """Train with this global batch from now on."""
+        if self.batch[0] != global_batch:
+            self.batch = global_batch, self.counters.step
 
     def want_lr_scale(self, scale: float) -> None:
         """Turn to another factor on the author's learning rate: down at once, up step by step.
@@ -148,10 +188,10 @@ class Training:
 
     def agree(self, value: float, world_size: int) -> None:
         """Let all workers, which call this together, know rank 0's value; those of the others are 0."""
-        told = torch.tensor([value], dtype=torch.float64)
+        found = torch.tensor([value], dtype=torch.float64)
         if world_size > 1:
-            dist.all_reduce(told)
-        self.agreed.append(told.item())
+            dist.all_reduce(found)
+        self.agreed.append(found.item())
 
     def step_done(self, samples: int, losses: Mean) -> None:
         """Count an optimizer step."""

@@ -17,10 +17,10 @@ cuts = st.builds(
 )
 
 
-def steps_of(size: int, cursor: int, cut: Cut, rank: int) -> list[list[MicroBatch]]:
+def steps_of(size: int, trained: int, cut: Cut, rank: int) -> list[list[MicroBatch]]:
     """The micro-batches of one worker, by step."""
     found: list[list[MicroBatch]] = [[]]
-    for micro in micro_batches(size, cursor, cut, rank):
+    for micro in micro_batches(size, trained, cut, rank):
         found[-1].append(micro)
         if micro.last:
             found.append([])
@@ -52,16 +52,16 @@ def test_equal_shares_have_weight_one() -> None:
     assert {m.weight for m in micro_batches(40, 0, Cut(10, 2), 1)} == {1.0}
 
 
-@given(size=st.integers(1, 120), cursor=st.integers(0, 120), cut=cuts)
-def test_every_step_trains_the_next_samples_of_the_order_once(size: int, cursor: int, cut: Cut) -> None:
-    by_rank = [samples_of(steps_of(size, cursor, cut, rank)) for rank in range(cut.workers)]
+@given(size=st.integers(1, 120), trained=st.integers(0, 120), cut=cuts)
+def test_every_step_trains_the_next_samples_of_the_order_once(size: int, trained: int, cut: Cut) -> None:
+    by_rank = [samples_of(steps_of(size, trained, cut, rank)) for rank in range(cut.workers)]
     assert len({len(steps) for steps in by_rank}) == 1
     for steps in zip(*by_rank, strict=True):
         whole = [index for share in steps for index in share]
-        assert whole == list(range(cursor, cursor + len(whole)))
+        assert whole == list(range(trained, trained + len(whole)))
         assert max(len(share) for share in steps) - min(len(share) for share in steps) <= 1
-        cursor += len(whole)
-    left = max(0, size - cursor)
+        trained += len(whole)
+    left = max(0, size - trained)
     assert left == 0 or (cut.drop_last and left < cut.global_batch)
 
 
@@ -88,10 +88,10 @@ def test_a_resize_between_steps_loses_and_repeats_nothing(
     size: int, first: Cut, second: Cut, stop: int
 ) -> None:
     before = steps_of(size, 0, first, 0)[:stop]
-    cursor = sum(step[-1].step_samples for step in before)
-    after = [samples_of(steps_of(size, cursor, second, rank)) for rank in range(second.workers)]
+    trained = sum(step[-1].step_samples for step in before)
+    after = [samples_of(steps_of(size, trained, second, rank)) for rank in range(second.workers)]
     rest = sorted(index for steps in after for step in steps for index in step)
-    assert rest == list(range(cursor, cursor + len(rest)))
+    assert rest == list(range(trained, trained + len(rest)))
 
 
 def test_the_order_is_a_permutation_fixed_by_seed_and_epoch() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pliant.tools.run.elastic.context import Context, Orders
+from pliant.tools.run.elastic.context import Context, WorkerContext
 from pliant.tools.run.elastic.membership import lookout
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.lookout import Lookout
-from pliant.tools.run.elastic.membership.process_group import Group
-from pliant.tools.run.elastic.membership.vote import PlanWatch, world
+from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
+from pliant.tools.run.elastic.membership.vote import world
 from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -40,9 +41,9 @@ def site(folder: Path) -> JobDir:
     return job
 
 
-def looking(job: JobDir, worker: int = 0, **more: Any) -> Lookout:
-    context = Context(worker, 2, torch.device("cpu"), Orders(job, plan(1, 0, 1), worker))
-    return Lookout(context, PlanWatch(job, plan(1, 0, 1)), **{"break_off": never, **more})
+def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> Lookout:
+    context = WorkerContext(job, plan(1, 0, 1), worker)
+    return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
 
 
 def test_a_worker_is_lost_when_it_is_gone_and_a_newer_plan_is_without_it(tmp_path: Path) -> None:
@@ -77,13 +78,13 @@ def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
 
 def exchanges(rank: int, count: int, folder: Path) -> str:
     """Worker 1 never comes to the exchange, and its connections stay open."""
-    job, group = JobDir(folder), Group(Context(rank, count, torch.device("cpu")), None)
+    job, group = JobDir(folder), ProcessGroup(Context(rank, count, torch.device("cpu")), None)
     (folder / "meet").mkdir(exist_ok=True)
     group.form(folder / "meet", never, LIMIT)
     if rank == 1:
         until((folder / "heard").exists)
         return "silent"
-    watching = looking(job, break_off=group.break_off, look_s=0.01)
+    watching = looking(job, group=group, look_s=0.01)
     watching.begin()
     write_plan(job, plan(2, 0))
     with pytest.raises(RuntimeError) as lost:
@@ -103,7 +104,7 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A worker that leaves in good order may be gone before the others have read its last words."""
     looks = iter([["n/1"], [], ["n/1"], ["n/2"], ["n/1"], [], []])
     broken_off: list[None] = []
-    watching = looking(site(tmp_path), break_off=lambda: broken_off.append(None), look_s=0.001)
+    watching = looking(site(tmp_path), look_s=0.001)
 
     def look(self: Lookout) -> list[str]:
         found = next(looks, None)
@@ -112,6 +113,7 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return found or []
 
     monkeypatch.setattr(lookout.Lookout, "lost", look)
+    monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))
     watching.begin()
     assert watching._thread is not None
     watching._thread.join(60)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,21 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.run.elastic.context import Context, Orders
-from pliant.tools.run.elastic.membership import circle, interface
+from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership import process_group as group_module
-from pliant.tools.run.elastic.membership.circle import CONNECT, TRIES, Circle, LeftAloneError
-from pliant.tools.run.elastic.membership.cursor import Cursor
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.folder_store import pause
-from pliant.tools.run.elastic.membership.interface import stay_on_this_machine, use_interface
-from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, Group, leave
-from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting
-from pliant.tools.run.elastic.membership.vote import PlanWatch, world
-from pliant.tools.run.service.attempt.plan_file import write_plan
-from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.elastic.membership.interface import use_interface
+from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup, leave
+from pliant.tools.run.elastic.membership.vote import world
+from pliant.tools.run.elastic.state.cursor import Cursor
 from tests.tools.run.elastic.gang import Gang
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.elastic.test_in_place import trained_as_alone
@@ -67,7 +57,7 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
 
 def test_groups_one_after_the_other_leave_the_exception_hook_alone(tmp_path: Path) -> None:
     hook = sys.excepthook
-    group = Group(cpu(0, 1), None)
+    group = ProcessGroup(cpu(0, 1), None)
     for number in range(5):
         (tmp_path / str(number)).mkdir()
         group.form(tmp_path / str(number), never, LIMIT)
@@ -76,7 +66,7 @@ def test_groups_one_after_the_other_leave_the_exception_hook_alone(tmp_path: Pat
 
 
 def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
-    group = Group(cpu(rank, count), None)
+    group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
     gc.collect()
     store = dist.distributed_c10d._get_default_store()
@@ -95,7 +85,7 @@ def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
 
 def listens_on(rank: int, count: int, folder: Path) -> set[str]:
     use_interface("127.0.0.1")
-    group = Group(cpu(rank, count), None)
+    group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
     dist.all_reduce(torch.ones(1))
     mine = psutil.Process().net_connections()
@@ -119,7 +109,7 @@ def test_workers_of_one_machine_listen_on_its_loopback_address_only(
 
 def keeps_what_it_leaves(rank: int, count: int, folder: Path) -> str:
     """Worker 1 leaves, and keeps the group and an operation of it."""
-    group = Group(cpu(rank, count), None)
+    group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
     kept = [dist.group.WORLD, world().allreduce([torch.ones(1)])]
     kept[1].wait()
@@ -189,7 +179,7 @@ def test_a_worker_that_died_while_connecting_is_waited_for_until_a_newer_plan_is
         asked.append(None)
         return len(asked) > 3
 
-    waiting = Group(cpu(0, 2), None)
+    waiting = ProcessGroup(cpu(0, 2), None)
     with pytest.raises(RuntimeError, match="did not connect"):
         waiting.form(tmp_path, called_away, LIMIT)
     assert len(asked) == 4
@@ -200,11 +190,11 @@ def test_after_a_group_that_did_not_form_the_next_one_is_found_by_those_for_whom
 ) -> None:
     """Who counts the group that failed looks for the others under another number."""
     (tmp_path / "next").mkdir()
-    group = Group(cpu(0, 2), None)
+    group = ProcessGroup(cpu(0, 2), None)
     with pytest.raises(RuntimeError, match="did not connect"):
         group.form(tmp_path, lambda: True, LIMIT)
     group.leave()
-    again = Group(cpu(0, 1), None)
+    again = ProcessGroup(cpu(0, 1), None)
     again.form(tmp_path / "next", never, LIMIT)
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
@@ -228,7 +218,7 @@ def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_wit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
-    group = Group(Context(1, 2, device), None)
+    group = ProcessGroup(Context(1, 2, device), None)
     group.form(tmp_path, never, LIMIT)
     (backend, how), *after = recorded.calls
     assert backend == "cpu:gloo,cuda:nccl"
@@ -246,7 +236,7 @@ def test_a_backend_that_the_script_names_is_bound_to_a_device_only_where_it_is_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = Recorded(monkeypatch)
-    Group(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
+    ProcessGroup(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
     backend, how = recorded.calls[0]
     assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
 
@@ -257,7 +247,7 @@ def hangs(folder: str) -> None:
     Recorded(patch)
     patch.setattr(group_module, "HANGS", timedelta(milliseconds=100))
     patch.setattr(group_module, "_exchange", lambda *_: signal.pause())
-    Group(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
+    ProcessGroup(Context(0, 2, torch.device("cuda", 0)), None).form(Path(folder), never, LIMIT)
 
 
 def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path) -> None:
@@ -270,213 +260,10 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         worker.kill()
 
 
-class Disk:
-    """A disk that is full for a while."""
-
-    def __init__(self) -> None:
-        self.full, self.refused = True, 0
-
-    def write(self, folder: Path) -> None:
-        if self.full:
-            self.refused += 1
-            error = OSError(errno.ENOSPC, "No space left on device", str(folder))
-            raise ServiceMissingError(f"{folder}: cannot be written") from error
-
-
-class TestRounds:
-    """What the members of a plan do when they have met and do not connect."""
-
-    def plan(self) -> Plan:
-        members = tuple({"slot": f"n/{one}", "node": "n", "address": "n", "worker": one} for one in range(2))
-        record = {"job": "a", "generation": 1, "attempt": 1, "members": members}
-        return Plan.model_validate(record)
-
-    def form(self, folder: Path, rank: int, cursor: Cursor | None) -> list[Cursor | None]:
-        plan, job = self.plan(), JobDir(folder)
-        context = Context(rank, 2, torch.device("cpu"), Orders(job, plan, rank))
-        return Circle(context, None, PlanWatch(job, plan), lambda: None).form(plan, cursor)
-
-    @pytest.fixture
-    def job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        plan = self.plan()
-        JobDir(tmp_path).attempt(1).path.mkdir(parents=True)
-        write_plan(JobDir(tmp_path), plan)
-        monkeypatch.setattr(Circle, "missing", lambda self: [])
-        return tmp_path
-
-    def test_a_round_that_fails_is_followed_by_another_that_may_take_longer(
-        self, job: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tried: list[tuple[str, timedelta]] = []
-
-        def form(self: Group, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
-            tried.append((folder.name, limit))
-            if folder.name == "1.0":
-                raise RuntimeError("NCCL error")
-
-        monkeypatch.setattr(Group, "form", form)
-        with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(self.form, job, rank, (None, HERE)[rank]) for rank in range(2)]
-            assert [one.result(60) for one in both] == [[None, HERE]] * 2
-        assert sorted(tried) == [("1.0", CONNECT)] * 2 + [("1.1", 2 * CONNECT)] * 2
-
-    def test_a_worker_that_is_called_away_before_it_sees_the_newer_plan_still_hears_a_stop(
-        self, job: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def away(self: Meeting, cursor: Cursor | None) -> list[Cursor | None]:
-            attended.append(None)
-            assert len(attended) < 100, "it goes to the meeting again and again, and hears nothing"
-            raise CalledAwayError
-
-        def stop() -> None:
-            if len(attended) == 3:
-                raise SystemExit(0)
-
-        attended: list[None] = []
-        monkeypatch.setattr(Meeting, "attend", away)
-        plan = self.plan()
-        context = Context(1, 2, torch.device("cpu"), Orders(JobDir(job), plan, 1))
-        with pytest.raises(SystemExit):
-            Circle(context, None, PlanWatch(JobDir(job), plan), stop).form(plan, HERE)
-
-    @pytest.fixture
-    def full(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """What was asked of a disk that has room from the third time on."""
-        asked: list[Path] = []
-
-        def probe(folder: Path, size_bytes: int) -> None:
-            assert size_bytes == group_module.STORE_BYTES
-            asked.append(folder)
-            if len(asked) < 3:
-                raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
-
-        monkeypatch.setattr(group_module, "probe_room", probe)
-        return asked
-
-    def form_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
-        plan, folder = self.plan(), JobDir(job)
-        context = Context(0, 2, torch.device("cuda", 0), Orders(folder, plan, 0))
-        return Circle(context, None, PlanWatch(folder, plan), lambda: None).form(plan, cursor)
-
-    def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
-        self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        formed: list[timedelta] = []
-        monkeypatch.setattr(Meeting, "attend", lambda self, cursor: [cursor, None])
-        monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: formed.append(limit))
-        with pytest.raises(ServiceMissingError, match="no space left"):
-            self.form_on_gpus(job, None)
-        assert not formed
-        assert self.form_on_gpus(job, HERE) == [HERE, None]
-        assert full == [JobDir(job).attempt(1).path] * 3
-        assert len(formed) == 1
-        Group(cpu(0, 1), None).check_room(job)
-        assert len(full) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
-
-    @pytest.fixture
-    def disk(self, monkeypatch: pytest.MonkeyPatch) -> Disk:
-        disk = Disk()
-        monkeypatch.setattr(circle, "probe_room", disk.write)
-        return disk
-
-    def test_trained_workers_wait_for_room_to_meet_as_long_as_it_takes(
-        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        attend = Meeting.attend
-
-        def attend_with_room(self: Meeting, cursor: Cursor | None) -> list[Cursor | None]:
-            if disk.full:
-                disk.refused += 1
-                raise OSError(errno.ENOSPC, "No space left on device", f"{self.folder}/.key.{disk.refused}")
-            return attend(self, cursor)
-
-        monkeypatch.setattr(Meeting, "attend", attend_with_room)
-        monkeypatch.setattr(Group, "form", lambda self, folder, away, limit: None)
-        with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(self.form, job, rank, HERE) for rank in range(2)]
-            until(lambda: disk.refused > 4 * TRIES or any(one.done() for one in both))
-            disk.full = False
-            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
-        said = [record.message for record in caplog.records if "No space left" in record.message]
-        assert len(said) == 2 * 2, "each says once that it waits, and that the workers did not come together"
-
-    def test_workers_that_cannot_connect_wait_where_the_disk_is_full_for_the_others(
-        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def form(self: Group, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
-            if disk.full:
-                raise RuntimeError("gloo: a worker did not connect")
-
-        monkeypatch.setattr(Group, "form", form)
-        with ThreadPoolExecutor(2) as pool:
-            both = [pool.submit(self.form, job, rank, HERE) for rank in range(2)]
-            until(lambda: disk.refused > 3 or any(one.done() for one in both))
-            disk.full = False
-            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
-
-    def test_workers_that_live_and_never_connect_say_why_and_end(
-        self, job: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tried: list[str] = []
-
-        def form(self: Group, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
-            tried.append(folder.name)
-            raise RuntimeError("no route to host")
-
-        monkeypatch.setattr(Group, "form", form)
-        with ThreadPoolExecutor(2) as pool:
-            fresh, trained = pool.submit(self.form, job, 0, None), pool.submit(self.form, job, 1, HERE)
-            with pytest.raises(ServiceMissingError, match=r"generation 1: .* cannot connect: no route"):
-                fresh.result(60)
-            with pytest.raises(LeftAloneError, match="cannot connect: no route to host"):
-                trained.result(60)
-        assert len(tried) == 2 * TRIES
-
-
 def test_a_validation_on_rank_0_may_last_longer_than_the_meeting(tmp_path: Path) -> None:
-    group = Group(cpu(0, 1), None)
+    group = ProcessGroup(cpu(0, 1), None)
     group.form(tmp_path, never, timedelta(seconds=5))
     world = dist.group.WORLD
     assert world is not None
     assert world._get_backend(torch.device("cpu")).options._timeout == COLLECTIVE
     group.leave()
-
-
-class TestInterface:
-    """What the connections of a job are kept on."""
-
-    @pytest.fixture(autouse=True)
-    def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(interface, "_chosen_here", {})
-        for name in VARIABLES:
-            monkeypatch.setenv(name, "")
-            monkeypatch.delenv(name)
-
-    def test_it_is_that_of_the_job_s_address_and_no_other_of_a_similar_name(self) -> None:
-        use_interface("127.0.0.1")
-        loopback = os.environ["GLOO_SOCKET_IFNAME"]
-        assert any(entry.address == "127.0.0.1" for entry in psutil.net_if_addrs()[loopback])
-        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={loopback}"
-
-    def test_a_name_of_this_machine_that_means_the_loopback_interface_is_understood(self) -> None:
-        use_interface("127.0.1.1")
-        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={os.environ['GLOO_SOCKET_IFNAME']}"
-
-    @pytest.mark.parametrize(("here", "interfaces"), [("2", 2), ("1", 0)])
-    def test_workers_that_torchrun_alone_has_started_on_one_machine_stay_there(
-        self, monkeypatch: pytest.MonkeyPatch, here: str, interfaces: int
-    ) -> None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        stay_on_this_machine()
-        assert len(set(VARIABLES) & os.environ.keys()) == interfaces
-
-    def test_the_user_s_choice_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in VARIABLES:
-            monkeypatch.setenv(name, "ib0")
-        use_interface("203.0.113.7")
-        assert [os.environ[name] for name in VARIABLES] == ["ib0", "ib0"]
-
-    def test_an_address_of_another_machine_is_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"203\.0\.113\.7 is not an address of this"):
-            use_interface("203.0.113.7")

@@ -1,131 +1,193 @@
-"""Where workers meet: who can read it, what ends the waiting, and what is left of it."""
+"""How the workers of a plan come together, and what they do where that does not succeed."""
 
 from __future__ import annotations
 
-import shutil
+import errno
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from pliant.tools.run.elastic.context import Orders
-from pliant.tools.run.elastic.membership.cursor import Cursor
-from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
-from pliant.tools.run.elastic.membership.rendezvous import CalledAwayError, Meeting, remove_earlier
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.membership import process_group as group_module
+from pliant.tools.run.elastic.membership import rendezvous
+from pliant.tools.run.elastic.membership.plan_watch import PlanWatch, StopAskedError
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
+from pliant.tools.run.elastic.membership.rendezvous import CONNECT, TRIES, LeftAloneError, Rendezvous, Waiting
+from pliant.tools.run.elastic.membership.round import CalledAwayError, Round
+from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 HERE = Cursor(1, 7, 1)
-Attended = list[Cursor | None]
 
 
-def orders(folder: Path, worker: int) -> Orders:
-    members = tuple({"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in range(2))
-    record = {"job": "a", "generation": 3, "attempt": 1, "members": members}
-    return Orders(JobDir(folder), Plan.model_validate(record), worker)
+def rendezvous_of(context: WorkerContext) -> Rendezvous:
+    """Where a worker meets the others."""
+    return Rendezvous(context, ProcessGroup(context, None), PlanWatch(context))
 
 
-def waiting() -> bool:
-    pause()
-    return False
+class Disk:
+    """A disk that is full for a while."""
+
+    def __init__(self) -> None:
+        self.full, self.refused = True, 0
+
+    def write(self, folder: Path) -> None:
+        if self.full:
+            self.refused += 1
+            error = OSError(errno.ENOSPC, "No space left on device", str(folder))
+            raise ServiceMissingError(f"{folder}: cannot be written") from error
 
 
-def called_away() -> bool:
-    pause()
-    return True
+class TestRounds:
+    """What the members of a plan do when they have met and do not connect."""
 
+    def plan(self) -> Plan:
+        members = tuple({"slot": f"n/{one}", "node": "n", "address": "n", "worker": one} for one in range(2))
+        record = {"job": "a", "generation": 1, "attempt": 1, "members": members}
+        return Plan.model_validate(record)
 
-def attend(
-    folder: Path, worker: int, cursor: Cursor | None, wait: Callable[[], bool] = waiting, number: int = 0
-) -> Attended:
-    return Meeting(orders(folder, worker), number, wait).attend(cursor)
+    def meet(self, folder: Path, rank: int, cursor: Cursor | None) -> list[Cursor | None]:
+        return rendezvous_of(WorkerContext(JobDir(folder), self.plan(), rank)).meet(cursor)
 
+    @pytest.fixture
+    def job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        plan = self.plan()
+        JobDir(tmp_path).attempt(1).path.mkdir(parents=True)
+        write_plan(JobDir(tmp_path), plan)
+        monkeypatch.setattr(Waiting, "missing", lambda self: [])
+        return tmp_path
 
-def place(folder: Path, number: int = 0) -> Path:
-    """Where the first worker waits, once it does."""
-    found = orders(folder, 0).attempt.meetings / f"3.{number}"
-    while not FolderStore(found, waiting).check(["here/0"]):
-        pause()
-    return found
+    def test_a_round_that_fails_is_followed_by_another_that_may_take_longer(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tried: list[tuple[str, timedelta]] = []
 
+        def form(self: ProcessGroup, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
+            tried.append((folder.name, limit))
+            if folder.name == "1.0":
+                raise RuntimeError("NCCL error")
 
-@pytest.fixture
-def pool() -> Any:
-    with ThreadPoolExecutor(2) as made:
-        yield made
+        monkeypatch.setattr(ProcessGroup, "form", form)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(self.meet, job, rank, (None, HERE)[rank]) for rank in range(2)]
+            assert [one.result(60) for one in both] == [[None, HERE]] * 2
+        assert sorted(tried) == [("1.0", CONNECT)] * 2 + [("1.1", 2 * CONNECT)] * 2
 
+    def test_a_worker_that_is_called_away_before_it_sees_the_newer_plan_still_hears_a_stop(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away(self: Round, cursor: Cursor | None) -> list[Cursor | None]:
+            attended.append(None)
+            assert len(attended) < 100, "it goes to the round again and again, and hears nothing"
+            raise CalledAwayError
 
-def test_all_learn_how_far_each_is(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    first, second = pool.submit(attend, tmp_path, 0, HERE), pool.submit(attend, tmp_path, 1, None)
-    assert first.result(60) == second.result(60) == [HERE, None]
+        def stop(self: PlanWatch, *, fresh: bool) -> None:
+            if len(attended) == 3:
+                raise StopAskedError
 
+        attended: list[None] = []
+        monkeypatch.setattr(Round, "attend", away)
+        monkeypatch.setattr(PlanWatch, "check_needed", stop)
+        with pytest.raises(StopAskedError):
+            self.meet(job, 1, HERE)
 
-def test_only_the_user_can_enter_the_place_and_read_what_lies_there(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
-    first = pool.submit(attend, tmp_path, 0, HERE)
-    assert place(tmp_path).stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
-    pool.submit(attend, tmp_path, 1, HERE).result(60)
-    first.result(60)
+    @pytest.fixture
+    def full(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """What was asked of a disk that has room from the third time on."""
+        asked: list[Path] = []
 
+        def probe(folder: Path, size_bytes: int) -> None:
+            assert size_bytes == group_module.STORE_BYTES
+            asked.append(folder)
+            if len(asked) < 3:
+                raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
 
-def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    first = pool.submit(attend, tmp_path, 0, HERE)
-    FolderStore(place(tmp_path), waiting).set_once("verdict", "newer")
-    with pytest.raises(CalledAwayError):
-        first.result(60)
-    with pytest.raises(CalledAwayError):
-        attend(tmp_path / "other", 1, HERE, called_away)
+        monkeypatch.setattr(group_module, "probe_room", probe)
+        return asked
 
+    def meet_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
+        context = WorkerContext(JobDir(job), self.plan(), 0, torch.device("cuda", 0))
+        return rendezvous_of(context).meet(cursor)
 
-def test_who_is_called_away_when_all_have_come_goes_on_with_the_others(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
-    first = pool.submit(attend, tmp_path, 0, HERE)
-    FolderStore(place(tmp_path), waiting).set_once("verdict", "1 7 1,-")
-    assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
+    def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
+        self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        formed: list[timedelta] = []
+        monkeypatch.setattr(Round, "attend", lambda self, cursor: [cursor, None])
+        monkeypatch.setattr(ProcessGroup, "form", lambda self, folder, away, limit: formed.append(limit))
+        with pytest.raises(ServiceMissingError, match="no space left"):
+            self.meet_on_gpus(job, None)
+        assert not formed
+        assert self.meet_on_gpus(job, HERE) == [HERE, None]
+        assert full == [JobDir(job).attempt(1).path] * 3
+        assert len(formed) == 1
+        ProcessGroup(Context(0, 1, torch.device("cpu")), None).check_room(job)
+        assert len(full) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
 
+    @pytest.fixture
+    def disk(self, monkeypatch: pytest.MonkeyPatch) -> Disk:
+        disk = Disk()
+        monkeypatch.setattr(rendezvous, "probe_room", disk.write)
+        return disk
 
-def test_who_missed_a_round_goes_to_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    first = pool.submit(attend, tmp_path, 0, HERE, number=2)
-    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
-    assert second.result(60) == first.result(60) == [HERE, HERE]
+    def test_trained_workers_wait_for_room_to_meet_as_long_as_it_takes(
+        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        attend = Round.attend
 
+        def attend_with_room(self: Round, cursor: Cursor | None) -> list[Cursor | None]:
+            if disk.full:
+                disk.refused += 1
+                raise OSError(errno.ENOSPC, "No space left on device", f"{self.folder}/.key.{disk.refused}")
+            return attend(self, cursor)
 
-def test_a_round_that_is_over_is_not_taken_for_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    over = orders(tmp_path, 0).attempt.meetings / "3.0"
-    over.mkdir(parents=True)
-    FolderStore(over, waiting).set_once("verdict", "-,-")
-    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
-    first = pool.submit(attend, tmp_path, 0, HERE, number=1)
-    assert second.result(60) == first.result(60) == [HERE, HERE]
+        monkeypatch.setattr(Round, "attend", attend_with_room)
+        monkeypatch.setattr(ProcessGroup, "form", lambda self, folder, away, limit: None)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(self.meet, job, rank, HERE) for rank in range(2)]
+            until(lambda: disk.refused > 4 * TRIES or any(one.done() for one in both))
+            disk.full = False
+            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
+        said = [record.message for record in caplog.records if "No space left" in record.message]
+        assert len(said) == 2 * 2, "each says once that it waits, and that the workers did not come together"
 
+    def test_workers_that_cannot_connect_wait_where_the_disk_is_full_for_the_others(
+        self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def form(self: ProcessGroup, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
+            if disk.full:
+                raise RuntimeError("gloo: a worker did not connect")
 
-def test_who_waits_where_the_others_have_gone_on_is_called_away(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
-    gone = False
+        monkeypatch.setattr(ProcessGroup, "form", form)
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(self.meet, job, rank, HERE) for rank in range(2)]
+            until(lambda: disk.refused > 3 or any(one.done() for one in both))
+            disk.full = False
+            assert [one.result(60) for one in both] == [[HERE] * 2] * 2
 
-    def until_it_is_gone() -> bool:
-        pause()
-        return gone
+    def test_workers_that_live_and_never_connect_say_why_and_end(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tried: list[str] = []
 
-    late = pool.submit(attend, tmp_path, 0, HERE, until_it_is_gone)
-    shutil.rmtree(place(tmp_path))
-    gone = True
-    with pytest.raises(CalledAwayError):
-        late.result(60)
+        def form(self: ProcessGroup, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
+            tried.append(folder.name)
+            raise RuntimeError("no route to host")
 
-
-def test_what_earlier_meetings_have_left_goes_when_a_later_one_has_come_together(tmp_path: Path) -> None:
-    attempt = orders(tmp_path, 0).attempt
-    for name in ("2.0", "3.0", "3.1", "12.0"):
-        (attempt.meetings / name).mkdir(parents=True)
-        (attempt.meetings / name / "store").touch()
-    remove_earlier(attempt, (3, 1))
-    until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])
+        monkeypatch.setattr(ProcessGroup, "form", form)
+        with ThreadPoolExecutor(2) as pool:
+            fresh, trained = pool.submit(self.meet, job, 0, None), pool.submit(self.meet, job, 1, HERE)
+            with pytest.raises(ServiceMissingError, match=r"generation 1: .* cannot connect: no route"):
+                fresh.result(60)
+            with pytest.raises(LeftAloneError, match="cannot connect: no route to host"):
+                trained.result(60)
+        assert len(tried) == 2 * TRIES

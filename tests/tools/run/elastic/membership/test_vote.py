@@ -15,7 +15,7 @@ def test_short_steps_leave_out_votes(step_s: float, steps: int) -> None:
     assert steps_between_votes(step_s) == steps
 
 
-class Circle:
+class Pair:
     """Two workers whose all-reduces are made here."""
 
     def __init__(self) -> None:
@@ -39,20 +39,20 @@ class Circle:
 
 
 def test_workers_of_different_speed_vote_at_the_same_steps_as_often_as_the_slower_one_would() -> None:
-    both, quick = Circle(), BETWEEN_VOTES_S / 8
+    both, quick = Pair(), BETWEEN_VOTES_S / 8
     found = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
     assert found == [8, None, None, 8, None, None, 8]
 
 
 def test_a_vote_that_must_be_is_held_out_of_turn_and_the_count_begins_anew() -> None:
-    both, quick = Circle(), BETWEEN_VOTES_S / 3
+    both, quick = Pair(), BETWEEN_VOTES_S / 3
     assert [both.step(quick, quick) for _ in range(2)] == [8, None]
     assert both.step(quick, quick, forced=True) == 8
     assert [both.step(quick, quick) for _ in range(3)] == [None, None, 8]
 
 
 def test_workers_that_meet_anew_vote_at_their_first_step() -> None:
-    both = Circle()
+    both = Pair()
     assert both.step(1e-6, 1e-6) == 8
     for vote in both.votes:
         vote.drop(alone=True)

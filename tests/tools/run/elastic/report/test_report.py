@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
-from pliant.tools.run.elastic.context import Context, Orders
-from pliant.tools.run.elastic.report import history, newest
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.report import history
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Change, Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
@@ -31,7 +30,7 @@ class Training:
         self.dir = JobDir(folder)
         self.now_s = 1000.0
         self.counters = Counters()
-        self.context = Context(0, 1, torch.device("cpu"), Orders(self.dir, PLAN, 0))
+        self.context = WorkerContext(self.dir, PLAN, 0)
         self.reporter = Reporter(self.context)
         self.reporter.turn_to(BATCH)
 
@@ -66,7 +65,7 @@ class Training:
 @pytest.fixture
 def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     made = Training(tmp_path)
-    for module in (history, newest, progress):
+    for module in (history, progress):
         monkeypatch.setattr(module, "time", made)
     yield made
     made.reporter.close()

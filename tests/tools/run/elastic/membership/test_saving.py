@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.tools.run.elastic.context import Context, Orders
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership import saving
+from pliant.tools.run.elastic.membership.saving import Saving
 from pliant.tools.run.elastic.report.report import Reporter
-from pliant.tools.run.elastic.state import saving
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
-from pliant.tools.run.elastic.state.saving import Saving
 from pliant.tools.run.elastic.state.state import Counters
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -43,11 +42,11 @@ class Workers:
         self.checkpoints = Checkpoints(self.dir.checkpoints)
         self.dir.attempt(1).path.mkdir(parents=True)
 
-    def new(self, rank: int) -> tuple[Saving, Context]:
+    def new(self, rank: int) -> tuple[Saving, WorkerContext]:
         members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
-        orders = Orders(self.dir, Plan(job="a", generation=1, attempt=1, members=members), rank)
-        context = Context(rank, 2, torch.device("cpu"), orders)
-        return Saving(context, Reporter(context), Checkpoints(self.dir.checkpoints)), context
+        plan = Plan(job="a", generation=1, attempt=1, members=members)
+        context = WorkerContext(self.dir, plan, rank)
+        return Saving(context, Reporter(context)), context
 
     def on(self, clock: Clock) -> None:
         """What follows happens on this host."""
@@ -72,7 +71,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 
 def at_step(step: int) -> Any:
-    counters = Counters(step=step, samples_done=10 * step, cursor=10 * step)
+    counters = Counters(step=step, samples_done=10 * step, epoch_samples=10 * step)
     state = {"counters": counters.as_dict()}
     return SimpleNamespace(counters=counters, capture=lambda: state, resume=lambda _: None)
 

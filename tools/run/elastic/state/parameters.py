@@ -1,13 +1,15 @@
-"""Which parameters are trained, and in which group of the optimizer: scripts change it, so it is state.
+"""The parameters of a model: which there are, which are trained, and in which group of the optimizer.
 
-A script that has unfrozen layers, or given its optimizer another group, is at its first line again when it
-is launched again, and so is a worker that joins: what they get brings them there, too.
+All workers must have the same ones. Scripts change which are trained and how they are grouped, so that is a
+part of the state: a script that has unfrozen layers, or given its optimizer another group, is at its first
+line again when it is launched again, and so is a worker that joins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import wraps
+from itertools import zip_longest
 from types import MethodType
 from typing import Any
 
@@ -139,3 +141,29 @@ def _refuse_gradients(name: str, parameter: nn.Parameter) -> None:
     parameter.requires_grad_()  # hooks are for what is trained; it may be unfrozen later
     parameter.register_post_accumulate_grad_hook(refuse)
     parameter.requires_grad_(was_trained)
+
+
+def outline(model: nn.Module) -> list[list[Any]]:
+    """What workers that average gradients must have in common: name, type and shape of each parameter."""
+    return [[name, str(one.dtype), list(one.shape)] for name, one in model.named_parameters()]
+
+
+def check_same(model: nn.Module, other: list[list[Any]]) -> None:
+    """Refuse to train with workers whose model differs: gradients would be mixed up, or PyTorch would abort.
+
+    :param other: the outline of their model.
+    :raises UsageError: it is not that of the model.
+    """
+    for number, (here, there) in enumerate(zip_longest(outline(model), other)):
+        if here != there:
+            raise UsageError(
+                "the model differs from that of the other workers: parameter "
+                f"{number} is {_in_words(here)} here, {_in_words(there)} there"
+            )
+
+
+def _in_words(parameter: list[Any] | None) -> str:
+    if parameter is None:
+        return "missing"
+    name, kind, shape = parameter
+    return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"

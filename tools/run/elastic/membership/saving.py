@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
-from pliant.tools.run.elastic.context import Context
+from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.state import Counters
@@ -27,8 +27,9 @@ _MOST_OF_TIME: Final = 0.02
 class Saving:
     """The checkpoints of the job, as one of its workers knows them. Rank 0 writes."""
 
-    def __init__(self, context: Context, reporter: Reporter, checkpoints: Checkpoints) -> None:
-        self._context, self._reporter, self._checkpoints = context, reporter, checkpoints
+    def __init__(self, context: WorkerContext, reporter: Reporter) -> None:
+        self._context, self._reporter = context, reporter
+        self._checkpoints = Checkpoints(context.folder.checkpoints)
         self._at_s = time.monotonic()
         """When the last checkpoint was written, or training began."""
         self._took_s = 0.0
@@ -54,7 +55,7 @@ class Saving:
 
     def unpack(self, parcel: Mapping[str, Any]) -> None:
         """Take over what another worker knows."""
-        self.counters, self._asked = Counters(**parcel["counters"]), None
+        self.counters, self._asked = Counters.from_dict(parcel["counters"]), None
         self._at_s = time.monotonic() - parcel["age_s"]
 
     def load(self, training: Training) -> tuple[str, ...]:
@@ -103,11 +104,10 @@ class Saving:
 
         The others wait until it has, and write one themselves if it has not.
         """
-        orders = self._context.orders
-        if training.counters == self.counters or orders is None:
+        if training.counters == self.counters:
             return ""
         try:
-            with _alone(orders.attempt.path / f"saving-{training.counters.step}") as mark:
+            with _alone(self._context.attempt.path / f"saving-{training.counters.step}") as mark:
                 if mark.read():
                     self._saved(training)
                     return ""
@@ -126,7 +126,7 @@ class Saving:
             state = self._checkpoints.load().state
         except (BadInputError, UsageError):
             state = None
-        return Counters() if state is None else Counters(**state["counters"])
+        return Counters() if state is None else Counters.from_dict(state["counters"])
 
     def _write(self, training: Training, *, alone: bool = False) -> str:
         try:

@@ -1,0 +1,131 @@
+"""One round of a rendezvous: who can read it, what ends the waiting, and what is left of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
+from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
+from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.plan import Plan
+from tests.tools.run.site import until
+
+pytestmark = pytest.mark.torch
+HERE = Cursor(1, 7, 1)
+Attended = list[Cursor | None]
+
+
+def context(folder: Path, worker: int) -> WorkerContext:
+    members = tuple({"slot": f"n0/{i}", "node": "n0", "address": "n0", "worker": i} for i in range(2))
+    record = {"job": "a", "generation": 3, "attempt": 1, "members": members}
+    return WorkerContext(JobDir(folder), Plan.model_validate(record), worker)
+
+
+def waiting() -> bool:
+    pause()
+    return False
+
+
+def called_away() -> bool:
+    pause()
+    return True
+
+
+def attend(
+    folder: Path, worker: int, cursor: Cursor | None, wait: Callable[[], bool] = waiting, number: int = 0
+) -> Attended:
+    return Round(context(folder, worker), number, wait).attend(cursor)
+
+
+def place(folder: Path, number: int = 0) -> Path:
+    """Where the first worker waits, once it does."""
+    found = context(folder, 0).attempt.meetings / f"3.{number}"
+    while not FolderStore(found, waiting).check(["here/0"]):
+        pause()
+    return found
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def test_all_learn_how_far_each_is(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    first, second = pool.submit(attend, tmp_path, 0, HERE), pool.submit(attend, tmp_path, 1, None)
+    assert first.result(60) == second.result(60) == [HERE, None]
+
+
+def test_only_the_user_can_enter_the_place_and_read_what_lies_there(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    first = pool.submit(attend, tmp_path, 0, HERE)
+    assert place(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
+    pool.submit(attend, tmp_path, 1, HERE).result(60)
+    first.result(60)
+
+
+def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    first = pool.submit(attend, tmp_path, 0, HERE)
+    FolderStore(place(tmp_path), waiting).set_once("verdict", "newer")
+    with pytest.raises(CalledAwayError):
+        first.result(60)
+    with pytest.raises(CalledAwayError):
+        attend(tmp_path / "other", 1, HERE, called_away)
+
+
+def test_who_is_called_away_when_all_have_come_goes_on_with_the_others(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    first = pool.submit(attend, tmp_path, 0, HERE)
+    FolderStore(place(tmp_path), waiting).set_once("verdict", "1 7 1,-")
+    assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
+
+
+def test_who_missed_a_round_goes_to_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    first = pool.submit(attend, tmp_path, 0, HERE, number=2)
+    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
+    assert second.result(60) == first.result(60) == [HERE, HERE]
+
+
+def test_a_round_that_is_over_is_not_taken_for_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    over = context(tmp_path, 0).attempt.meetings / "3.0"
+    over.mkdir(parents=True)
+    FolderStore(over, waiting).set_once("verdict", "-,-")
+    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
+    first = pool.submit(attend, tmp_path, 0, HERE, number=1)
+    assert second.result(60) == first.result(60) == [HERE, HERE]
+
+
+def test_who_waits_where_the_others_have_gone_on_is_called_away(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
+    gone = False
+
+    def until_it_is_gone() -> bool:
+        pause()
+        return gone
+
+    late = pool.submit(attend, tmp_path, 0, HERE, until_it_is_gone)
+    shutil.rmtree(place(tmp_path))
+    gone = True
+    with pytest.raises(CalledAwayError):
+        late.result(60)
+
+
+def test_what_earlier_rounds_have_left_goes_when_a_later_one_has_come_together(tmp_path: Path) -> None:
+    attempt = context(tmp_path, 0).attempt
+    for name in ("2.0", "3.0", "3.1", "12.0"):
+        (attempt.meetings / name).mkdir(parents=True)
+        (attempt.meetings / name / "store").touch()
+    remove_earlier(attempt, (3, 1))
+    until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])

@@ -1,0 +1,110 @@
+"""One round of a rendezvous: a folder that the plan's first worker makes, with a file of each worker.
+
+A newer plan calls away the workers that wait here. It is the only place where workers wait for each other
+without a limit in seconds, and they have touched nothing of the training yet.
+
+A round ends with a verdict that is written once, by the worker that comes first. The first worker of the
+plan, when all have come, writes how far each of them is. Any worker that sees a newer plan in force writes
+that. So either all go on together or none does. Where a group then does not form, the first worker calls the
+next round.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.folder_store import FolderStore
+from pliant.tools.run.elastic.state.cursor import Cursor, written
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+
+_VERDICT: Final = "verdict"
+_NEWER: Final = "newer"
+
+
+class CalledAwayError(Exception):
+    """A newer plan is in force."""
+
+
+class Round:
+    """One round of the generation that this worker is in.
+
+    :param number: of the first round that this worker has not attended.
+    :param wait: called repeatedly while waiting; sleeps, may raise, and says whether a newer plan is in
+        force.
+    """
+
+    def __init__(self, context: WorkerContext, number: int, wait: Callable[[], bool]) -> None:
+        self._context, self._wait = context, wait
+        self.number = number
+        """The round that is attended: the first worker's."""
+
+    @property
+    def folder(self) -> Path:
+        """What the workers of the round share, from the verdict on until the next generation trains."""
+        return self._context.attempt.meetings / f"{self._context.plan.generation}.{self.number}"
+
+    def attend(self, cursor: Cursor | None) -> list[Cursor | None]:
+        """Wait for the verdict: how far the workers are, by rank.
+
+        :raises CalledAwayError: there will be no group of this plan.
+        :raises OSError: this worker cannot make itself known.
+        """
+        if self._context.rank == 0:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        else:
+            self._find()
+        try:
+            verdict = self._verdict(FolderStore(self.folder, self._wait), cursor)
+        except FileNotFoundError:
+            # those that were faster have gone on to another generation, and removed this one
+            verdict = _NEWER
+        if verdict == _NEWER:
+            raise CalledAwayError
+        return [Cursor.parse(text) for text in verdict.split(",")]
+
+    def _verdict(self, store: FolderStore, cursor: Cursor | None) -> str:
+        rank = self._context.rank
+        store.set(f"here/{rank}", written(cursor))
+        everybody = [f"here/{one}" for one in range(self._context.world_size)]
+        while not store.check([_VERDICT]):
+            if rank == 0 and store.check(everybody):
+                store.set_once(_VERDICT, ",".join(store.get(key).decode() for key in everybody))
+            elif self._wait():
+                store.set_once(_VERDICT, _NEWER)
+        return store.get(_VERDICT).decode()
+
+    def _find(self) -> None:
+        """Wait for the round that the first worker calls: this one's, or a later one."""
+        generation = self._context.plan.generation
+        while True:
+            rounds = [_numbers(one) for one in self._context.attempt.meetings.glob(f"{generation}.*")]
+            if rounds and max(rounds) >= (generation, self.number):
+                self.number = max(rounds)[1]
+                return
+            if self._wait():
+                raise CalledAwayError
+
+
+def remove_earlier(attempt: AttemptDir, now: tuple[int, int]) -> None:
+    """Remove what earlier rounds than that of a generation have left: all their workers have gone on.
+
+    In the background, because on some file systems removing files takes longer than a round.
+    """
+    Thread(target=_remove, args=(attempt, now), name="pliant-rounds", daemon=True).start()
+
+
+def _remove(attempt: AttemptDir, now: tuple[int, int]) -> None:
+    for folder in attempt.meetings.glob("*.*"):
+        if _numbers(folder) < now:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _numbers(folder: Path) -> tuple[int, int]:
+    """Generation and round, which are its name."""
+    generation, _, number = folder.name.partition(".")
+    return int(generation), int(number)
