@@ -22,6 +22,8 @@ ALLOWED = {
 }
 RUN_LAYERS = ("statedir", "backends", "service", "watch")
 """Of tools/run: each knows those before it."""
+ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
+"""Of tools/run/elastic: likewise. What is beside them may know all."""
 IN_CIRCLES = {
     "tools.schedule.session.placement",
     "tools.schedule.oracle",
@@ -106,6 +108,18 @@ def test_the_layers_of_run_know_those_below_them(path: Path) -> None:
             assert target == "elastic" or f"{part}.".startswith("statedir.contract."), name
         elif own in RUN_LAYERS:
             assert target in RUN_LAYERS[: RUN_LAYERS.index(own) + 1], name
+
+
+def elastic_parts() -> list[Path]:
+    return [path for layer in ELASTIC_LAYERS for path in (ROOT / "tools/run/elastic").glob(f"{layer}/*.py")]
+
+
+@pytest.mark.parametrize("path", elastic_parts(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_layers_of_the_elastic_library_know_those_below_them(path: Path) -> None:
+    prefix = "pliant.tools.run.elastic."
+    for name in (name for name in imported(path) if name.startswith(prefix)):
+        target = name.removeprefix(prefix).partition(".")[0]
+        assert target in ELASTIC_LAYERS[: ELASTIC_LAYERS.index(path.parent.name) + 1], name
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
