@@ -9,7 +9,8 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.membership import interface
-from pliant.tools.run.elastic.membership.interface import stay_on_this_machine, use_interface
+from pliant.tools.run.elastic.membership.interface import own_address, stay_on_this_machine, use_interface
+from tests.tools.run.elastic.membership.test_plan_watch import plan
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -52,3 +53,25 @@ class TestInterface:
     def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(UsageError, match=r"203\.0\.113\.7 is not an address of this"):
             use_interface("203.0.113.7")
+
+
+class TestAddresses:
+    """Never open to the world."""
+
+    public = (
+        {"slot": "m/0", "node": "m", "address": "8.8.8.8"},
+        {"slot": "n/1", "node": "n", "address": "n"},
+    )
+
+    def test_workers_of_one_node_meet_on_the_loopback_address(self) -> None:
+        members = tuple({**member, "node": "n"} for member in self.public)
+        assert own_address(plan(members=members), 0) == "127.0.0.1"
+
+    def test_several_nodes_use_their_private_addresses(self) -> None:
+        assert own_address(plan(), 1) == "10.0.0.1"
+
+    @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
+    def test_an_address_that_others_reach_is_refused(self, address: str) -> None:
+        members = ({**self.public[0], "address": address}, self.public[1])
+        with pytest.raises(UsageError, match="not a loopback or private address"):
+            own_address(plan(members=members), 0)

@@ -1,0 +1,127 @@
+"""Which parameters the workers must share, and which groups come back with the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.run.elastic import ElasticJob
+from pliant.tools.run.elastic.state.parameters import check_same, outline
+from pliant.tools.run.elastic.state.training import Training
+from tests.tools.run.elastic.alone import Alone
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_model_with_a_parameter_more_is_not_the_same() -> None:
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    other.register_parameter("scale", nn.Parameter(torch.ones(())))
+    check_same(one, outline(one))
+    with pytest.raises(UsageError, match=r"parameter 2 is missing here, scale \(float32, a number\) there"):
+        check_same(one, outline(other))
+
+
+class TestGroups:
+    """An optimizer whose groups the state of another one has."""
+
+    def net(self, *learning_rates: float, named: bool = False) -> Training:
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+        listed = [list(part.named_parameters() if named else part.parameters()) for part in model]
+        groups = [{"params": part, "lr": lr} for part, lr in zip(listed, learning_rates, strict=False)]
+        return Training(model, torch.optim.SGD(groups, momentum=0.9), {})
+
+    def test_groups_that_are_missing_come_with_their_settings_and_momentum(self) -> None:
+        before, after = self.net(0.1, 0.2, 0.3), self.net(0.1)
+        for parameter in before.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before.optimizer.step()
+        after.restore(before.capture())
+        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2, 0.3]
+        last = after.model[2].weight  # type: ignore[index]
+        assert torch.equal(after.optimizer.state[last]["momentum_buffer"], torch.ones(2, 2))
+
+    def test_a_script_adds_groups_again_that_have_come_back(self) -> None:
+        before, after = self.net(0.1, 0.2), self.net(0.1)
+        after.restore(before.capture())
+        after.optimizer.add_param_group({"params": after.model[1].parameters(), "lr": 0.9})  # type: ignore[index]
+        assert [group["lr"] for group in after.optimizer.param_groups] == [0.1, 0.2]
+        after.optimizer.add_param_group({"params": after.model[2].weight})  # type: ignore[index]
+        assert len(after.optimizer.param_groups) == 3
+
+    def test_an_optimizer_that_was_made_otherwise_is_refused_as_by_pytorch(self) -> None:
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            self.net(0.1).restore(self.net(0.1, 0.2).capture() | {"groups": [["0.bias"], ["1.bias"]]})
+
+
+class TestOutside:
+    """What is trained without being averaged is refused."""
+
+    def script(self, **registered: Any) -> Callable[[ElasticJob], None]:
+        def run(it: ElasticJob) -> None:
+            net = nn.Linear(1, 1)
+            data = torch.utils.data.TensorDataset(torch.ones(20, 1))
+            found = {name: make(net) for name, make in registered.items()}
+            model, optimizer, loader = it.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+            it.register(**found)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    optimizer.zero_grad()
+                    loss = model(x).square().mean()
+                    if "critic" in found:
+                        loss = loss + found["critic"](model(x)).mean()
+                    loss.backward()
+                    optimizer.step()
+                    if "average" in found:
+                        found["average"].update_parameters(net)
+
+        return run
+
+    def test_a_registered_module_that_gets_gradients_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        end = Alone(tmp_path, monkeypatch).run(self.script(critic=lambda _: nn.Linear(1, 1)))
+        assert end.outcome == "crashed"
+        assert end.message.startswith(
+            "UsageError: registered object critic gets gradients, which would train"
+        )
+
+    def test_a_second_optimizer_is_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        second = self.script(other=lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+        end = Alone(tmp_path, monkeypatch).run(second)
+        assert (end.outcome, end.samples_done) == ("crashed", 0)
+        assert end.message.startswith("UsageError: registered object other is a second optimizer, which")
+
+    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def script(it: ElasticJob) -> None:
+            net, head = nn.Linear(1, 1), nn.Linear(1, 1)
+            optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+            it.prepare(net, optimizer, torch.utils.data.TensorDataset(torch.ones(20, 1)))
+            next(it.epochs(1))
+
+        end = Alone(tmp_path, monkeypatch).run(script)
+        assert end.outcome == "crashed"
+        assert end.message.startswith("UsageError: the optimizer has 2 parameters that the model for job.pre")
+
+    def test_a_layer_that_the_model_gets_later_is_refused_when_the_optimizer_gets_it(self) -> None:
+        model = nn.Sequential(nn.Linear(1, 1))
+        training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+        model.append(nn.Linear(1, 1))
+        with pytest.raises(UsageError, match="did not have: each worker would train them for itself"):
+            training.optimizer.add_param_group({"params": model[1].parameters()})
+
+    def test_averages_and_parts_of_the_model_are_registered_as_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        end = Alone(tmp_path, monkeypatch).run(self.script(average=AveragedModel, part=lambda net: net))
+        assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")

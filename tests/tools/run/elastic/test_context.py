@@ -1,0 +1,62 @@
+"""What a worker knows of its place among the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.tools.run.elastic.context import WorkerContext, find_context
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, Member, Plan
+from tests.tools.run.elastic.membership.test_plan_watch import plan, put
+
+
+class TestContext:
+    """Who a worker is."""
+
+    def test_rank_is_the_position_in_the_plan_whatever_torchrun_says(self, tmp_path: Path) -> None:
+        put(tmp_path, plan())
+        env = {ENV_JOB_DIR: str(tmp_path), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+        context = find_context({**env, ENV_SLOT: "n1/0"})
+        assert (context.rank, context.world_size) == (1, 2)
+        assert find_context({**env, ENV_SLOT: SLOT_FROM_RANK, "RANK": "1"}).rank == 1
+
+    @pytest.mark.parametrize(
+        ("env", "message"),
+        [
+            ({ENV_SLOT: "n9/0"}, "slot n9/0 is not in generation 1 of job a: n0/0, n1/0"),
+            ({}, "PLIANT_SLOT is not"),
+            ({ENV_SLOT: SLOT_FROM_RANK, "RANK": "2"}, "has 2 members"),
+        ],
+    )
+    def test_contradictions_are_named(self, tmp_path: Path, env: dict[str, str], message: str) -> None:
+        put(tmp_path, plan())
+        with pytest.raises(UsageError, match=message):
+            find_context({ENV_JOB_DIR: str(tmp_path), "OMP_NUM_THREADS": "1", **env})
+
+    def test_a_job_without_a_plan_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInputError, match=r"plan\.json: no such file"):
+            find_context({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
+
+    def test_without_a_plan_torchrun_counts_and_without_torchrun_one_worker(self) -> None:
+        context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
+        assert (context.rank, context.world_size, context.plan) == (2, 4, None)
+        assert find_context({}).world_size == 1
+        with pytest.raises(UsageError, match="0 <= RANK < WORLD_SIZE"):
+            find_context({"RANK": "4", "WORLD_SIZE": "4"})
+        with pytest.raises(UsageError, match="expected a whole number"):
+            find_context({"RANK": "first"})
+
+
+def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
+    members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in range(2))
+    plan = Plan(job="a", generation=2, attempt=1, members=members)
+    first, late = (WorkerContext(JobDir(tmp_path), plan, worker) for worker in range(2))
+    assert not late.is_done()
+    first.report_end(WorkerOutcome(outcome="stopped"))
+    assert not late.is_done()
+    first.report_end(WorkerOutcome(outcome="done"))
+    assert late.is_done()
