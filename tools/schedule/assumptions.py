@@ -1,4 +1,4 @@
-"""What is taken for granted: speeds that the profile does not tell, and the refusal of all of it."""
+"""What is taken for granted: speeds that the profile lacks, and the refusal of all of it."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def decide_from_history(
     """The next decision where a log ends.
 
     Cluster and profile default to those that the log names. The policy carries on from the state in
-    ``previous`` if that is its own, with the same parameters; otherwise it is told the whole history.
+    ``previous`` if that is its own, with the same parameters; otherwise it sees the whole history.
 
     :param new: jobs that no run has taken up yet; one that cannot be served is rejected.
     :raises BadInputError: the log contradicts itself or the cluster.

@@ -84,7 +84,7 @@ def _total_samples(state: JobState, speeds: Speeds) -> float | None:
 
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:
-    """Samples that the job trains in so many GPU-seconds at its requested size."""
+    """Samples that the job trains in that many GPU-seconds at its requested size."""
     requested = state.spec.gpus.requested
     rate = speeds.rate(state, requested)
     if not rate and speeds.gpu_types:

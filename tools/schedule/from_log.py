@@ -3,10 +3,10 @@
 How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
 GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
-``node_down`` and ``node_up`` name the node in their detail. ``slot_down`` names a slot and for how many
-``seconds`` its job, or without a job nobody, gets it; ``slot_up`` ends that. Where the detail of a job's
-event has ``wait_seconds``, the job gets no further GPU for so long. Changes of GPUs at one time are one
-decision. Any event of a job may correct its progress.
+``node_down`` and ``node_up`` name the node in their detail. ``slot_down`` names a slot and the ``seconds``
+for which its job does not get it (without a job: no job does); ``slot_up`` ends that. Where the detail of a
+job's event has ``wait_seconds``, the job gets no further GPU for that time. Changes of GPUs at one time are
+one decision. Any event of a job may correct its progress.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def session_from_events(
 ) -> Session:
     """The session that the events tell of, up to ``now_s``, ready for its next decision.
 
-    With ``policy_state`` the policy carries on from there and is told only what came after; without, or where
-    that state does not fit, it is told the whole history.
+    With ``policy_state`` the policy carries on from there and sees only what came after; without, or where
+    that state does not fit, it sees the whole history.
 
     :param kept: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
@@ -70,7 +70,7 @@ def session_from_events(
 
 
 class SessionFold:
-    """Tells a session the events of a log, one after the other.
+    """Applies the events of a log to a session, one after the other.
 
     :param session: one without jobs.
     :param kept: where it begins, instead of the log's beginning.
@@ -86,7 +86,7 @@ class SessionFold:
             self._events = kept.facts.events
 
     def add(self, event: Event) -> None:
-        """The next event. Changes of GPUs at one time are one decision: they are told together.
+        """The next event. Changes of GPUs at one time are one decision: they are applied together.
 
         :raises BadInputError: it contradicts those before it or the cluster.
         """
@@ -99,7 +99,7 @@ class SessionFold:
             self._tell()
 
     def finish(self) -> Session:
-        """The session, told all events.
+        """The session after all events.
 
         :raises BadInputError: as for :meth:`add`.
         """

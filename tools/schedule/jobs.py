@@ -30,7 +30,7 @@ class Observation(NamedTuple):
     step_seconds: float
     """One optimizer step, all of its micro-steps included."""
     sync_seconds: float | None = None
-    """The part of it that waited for the all-reduce; None: not told apart."""
+    """The part of it that waited for the all-reduce; None: not measured apart."""
 
 
 class Trajectory(Protocol):
@@ -110,7 +110,7 @@ class JobState:
         """Training loss by epoch, as far as known."""
         self.noise_scale: float | None = None
         """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
-        sample as the reference batch B0 times (φ + B0) / (φ + B). None: nobody knows."""
+        sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
         self.observations: Sequence[Observation] = ()
         """What the job measured so far, one for each configuration that it ran in, oldest first."""
         self._samples_done = 0.0

@@ -1,4 +1,4 @@
-"""What a simulation may tell a policy that no scheduler could know. Whoever asks it says so in the output."""
+"""What a simulation lets a policy know that no scheduler could. A policy that asks says so in its output."""
 
 from __future__ import annotations
 

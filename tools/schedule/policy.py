@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
     gpus: int
     gpu_type: str | None = None
-    """None: any one type that has so many free, the one the job runs fastest on first."""
+    """None: any one type that has enough free, the one on which the job runs fastest first."""
     global_batch: int | None = None
     """None: as it is (the reference batch at the start)."""
     placement: NodeGpus | None = None
@@ -94,10 +94,10 @@ class Policy:
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
     state_version: ClassVar[int] = 1
     rebuilds_state: ClassVar[bool] = True
-    """Whether a fresh object that is told the whole history decides as one that was there all along.
+    """Whether a fresh object that sees the whole history decides as one that was there all along.
 
     False where a history cannot tell what is carried, as the moment of the last look, or the candidates that
-    a random search goes on from: only searching all over again would find them. Such a policy dumps it, and
+    a random search goes on from: only repeating the search would find them. Such a policy dumps it, and
     every schedule and state directory keeps the dump. Where it is lost, the policy begins from what the jobs
     hold; it keeps every rule and decides alike however often it is rebuilt.
     """
@@ -119,7 +119,7 @@ class Policy:
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Why each active job holds what it holds after the last decision was applied.
 
-        Asked only when somebody reads it. Jobs that are left out get a plain sentence.
+        Asked only when it is to be read. Jobs that are left out get a plain sentence.
         """
         del snapshot
         return {}

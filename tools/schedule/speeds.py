@@ -1,4 +1,4 @@
-"""The throughput model asked in terms of jobs: rate of this job on so many GPUs, memoised."""
+"""The throughput model asked in terms of jobs: the rate of a job on N GPUs, memoised."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Speeds:
     ) -> float:
         """Samples per second of ``job`` on ``gpus`` GPUs; 0.0 where that is infeasible.
 
-        Without a GPU type on a mixed cluster: the mean over the types that have so many GPUs and can run the
+        Without a GPU type on a mixed cluster: the mean over the types that have enough GPUs and can run the
         job on them, weighted by all their GPUs, which is the average per-GPU computing power of Ares, section
         3.5. A size that no type has is asked of all of them, as on a cluster of one type. Raises
         ``BadInputError`` for a model that is not profiled.
         """
         batch = global_batch or job.reference_batch
         if gpus > batch and job.spec.batch.size is not None:
-            return 0.0  # a worker without a sample; a batch that nobody stated limits nothing
+            return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if gpu_type is None:
             return self._mean_rate(job, gpus, batch)
         key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)

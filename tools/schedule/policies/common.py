@@ -27,8 +27,8 @@ class Grant(NamedTuple):
 class GpuBudget:
     """GPUs not yet given away while a decision is being made, by type.
 
-    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal out all
-    anew.
+    Start from ``snapshot.free_gpus`` to add to what runs, from ``snapshot.gpus_by_type()`` to deal all
+    out again.
     """
 
     def __init__(self, gpus_by_type: Mapping[str, int]) -> None:
@@ -44,7 +44,7 @@ class GpuBudget:
         self.left[grant.gpu_type] -= grant.gpus
 
     def fit(self, job: JobState, gpus: int, speeds: Speeds) -> Grant | None:
-        """``gpus`` GPUs of the one type that suits ``job`` best among those with so many left, not yet taken.
+        """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
 
         The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
         which that size is infeasible is no choice. None: no type is.
@@ -70,10 +70,10 @@ def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Dec
 
 
 def serve_in_order(snapshot: Snapshot, order: Iterable[JobState]) -> Decision:
-    """Deal all GPUs out anew: each job in turn gets what it requested, or nothing where that is not left.
+    """Deal all GPUs out again: each job in turn gets what it requested, or nothing where that is not left.
 
     A job that does not fit is passed over, later ones may still fit. A job that runs keeps its GPU type, and
-    so its place, unless those before it took too many of that type. Where nobody is left out, the same
+    so its place, unless those before it took too many of that type. Where no job is left out, the same
     follows in every round until something changes.
     """
     budget = GpuBudget(snapshot.gpus_by_type())

@@ -23,14 +23,14 @@ Backfill = Literal["none", "easy", "skip"]
 class Fifo(Policy):
     """First come, first served: jobs start in order of arrival on what they requested, and run to their end.
 
-    Order of arrival is (submit_time, id). The oldest waiting job is the head; without backfilling nobody
+    Order of arrival is (submit_time, id). The oldest waiting job is the head; without backfilling no job
     starts before it. ``backfill`` says who else may, once the head does not fit:
 
-    - ``none``: nobody.
+    - ``none``: no job.
     - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that, or it
       leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). Predictions use stated work and
-      the throughput model; while they do not say when the head can start, nobody passes it.
-    - ``skip``: whoever fits, in order. Keeps GPUs busy and may starve large jobs.
+      the throughput model; while they do not say when the head can start, no job passes it.
+    - ``skip``: every job that fits, in order. Keeps GPUs busy and may starve large jobs.
 
     No preemption. A job that lost its GPUs with a node goes back to its place in the order.
     """
@@ -42,7 +42,7 @@ class Fifo(Policy):
         self._queue: deque[JobState] | None = None
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Start heads while they fit, then backfill. O(changes) while the head waits and nobody may pass."""
+        """Start heads while they fit, then backfill. O(changes) while the head waits and no job may pass."""
         rejected = reject_impossible(snapshot)
         queue = self._update(snapshot)
         if not queue:

@@ -1,4 +1,4 @@
-"""Optimus: GPUs one by one to whoever saves most time by them."""
+"""Optimus: GPUs one by one to the job that saves most time by them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Optimus(Policy):
         """GPU type, its table and the most GPUs of each active job."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Deal all GPUs out anew, one at a time."""
+        """Deal all GPUs out again, one at a time."""
         rejected = reject_impossible(snapshot, minimum_alone)
         for change in snapshot.changes:
             if change.node is not None:

@@ -17,7 +17,7 @@ class Srtf(Policy):
     """Shortest remaining service first: the jobs with the least GPU-time to go run.
 
     Service is counted at the requested GPUs: remaining samples / throughput × requested. At every change all
-    GPUs are dealt out anew in that order, ties by arrival, then id: a job gets what it requested, or nothing
+    GPUs are dealt out again in that order, ties by arrival, then id: a job gets what it requested, or nothing
     where that is not left; a gang that does not fit is passed over. Preemptive. Jobs of unknown work come
     last. On mixed GPU types the throughput is the mean over the types, weighted by their GPUs.
     """

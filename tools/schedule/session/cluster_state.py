@@ -47,13 +47,13 @@ class ClusterState:
         """The time of the latest change."""
 
     def submit(self, job: Job, time_s: float) -> JobState:
-        """A job arrives. The policy is told its own submit_time, or now if that lies ahead.
+        """A job arrives. It counts as arrived at its submit_time, or now if that lies ahead.
 
-        A job that comes late (a cron call, a slow poll) is told no earlier than what was told before it, so
+        A job that comes late (a cron call, a slow poll) counts no earlier than the change before it, so
         submit the jobs of one batch in order of (submit_time, id).
 
         :raises ValueError: a job of that id is or was there.
-        :raises BadInputError: the model is not profiled and its work cannot be told without.
+        :raises BadInputError: the model is not profiled and its work cannot be known without.
         """
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f'job "{job.id}" was submitted before')
@@ -137,7 +137,7 @@ class ClusterState:
         self.withheld.withdraw(slot, until_s)
 
     def restore(self, slot: str, time_s: float) -> None:
-        """A slot has proved to be good: nothing keeps anybody from it any more."""
+        """A slot has proved to be good: every job may get it again."""
         time_s = self._at(time_s)
         if self.withheld.restore(slot):
             self._put_back(slot, time_s)

@@ -7,7 +7,7 @@ from typing import Final
 from pliant.tools.schedule.jobs import JobState, Phase
 
 IDLE_ROUNDS: Final = 1000
-"""While nothing runs and nothing can arrive, a policy that is asked in rounds is asked so many times more."""
+"""While nothing runs and nothing can arrive, a policy with rounds is asked this many times more."""
 
 
 class IdleLimit:
@@ -27,6 +27,6 @@ class IdleLimit:
 
 
 def why_left(policy: str, job: JobState) -> str:
-    """What is said of a job that a policy leaves waiting for ever."""
+    """What is said of a job that a policy never starts."""
     never = "never starts it" if job.phase is Phase.WAITING else "does not start it again"
     return f'policy "{policy}" {never}'

@@ -1,4 +1,4 @@
-"""A dictionary whose values may lie there as bytes, and are made of them when somebody asks."""
+"""A dictionary whose values may be kept as bytes, from which they are made when asked for."""
 
 from __future__ import annotations
 

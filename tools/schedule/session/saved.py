@@ -81,7 +81,7 @@ class SessionFacts:
     changes: Sequence[Sequence[Any]]
     """The fields of every change, jobs and nodes by name."""
     together: Sequence[Mapping[str, Any]]
-    """The last events, where more may be told that were decided with them."""
+    """The last events, where more that were decided with them may follow."""
 
     @property
     def basis(self) -> Basis:
@@ -119,7 +119,7 @@ class SavedSession:
 
 
 class _SavedState(JobState):
-    """The state of a job whose specification is looked up when somebody asks for it."""
+    """The state of a job whose specification is looked up when it is asked for."""
 
     __slots__ = ("_spec", "_spec_of")
 
@@ -176,7 +176,7 @@ def states_of(session: Session) -> dict[str, bytes]:
 
 
 def take_up(session: Session, kept: SavedSession) -> list[Event]:
-    """Bring a session without jobs to where another one was; returns the events that it is yet to be told."""
+    """Bring a session without jobs to where another one was; returns the events yet to be applied."""
     facts = kept.facts
     for name, values in facts.nodes.items():
         for slot, value in values.items():
@@ -193,7 +193,7 @@ def take_up(session: Session, kept: SavedSession) -> list[Event]:
 
 
 class Past(Sequence[Change]):
-    """Changes of a session that was taken up, each made when somebody asks for it."""
+    """Changes of a session that was taken up, each made when it is asked for."""
 
     def __init__(self, raw: Sequence[Sequence[Any]], session: Session) -> None:
         self.raw = raw

@@ -137,9 +137,9 @@ class Session(ClusterState):
             raise
 
     def carry(self, carried: PolicyState | None) -> bool:
-        """Let a fresh policy take up carried state: it is then told only the changes after it.
+        """Let a fresh policy take up carried state: it then sees only the changes after it.
 
-        Returns False, and leaves all of the history to be told, where the state is empty, another policy's,
+        Returns False, and lets the policy see all of the history, where the state is empty, another policy's,
         of another version, or knows more than this session.
         """
         known = (self.policy.name, self.policy.state_version)

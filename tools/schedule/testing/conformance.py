@@ -1,4 +1,4 @@
-"""What every policy must do, as plain functions: run them on yours before anybody else does.
+"""What every policy must do, as plain functions: run them on yours.
 
 Each check takes a factory of fresh policy objects and raises ``AssertionError`` saying what went wrong. ::
 
@@ -86,7 +86,7 @@ def check_empty_queue(make: Factory) -> None:
 
 
 def check_empty_cluster(make: Factory) -> None:
-    """No GPU anywhere: everybody waits or is turned away, nothing breaks."""
+    """No GPU anywhere: all jobs wait or are turned away, nothing breaks."""
     for nodes in (cluster(), cluster(node(0, 2))):
         held = CheckedSession(make(), nodes)
         held.submit([elastic("a"), job("b", work={"samples": 100.0})])
@@ -123,11 +123,11 @@ def check_limits_are_kept(make: Factory) -> None:
     held = CheckedSession(make(), cluster(node(4, 3)))
     held.submit([elastic(f"j{i}", gpus=3, low=1 + i % 3, high=3 + i % 4) for i in range(9)])
     held.decide()
-    require(any(state.gpus for state in held.jobs.values()), "twelve free GPUs and nobody got any")
+    require(any(state.gpus for state in held.jobs.values()), "twelve free GPUs and no job got any")
 
 
 def check_everything_ends(make: Factory) -> None:
-    """Left alone, all jobs of known work end; nobody waits for ever beside free GPUs."""
+    """Left alone, all jobs of known work end; no job waits indefinitely beside free GPUs."""
     known = [each for each in _jobs(make, 40) if each.work is not None]
     held, _ = _story(make, known, cluster(node(4, 2)))
     require(not held.jobs, f"these jobs never end: {', '.join(sorted(held.jobs))}")
@@ -227,7 +227,7 @@ def _reopened(
 
 
 def check_a_vanishing_node(make: Factory) -> None:
-    """A node goes down with its jobs and comes back: nobody sits on it meanwhile, work goes on, all end."""
+    """A node goes down with its jobs and comes back: no job holds it meanwhile, work goes on, all end."""
     held = CheckedSession(make(), cluster(node(4, 3)))
     held.submit([each for each in _jobs(make, 12) if each.work is not None])
     held.decide()
@@ -235,7 +235,7 @@ def check_a_vanishing_node(make: Factory) -> None:
     held.time_s = 10.0
     held.session.node_down(name, held.time_s)
     held.decide()
-    require(any(state.gpus for state in held.jobs.values()), "one node of three went down and nobody runs")
+    require(any(state.gpus for state in held.jobs.values()), "one node of three went down and no job runs")
     held.time_s = 20.0
     held.session.node_up(name, held.time_s)
     for _ in range(_STEPS_TO_DRAIN):

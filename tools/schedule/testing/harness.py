@@ -117,7 +117,7 @@ class CheckedSession:
 
 def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
-    require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but sits on {placed}")
+    require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus:
         return
     low, high = state.spec.min_gpus, state.spec.max_gpus(session.cluster.total_gpus)

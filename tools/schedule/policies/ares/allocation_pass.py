@@ -39,7 +39,7 @@ class Entry:
         self.size = 0
         """One of its allowed sizes."""
         self.extra = 0
-        """GPUs on top, between two steps, that nobody else can use."""
+        """GPUs on top, between two steps, that no other job can use."""
 
     @property
     def gpus(self) -> int:
@@ -106,7 +106,7 @@ class Queue:
         self._stale.add(entry.key)
 
     def remove(self, job_id: str) -> None:
-        """A job leaves (if it is here); whoever stands behind it is looked at again."""
+        """A job leaves (if it is here); the job behind it is looked at again."""
         if job_id not in self.by_id:
             return
         key = self.by_id.pop(job_id).key
@@ -130,7 +130,7 @@ class Queue:
         return self._kinds.get(entry.job.gpu_type or "")
 
     def allocate(self, capacity: Free) -> list[Entry]:
-        """Serve everybody in order with ``capacity`` GPUs; returns whom that may have changed."""
+        """Serve all jobs in order with ``capacity`` GPUs; returns those that may have changed."""
         if self.entries and self.entries[0].before != capacity:
             self._stale.add(self.entries[0].key)
         changed: list[Entry] = []
@@ -143,7 +143,7 @@ class Queue:
         return Entry((finish, *job.arrival), job, self.sizes.of(job))
 
     def _allocate_from(self, index: int, capacity: Free) -> list[Entry]:
-        """Serve everybody from ``index`` on until nothing differs any more; returns whom that changed."""
+        """Serve all jobs from ``index`` on until nothing differs any more; returns those that changed."""
         changed = []
         free = self.entries[index - 1].after if index else capacity
         while index < len(self.entries) and self.entries[index].before != free:

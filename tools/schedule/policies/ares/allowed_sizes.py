@@ -93,7 +93,7 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
             "its maximum" if (job.spec.gpus.max or most + 1) <= most else "the cluster",
         ),
     ]
-    if job.spec.batch.size is not None:  # a batch that nobody stated limits nothing
+    if job.spec.batch.size is not None:  # a batch that is not stated limits nothing
         limits.append((job.spec.batch.size, "its batch"))
     return min(limits, key=lambda item: item[0])
 

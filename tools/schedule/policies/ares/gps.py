@@ -3,8 +3,8 @@
 Ares, section 3.2. ``M`` GPUs are shared equally, at every instant and without limit of divisibility, by
 the ``N(t)`` jobs active *in GPS*, which are not the jobs active in the real cluster. Virtual time grows by
 ``dV/dt = M/N(t)`` and stands still while no job (or no GPU) is there. A job of demand ``L`` that arrives
-at ``a`` gets the virtual finish time ``F = V(a) + L`` once and for ever; it leaves when ``V`` reaches ``F``,
-so jobs leave in order of ``F`` and one heap serves every event in O(log N).
+at ``a`` gets the virtual finish time ``F = V(a) + L``, which never changes. It leaves when ``V`` reaches
+``F``, so jobs leave in order of ``F`` and one heap serves every event in O(log N).
 """
 
 from __future__ import annotations

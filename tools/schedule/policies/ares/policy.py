@@ -47,8 +47,8 @@ class Ares(Policy):
     compact_s: seconds that moving a running job costs; with it, an otherwise quiet decision gathers jobs on
     fewer nodes where they end the sooner for it. Off unless given.
 
-    A change that is told late, with a time before another one already told, counts as happening at the time
-    of that one: what GPS has served stays served, so the state depends on the log alone.
+    Late changes are applied at the time of the last change already seen: what GPS has served stays served, so
+    the state depends on the log alone.
     """
 
     name: ClassVar[str] = "ares"
@@ -123,13 +123,13 @@ class Ares(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up virtual time; the queue is made anew at the next decision."""
+        """Take up virtual time; the queue is made again at the next decision."""
         self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"])
         self._finish = dict(state["jobs"])
         self._queue = None
 
     def _follow(self, snapshot: Snapshot) -> None:
-        """Advance GPS through the changes, in the order in which they were told."""
+        """Advance GPS through the changes, in the order in which they were seen."""
         gains = [change.gpus for change in snapshot.changes]
         gpus = snapshot.total_gpus - sum(gains)
         for change, gained in zip(snapshot.changes, gains, strict=True):
@@ -151,7 +151,7 @@ class Ares(Policy):
             self._finish.pop(job.id, None)
 
     def _up_to_date(self, snapshot: Snapshot) -> Queue:
-        """The queue with everybody who joined and without everybody who left."""
+        """The queue with all jobs that joined and without those that left."""
         if self._queue is None or self._queue.sizes.speeds is not snapshot.speeds:
             self._queue = self._new_queue(snapshot)
             return self._queue

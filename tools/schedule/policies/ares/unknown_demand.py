@@ -89,7 +89,7 @@ class UnknownDemand:
         return [kind for kind, part in enumerate(parts) if self._least(job, part, kind) <= part]
 
     def _teams(self, jobs: Sequence[JobState], parts: Sequence[int]) -> list[list[JobState]]:
-        """Who shares which part: whoever holds GPUs of a type stays there, the others join after them."""
+        """Which jobs share which part: those that hold GPUs of a type stay there, the others join then."""
         teams: list[list[JobState]] = [[] for _ in parts]
         joining = []
         for job in jobs:

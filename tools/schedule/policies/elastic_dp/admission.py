@@ -1,9 +1,9 @@
 """Who takes part: the trial admission of elastic-dp, one GPU type beside the other.
 
-Figure 4 of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): first whoever runs,
-then the others one by one in order of arrival; whoever fits with all before joins. Departures: each GPU type
-is a cluster of its own; a running job stays on its type, another one joins the type that it is fastest on
-among those with room.
+Figure 4 of "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020): first the jobs that
+run, then the others one by one in order of arrival; a job that fits with all before it joins. Departures:
+each GPU type is a cluster of its own; a running job stays on its type, another one joins the type that it is
+fastest on among those with room.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """Whether nobody else can join."""
+        """Whether no other job can join."""
         return not any(optimizer.left for optimizer in self.optimizers.values())
 
     def sizes(self) -> Iterator[tuple[Member, int]]:
@@ -106,7 +106,7 @@ class AdmissionControl:
     ) -> Admission:
         """Let each job join if its smallest size fits beside those of all before it.
 
-        :param strict: nobody joins after the first waiting job that does not fit.
+        :param strict: no job joins after the first waiting job that does not fit.
         """
         optimizers = {gpu_type: Optimizer(gpus, quota) for gpu_type, gpus in gpus_by_type.items()}
         found = Admission(optimizers)
@@ -150,7 +150,7 @@ class AdmissionControl:
 
 
 def _in_turn(job: JobState) -> tuple[bool, float, tuple[float, str]]:
-    """Whoever runs by first start, then the others by arrival: the order stays as it is while they run."""
+    """Jobs that run by first start, then the others by arrival: the order stays as it is while they run."""
     first_s = job.first_start_s if job.gpus else None
     return first_s is None, first_s or 0.0, job.arrival
 

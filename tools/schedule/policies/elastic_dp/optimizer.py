@@ -10,7 +10,7 @@ hold more than a quota. Departures from the paper, none of which changes the opt
   others go through the table (:mod:`table`); one look at both says how they share the rest.
 - A user with a quota is solved alone, up to the quota, and takes part in the whole as one job.
 
-Equally good: nobody gets a GPU that gains nothing; jobs without concave gains (users with a quota among
+Equally good: no job gets a GPU that gains nothing; jobs without concave gains (users with a quota among
 them, and within them) together get the fewest; among either kind, those added later get fewer.
 """
 
@@ -41,7 +41,7 @@ class Share:
         self._table.update([job for job in jobs if not job.concave], budget)
 
     def curve(self) -> Floats:
-        """[GPUs] the most that so many gain, for 0 up to the budget or where gains end."""
+        """[GPUs] the most that N gain, for N from 0 up to the budget or where gains end."""
         merged, row = self._merge.curve(self._budget), self._table.curve()
         if len(row) == 1 or len(merged) == 1:
             return max(row, merged, key=len)
@@ -151,7 +151,7 @@ class Merge:
         self._steps = np.delete(np.diff(joined), np.cumsum(extras + 1)[:-1] - 1)
 
     def curve(self, budget: int) -> Floats:
-        """[GPUs] the most that so many GPUs gain, for 0 up to ``budget`` or where gains end."""
+        """[GPUs] the most that N GPUs gain, for N from 0 up to ``budget`` or where gains end."""
         steps = self._steps
         if budget < steps.size:
             steps = -np.partition(-steps, budget)[:budget]

@@ -36,15 +36,15 @@ class ElasticDp(Policy):
 
     The scaling factor is the throughput at the best batch for a size, against one GPU at its largest local
     batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit, and the sizes
-    of whoever takes part are chosen anew, exactly (Saxena et al., 2020, section III). The smallest size of a
+    of the jobs that take part are chosen, exactly (Saxena et al., 2020, section III). The smallest size of a
     job is the one at which its smallest batch fits the GPUs. Of equally good sizes, jobs that joined later
-    get fewer GPUs. While no job holds a GPU nobody waits for the interval. Each GPU type is a cluster of its
+    get fewer GPUs. While no job holds a GPU no job waits for the interval. Each GPU type is a cluster of its
     own.
 
     interval_s: seconds between scalings, at multiples of it; 0: at every change.
     ended_part: scale earlier when such a part of the active jobs has ended; none: never.
     mode: "queue": a job that does not fit waits; "drop": it is rejected, unless it has run before.
-    strict: nobody passes a job that does not fit.
+    strict: no job passes one that does not fit.
     priority_base: a job of priority p counts this to the power of p; 1: all count the same.
     quota: GPUs of each type that the jobs of one named user may hold.
     rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
@@ -123,7 +123,7 @@ class ElasticDp(Policy):
         return self._scaling_times.dump()
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up the scaling_times; curves are made anew."""
+        """Take up the scaling times; curves are made again."""
         self._scaling_times.load(state)
 
     def _check(

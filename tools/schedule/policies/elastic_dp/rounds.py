@@ -14,8 +14,9 @@ _ENDED: Final = frozenset({"finished", "cancelled", "failed"})
 class ScalingTimes:
     """The times at which sizes may change; a change belongs to the first scaling time that is not before it.
 
-    They follow from the times of the changes, so that an object that is told the whole history at once knows
-    them as well as one that was there all along. It takes the latest changes for those that nobody answered.
+    They follow from the times of the changes, so that an object that sees the whole history at once knows
+    them as well as one that was there all along. It takes the latest changes for those that are not answered
+    yet.
     """
 
     def __init__(self, interval_s: float, ended_part: float | None) -> None:

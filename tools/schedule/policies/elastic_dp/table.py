@@ -43,7 +43,7 @@ class Table:
         self._budget = budget
 
     def curve(self) -> Floats:
-        """[GPUs] the most that so many gain, for 0 up to the budget or where gains end."""
+        """[GPUs] the most that N gain, for N from 0 up to the budget or where gains end."""
         return self._row[: self._budget + 1]
 
     def extras(self, budget: int) -> list[int]:

@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 _LEAST_S: Final = 1e-8
 """Stands for no time at all where a logarithm is taken."""
 _WORSE_ACROSS: Final = 1.1
-"""Synchronising across nodes, against inside of one, as long as nobody has measured it."""
+"""Synchronising across nodes, against inside of one, as long as it is not measured."""
 _OVERLAP_WEIGHT: Final = 1e-5
 _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""

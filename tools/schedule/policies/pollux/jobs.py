@@ -40,7 +40,7 @@ class _Known:
 
 
 class Goodputs:
-    """Goodput tables of jobs, made anew only when what they are made of has changed."""
+    """Goodput tables of jobs, made again only when what they are made of has changed."""
 
     def __init__(self, speeds: Speeds, knowledge: Knowledge, *, lone_accumulates: bool) -> None:
         self.speeds = speeds

@@ -115,7 +115,7 @@ class Pollux(Policy):
         }
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up seed, round, restarts and populations; tables are made anew."""
+        """Take up seed, round, restarts and populations; tables are made again."""
         self._seed, self._round = state["seed"], state["round"]
         self._restarts = dict(state["restarts"])
         self._populations = {kind: Population.load(each) for kind, each in state["populations"].items()}

@@ -64,7 +64,7 @@ class Population:
     found: Matrices
 
     def of(self, members: Members) -> Matrices:
-        """The same matrices for the jobs and nodes of now; whoever is new has nothing."""
+        """The same matrices for the jobs and nodes of now; a new job has nothing."""
         every = range(len(self.found))
         found = np.zeros((len(every), len(members.jobs), len(members.nodes)), dtype=np.int16)
         jobs = _common(self.jobs, [job.id for job in members.jobs])

@@ -25,7 +25,7 @@ Matrices = npt.NDArray[np.int16]
 WAITING: Final = 0.01
 """The speedup that a job without GPUs counts with."""
 _PATIENCE: Final = 15
-"""The search ends after so many generations in a row that found nothing better."""
+"""The search ends after that number of generations in a row without anything better."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def repair(problem: Problem, found: Matrices) -> Matrices:
 
 
 def _cap_sizes(problem: Problem, found: Matrices) -> None:
-    """Nobody has more than its largest size: the last nodes give."""
+    """No job exceeds its largest size; surplus GPUs are taken from its last nodes."""
     over = found.sum(axis=2) > problem.most
     if over.any():
         rows = found[over]
@@ -184,7 +184,7 @@ def _children(problem: Problem, found: Matrices, rng: np.random.Generator, count
 
 
 def _mutate(problem: Problem, found: Matrices, rng: np.random.Generator) -> None:
-    """One change to every matrix: an element is drawn anew, a job goes to one node (or nowhere), a node is
+    """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
     handed over to one job, or the idle GPUs of a node are.
     """
     kind = rng.integers(4, size=len(found))

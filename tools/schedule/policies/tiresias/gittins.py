@@ -1,4 +1,4 @@
-"""Tiresias with knowledge of durations: within a queue, whoever is likely to finish soon goes first."""
+"""Tiresias with knowledge of durations: within a queue, the job that is likely to finish soon goes first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TiresiasGittins(Tiresias):
     Tiresias (NSDI '19), section 3.3, where the distribution of service is known. Queues, thresholds and all
     else are those of ``tiresias``; but within a queue jobs go by Gittins index, largest first: the
     probability that a job finishes within the next quantum of service, over the service it is expected to
-    take of it, given what it has had. Ties go by entry into the queue. The index is worked out anew each
+    take of it, given what it has had. Ties go by entry into the queue. The index is worked out again each
     round, so jobs of one queue may take turns.
 
     The distribution is that of the jobs that finished so far, cancelled and failed ones left out, together
@@ -60,7 +60,7 @@ class TiresiasGittins(Tiresias):
         self._services = Services(self._stated)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        """Learn from who finished, then deal the GPUs out queue by queue."""
+        """Learn from the jobs that finished, then deal the GPUs out queue by queue."""
         ended = [change.job for change in snapshot.changes if change.kind == "finished" and change.job]
         services = [job.attained_service_s(snapshot.time_s) for job in ended]
         self._seen += services
@@ -80,7 +80,7 @@ class TiresiasGittins(Tiresias):
         return {"queues": super().dump_state(), "services": self._seen}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
-        """Take up what ``dump_state`` gave; indices are worked out anew."""
+        """Take up what ``dump_state`` gave; indices are worked out again."""
         super().load_state(state["queues"], jobs)
         self._seen = list(state["services"])
         self._services = Services([*self._stated, *self._seen])
@@ -96,7 +96,7 @@ class TiresiasGittins(Tiresias):
         return changed
 
     def _next_change_s(self, targets: Mapping[str, Target], now_s: float) -> float:
-        """While somebody waits, indices may change places in any round."""
+        """While a job waits, indices may change places in any round."""
         gpus = [
             member.job.gpus if (target := targets.get(member.job.id)) is None else target.gpus
             for member in self._order

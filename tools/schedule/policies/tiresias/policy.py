@@ -52,7 +52,7 @@ class Tiresias(Policy):
     knowledge of the work. ``promote_after`` r (0: never) puts a job that has waited r times as long as it
     has run back into the first queue. Models in ``skewed`` start only on as few nodes as their GPUs need.
 
-    Departure from the paper: which models are skewed is stated and not profiled. A policy made anew without
+    Departure from the paper: which models are skewed is stated and not profiled. A policy made again without
     its state knows the queue of each job from its service, and has those within one queue in order of
     arrival.
     """
@@ -125,7 +125,7 @@ class Tiresias(Policy):
     # Queues.
 
     def _keep_up(self, snapshot: Snapshot, rejected: Mapping[str, str]) -> None:
-        """Take in who came, forget who left."""
+        """Take in the jobs that came, forget those that left."""
         members, jobs = self._members, snapshot.jobs
         if not snapshot.changes and len(members) == len(jobs):
             return
