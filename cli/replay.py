@@ -28,7 +28,7 @@ from pliant.tools.replay.options import (
 
 if TYPE_CHECKING:
     from pliant.tools.replay.batch import Task
-    from pliant.tools.replay.run import Summary
+    from pliant.tools.replay.summary import Summary
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,6 @@ IN_CIRCLES = {
     "tools.schedule.oracle",
     "tools.schedule.snapshot",
     "tools.schedule.speeds",
-    "tools.replay.assumptions",
-    "tools.replay.run",
-    "tools.replay.sweep.tasks",
-    "tools.replay.sweep.origin",
 }
 """Modules that import each other; none may join them."""
 HEAVY = {

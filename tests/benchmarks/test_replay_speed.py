@@ -29,7 +29,7 @@ def test_every_figure_is_measured_and_has_its_limit(monkeypatch: pytest.MonkeyPa
     assert {name: row.limit for name, row in measured.items() if row.limit is not None} == {
         "ares_100k_jobs_cpu_s": 60,
         "ares_100k_jobs_peak_mb": 2048,
-        "fifo_1m_jobs_cpu_s": 120,
+        "fifo_1m_jobs_units": 540,
         "cost_per_event_growth": 3,
     }
     assert all(row.value is not None and row.value > 0 for row in measured.values())

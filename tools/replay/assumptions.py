@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.text.wording import counted, listed
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.options import Conditions
 from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
 
-if TYPE_CHECKING:
-    from pliant.tools.replay.inputs import Inputs
-    from pliant.tools.replay.run import Run
 
-
-def assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:
+def assumed(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> tuple[Assumption, ...]:
     """All that one replay takes for granted, each thing once however many jobs it concerns."""
     columns = inputs.profile_columns
     measured = None if columns is None else kinds_measured(columns)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
-    return (*speeds, *_progress(inputs, run), *_unused(inputs, run))
+    return (*speeds, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
 
 
-def _progress(inputs: Inputs, run: Run) -> Iterator[Assumption]:
-    """Jobs that train by samples though they name a validation run; nobody asked for a progress model."""
-    if run.conditions.progress is not None or run.conditions.compat is not None:
+def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:
+    """Jobs that train by samples though they name a validation run; no progress model was asked for."""
+    if conditions.progress is not None or conditions.compat is not None:
         return
     named = [job.convergence for job in inputs.jobs if job.convergence is not None]
     missing = [name for name in named if name not in inputs.tables]
@@ -35,12 +33,11 @@ def _progress(inputs: Inputs, run: Run) -> Iterator[Assumption]:
         yield Assumption(kind="progress", text=text)
 
 
-def _unused(inputs: Inputs, run: Run) -> Iterator[Assumption]:
+def _unused(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> Iterator[Assumption]:
     """Options that name a model which no job has."""
-    simulated = run.simulated
     costs = (simulated.start_cost, simulated.rescale_cost, simulated.resume_cost)
     named = [(cost.option, tuple(cost.by_model)) for cost in costs if cost is not None and cost.option]
-    named.append(("--noise-scale", tuple(name for name in run.conditions.noise_scale or () if name)))
+    named.append(("--noise-scale", tuple(name for name in conditions.noise_scale or () if name)))
     for option, models in named:
         missing = [model for model in models if model not in inputs.models]
         if missing:

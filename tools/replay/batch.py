@@ -17,7 +17,8 @@ from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import ReplayOptions
 from pliant.tools.replay.output import check_paths, output_paths, write
-from pliant.tools.replay.run import Run, Summary, parameters_by_policy, replay
+from pliant.tools.replay.run import Run, parameters_by_policy, replay
+from pliant.tools.replay.summary import Summary
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy
 
@@ -100,7 +101,7 @@ def replay_all(
     if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
-    assumptions = tuple(dict.fromkeys(each for task in tasks for each in assumed(inputs, task.run)))
+    assumptions = tuple(dict.fromkeys(each for task in tasks for each in _assumed(inputs, task.run)))
     if any(task.strict for task in tasks):
         refuse(assumptions)
     if heed is not None:
@@ -120,13 +121,17 @@ def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Sum
     :raises BadInputError: the task is strict and something would be assumed.
     """
     if task.strict:
-        refuse(assumed(inputs, task.run))
+        refuse(_assumed(inputs, task.run))
     with spared_by_garbage_collection():
         done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
         write(
             done.log, done.summary if task.timing is not False else done.summary.without_timing(), task.path
         )
     return done.summary
+
+
+def _assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:
+    return assumed(inputs, run.conditions, run.simulated)
 
 
 def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:

@@ -1,22 +1,31 @@
-"""Where replays go: one event file and one summary for each."""
+"""Where replays go: one event file and one summary for each.
+
+Parquet is written block by block, so that only one block of text is in memory at a time.
+"""
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.event import EVENT, EVENT_NAMES
+from pliant.schemas.formats.arrays import number_array, text_array
 from pliant.schemas.formats.files import PIPE, make_folder, write_bytes
 from pliant.schemas.formats.outputs import check_output
+from pliant.schemas.formats.version import schema_id
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.parquet import parquet_bytes
-from pliant.tools.replay.run import Summary
+from pliant.tools.replay.summary import Summary, summary_bytes, summary_path
 
 _PARQUET: Final = ".parquet"
 _FILES: Final = (_PARQUET, ".jsonl")
+_BLOCK: Final = 1 << 16
+"""Events in one block (row group)."""
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def output_paths(output: str, policies: Sequence[str]) -> list[str]:
@@ -73,21 +82,40 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
     write_bytes(summary_path(path), summary_bytes(summary))
 
 
-def summary_path(path: str) -> str:
-    """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
-    return str(Path(path).with_suffix(".summary.json"))
+def parquet_bytes(log: EventLog) -> bytes:
+    """The file of all events. Equal events give equal bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
+    words = {"job": log.jobs, "event": EVENT_NAMES, "placement": log.places}
+    known = {name: text_array(texts) for name, texts in words.items()}
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
+        for start in range(0, len(log), _BLOCK):
+            rows = range(start, min(start + _BLOCK, len(log)))
+            columns = [_column(log, field, rows, known) for field in schema]
+            writer.write_batch(pa.record_batch(columns, schema=schema), row_group_size=_BLOCK)
+    return bytes(sink.getvalue().to_pybytes())
 
 
-def read_summary(path: str) -> dict[str, Any]:
-    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Array]) -> pa.Array:
+    """The rows of a column: as text from codes, as numbers, or null where a log has no such column."""
+    import pyarrow as pa
+
+    if field.name == "detail":
+        return text_array([log.detail(row) for row in rows])
+    values = getattr(log, field.name, None)
+    if values is None:
+        return pa.nulls(len(rows), field.type)
+    numbers = _numbers(values[rows.start : rows.stop])
+    return known[field.name].take(numbers) if field.name in known else numbers
 
 
-def summary_bytes(summary: Summary) -> bytes:
-    """The summary as JSON, one field a line; what is null is left out."""
-    fields = {name: value for name, value in asdict(summary).items() if value is not None}
-    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
+def _numbers(values: array[Any]) -> pa.Array:
+    """What is not its own absolute value is null: NaN and negative numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = number_array(values)
+    return pc.if_else(pc.not_equal(pc.abs(found), found), pa.nulls(len(found), found.type), found)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import RunInfo
-from pliant.schemas.text.wording import counted
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.compat.pollux import preset, settle
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.engine import Advance, Engine
 from pliant.tools.replay.engine.failures import drawn_failures, failures_end_s, together
-from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.choice import Prepared, prepared
-from pliant.tools.replay.submissions import Submissions, measured_sizes
-from pliant.tools.replay.unfinished import Unfinished, in_words, rejections, unfinished
+from pliant.tools.replay.summary import Summary, rejections, unfinished
+from pliant.tools.schedule.demand import demand_gpu_s
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy, parse_pairs
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.submit_detail import submit_detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,49 +43,6 @@ class Run:
     """As they were stated."""
     simulated: SimulatedCluster = field(default_factory=SimulatedCluster)
     """The costs and failures that the conditions name, read from their files."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the engine counted. Times are seconds."""
-
-    policy: str
-    trace_hash: str
-    seed: int
-    jobs: int
-    finished: int
-    rejected: int
-    unfinished: tuple[Unfinished, ...]
-    """Jobs that were left when nothing could happen any more."""
-    rejections: tuple[Unfinished, ...]
-    """Jobs that the policy turned away for good."""
-    end_s: float
-    """Simulated time of the last event."""
-    events: int
-    decisions: int
-    decision_seconds: float | None
-    """Time that all decisions took on this machine; null in a summary without timing."""
-    mean_decision_seconds: float | None
-    wall_seconds: float | None
-    """Time that the engine took on this machine, reading and writing left out."""
-    assumptions: tuple[str, ...] = ()
-    """What was taken for granted because no input said it."""
-
-    def lines(self) -> list[str]:
-        """The outcome in words, jobs that are left and why included."""
-        parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
-        parts += [f"{self.rejected} rejected"] if self.rejected else []
-        spent = (
-            "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
-        )
-        parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
-        listed = [f"{self.policy}: {', '.join(parts)}"]
-        left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
-        return [*listed, *(f"{self.policy}: {words}" for words in left)]
-
-    def without_timing(self) -> Summary:
-        """The part that is the same on every machine."""
-        return replace(self, decision_seconds=None, mean_decision_seconds=None, wall_seconds=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +133,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=wall_s,
-        assumptions=tuple(assumption.text for assumption in assumed(inputs, run)),
+        assumptions=tuple(assumption.text for assumption in assumed(inputs, run.conditions, run.simulated)),
     )
 
 
@@ -203,7 +163,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
         interference=simulated.interference,
         interval_s=trained.interval_s,
         bounds=policy.bounds,
-        assumptions=assumed(inputs, run),
+        assumptions=assumed(inputs, run.conditions, run.simulated),
         counters=counters,
     )
     return info.model_dump_json(by_alias=True, exclude_defaults=True)
@@ -223,3 +183,47 @@ def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[
             raise UsageError(f'--param "{key}={value}": "{name}" is not among the policies of this replay')
         found[name if dot else policies[0]][rest] = value
     return found
+
+
+class Submissions:
+    """Describes the jobs of one trace. The text is made when it is written and not kept."""
+
+    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, frozenset[int]]) -> None:
+        self._speeds = speeds
+        self._measured_sizes = measured_sizes
+        self._cluster_gpus = sum(speeds.gpu_types.values())
+        self._curves: dict[tuple[object, ...], str] = {}
+
+    def describe(self, job: JobState) -> Detail:
+        """The detail of the job's ``submit`` event."""
+        return partial(self._text, job)
+
+    def _text(self, job: JobState) -> str:
+        spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+        work = f',"samples":{compact_json(job.total_samples)}' if job.total_samples else ""
+        if demand := demand_gpu_s(job, self._speeds):
+            work += f',"demand_gpu_s":{compact_json(demand)}'
+        return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
+
+    def _curve(self, job: JobState) -> str:
+        spec = job.spec
+        key = (
+            spec.model,
+            job.reference_batch,
+            spec.batch.size is None,
+            spec.batch.per_gpu_max,
+            spec.gpus.requested,
+            spec.max_gpus(self._cluster_gpus),
+        )
+        if key not in self._curves:
+            sizes = self._measured_sizes.get(spec.model, frozenset())
+            self._curves[key] = compact_json(submit_detail(job, self._speeds, sizes)["curve"])
+        return self._curves[key]
+
+
+def measured_sizes(rows: Iterable[ProfileRow]) -> dict[str, frozenset[int]]:
+    """GPU counts that a profile measured training at, by model."""
+    found: dict[str, set[int]] = {}
+    for model, gpus in {(row.model, row.gpus) for row in rows if row.kind == "train"}:
+        found.setdefault(model, set()).add(gpus)
+    return {model: frozenset(sizes) for model, sizes in found.items()}

@@ -17,7 +17,7 @@ from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Replayed, Run, replay
-from pliant.tools.replay.unfinished import Unfinished, in_words
+from pliant.tools.replay.summary import Unfinished, in_words
 from pliant.tools.report.report import read_report
 from tests.builders import cluster, job
 from tests.tools.replay.any_world import EVENT_DRIVEN, PARAMETERS, ROUNDS

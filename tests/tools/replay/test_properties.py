@@ -19,7 +19,7 @@ from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.parquet import parquet_bytes
+from pliant.tools.replay.output import parquet_bytes
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState

@@ -13,7 +13,7 @@ from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.submissions import Submissions
+from pliant.tools.replay.run import Submissions
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.session.session import Session

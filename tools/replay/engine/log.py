@@ -23,7 +23,7 @@ _CODES: Final = {name: code for code, name in enumerate(EVENT_NAMES)}
 class EventLog:
     """Events in the order in which they happened, and the ``event`` file that they make.
 
-    Equal events give equal bytes. The columns are public for :mod:`pliant.tools.replay.parquet` alone.
+    Equal events give equal bytes. The columns are public for :mod:`pliant.tools.replay.output` alone.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,6 @@ from pliant.schemas.formats.record import Record
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.schedule.policy_source import pliant_digest, policy_digest
 from pliant.tools.schedule.registry import policy_class
-
-if TYPE_CHECKING:
-    from pliant.tools.replay.sweep.tasks import SweepTask
 
 _KIND: Final = "origin"
 _INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures")
@@ -51,17 +48,18 @@ class Digests:
         self.policy: Callable[[str], str] = cache(lambda name: policy_digest(policy_class(name)))
 
 
-def made_from(task: SweepTask, digests: Digests | None = None) -> dict[str, str]:
+def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[str, str]:
     """Digest of each thing that a task's outcome depends on now, by its name in messages.
 
     File names do not matter, their bytes do.
+
+    :param task: its fields, but for its name.
     """
-    digests = digests or Digests()
-    fields = task.model_dump(mode="json", exclude={"name", "made_from"})
+    digests, fields = digests or Digests(), dict(task)
     costs = [name for name in _COSTS if is_event_file(fields[name] or "")]
     files = {name: fields.pop(name) for name in (*_INPUTS, *costs)}
     found = {name: digests.file(path) for name, path in files.items() if path is not None}
-    code = digests.policy(task.policy)
+    code = digests.policy(fields["policy"])
     if code:
         found["policy"] = code
     settings = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -44,6 +44,10 @@ class SweepTask(Record, ReplayOptions):  # type: ignore[misc]  # pydantic freeze
     policy: str
     parameters: dict[str, Value] = Field(default_factory=dict)
 
+    def origin(self, digests: Digests | None = None) -> dict[str, str]:
+        """What its files would be made from now."""
+        return made_from(self.model_dump(mode="json", exclude={"name", "made_from"}), digests)
+
     def sources(self) -> Sources:
         """Its inputs."""
         return Sources(self.jobs, self.cluster, self.profile, self.jobs_limit, self.convergence)
@@ -86,7 +90,7 @@ def sweep_tasks(recipe: SweepRecipe, folder: Path) -> list[SweepTask]:
                     raise BadInputError(f'two replays of this sweep would be called "{task.name}"')
                 tasks[task.name] = task
     digests = Digests()
-    return [task.model_copy(update={"made_from": made_from(task, digests)}) for task in tasks.values()]
+    return [task.model_copy(update={"made_from": task.origin(digests)}) for task in tasks.values()]
 
 
 def write_table(tasks: list[SweepTask], folder: Path) -> Path:
@@ -133,7 +137,7 @@ def task_of(folder: Path, number: int, table: str | None = None) -> SweepTask:
     if number >= len(tasks):
         raise UsageError(f"--task {number}: {path} has {counted(len(tasks), 'task')}, counted from 0")
     task = tasks[number]
-    changed = differences(task.made_from, made_from(task))
+    changed = differences(task.made_from, task.origin())
     if changed:
         text = f"{task.name}: {', '.join(changed)} changed after this table was written: submit again"
         raise BadInputError.one(str(path), text, line=number + 2)

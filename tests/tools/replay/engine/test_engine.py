@@ -7,7 +7,7 @@ from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.replay.unfinished import unfinished
+from pliant.tools.replay.summary import unfinished
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo

@@ -4,9 +4,9 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.formats.events import parse_events
-from pliant.tools.replay import parquet
+from pliant.tools.replay import output
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.parquet import parquet_bytes
+from pliant.tools.replay.output import parquet_bytes
 
 PLACE = (("n0", 2), ("n1", 1))
 
@@ -36,7 +36,7 @@ def test_a_log_says_the_same_in_memory_in_json_lines_and_in_parquet() -> None:
 
 
 def test_a_file_of_many_blocks_is_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_BLOCK", 3)
+    monkeypatch.setattr(output, "_BLOCK", 3)
     assert parse_events(parquet_bytes(small_log()), "parquet") == EVENTS
 
 

@@ -1,14 +1,15 @@
-"""Why a job is left when nothing can happen any more, or was rejected."""
+"""What came of a replay: counts, times, and why jobs are left; also as the file beside the events."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
 from pliant.schemas.event import EVENT_NAMES
-from pliant.schemas.text.wording import in_gpus
+from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.idle_limit import why_left
@@ -27,6 +28,49 @@ class Unfinished:
 
     job: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the engine counted. Times are seconds."""
+
+    policy: str
+    trace_hash: str
+    seed: int
+    jobs: int
+    finished: int
+    rejected: int
+    unfinished: tuple[Unfinished, ...]
+    """Jobs that were left when nothing could happen any more."""
+    rejections: tuple[Unfinished, ...]
+    """Jobs that the policy turned away for good."""
+    end_s: float
+    """Simulated time of the last event."""
+    events: int
+    decisions: int
+    decision_seconds: float | None
+    """Time that all decisions took on this machine; null in a summary without timing."""
+    mean_decision_seconds: float | None
+    wall_seconds: float | None
+    """Time that the engine took on this machine, reading and writing left out."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted because no input said it."""
+
+    def lines(self) -> list[str]:
+        """The outcome in words, jobs that are left and why included."""
+        parts = [f"{self.finished} of {counted(self.jobs, 'job')} finished"]
+        parts += [f"{self.rejected} rejected"] if self.rejected else []
+        spent = (
+            "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
+        )
+        parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
+        listed = [f"{self.policy}: {', '.join(parts)}"]
+        left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
+        return [*listed, *(f"{self.policy}: {words}" for words in left)]
+
+    def without_timing(self) -> Summary:
+        """The part that is the same on every machine."""
+        return replace(self, decision_seconds=None, mean_decision_seconds=None, wall_seconds=None)
 
 
 def unfinished(session: Session, *, stands_still: bool = False) -> list[Unfinished]:
@@ -76,3 +120,23 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"
     return why_left(session.policy.name, job)
+
+
+def summary_path(path: str) -> str:
+    """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
+    return str(Path(path).with_suffix(".summary.json"))
+
+
+def read_summary(path: str) -> dict[str, Any]:
+    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def summary_bytes(summary: Summary) -> bytes:
+    """The summary as JSON, one field a line; what is null is left out."""
+    fields = {name: value for name, value in asdict(summary).items() if value is not None}
+    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
