@@ -42,7 +42,7 @@ class Instance:
     gpus: int
     quota: int | None
     curves: Sequence[Floats]
-    """By job; [GPUs] what so many are worth, -inf where infeasible."""
+    """By job; [GPUs] what each number of GPUs is worth, -inf where infeasible."""
     users: Sequence[str]
 
 
@@ -167,7 +167,7 @@ def _least_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def _adding_s(curves: Sequence[Floats], gpus: int, repeats: int) -> float:
-    """CPU seconds to add the last job to the others, solved before, and to find all sizes anew."""
+    """CPU seconds to add the last job to the others, solved before, and to find all sizes again."""
     taken = []
     for _ in range(repeats):
         optimizer, gains = solved(curves[:-1], gpus), Gains.of(curves[-1])

@@ -1,4 +1,4 @@
-"""Figures of an experiment beside the published ones, replayed anew."""
+"""Figures of an experiment beside the published ones, replayed again."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The synthetic load is Poisson at 0.85 of the GPUs on nodes of 8: sizes of 1 to 8 GPUs, lognormal GPU time
 with a mean of 2.7 h, 640 jobs an hour on 2048 GPUs. ``cost_per_event_growth`` is the CPU time of the engine
 per event with 100,000 jobs over that with 1,000, both on 64 GPUs in steady state. ``calibration_s`` is the
-CPU time of a fixed loop, the unit that replays of other simulators are told in.
+CPU time of a fixed loop, the unit in which replays of other simulators are measured.
 
 The figures of ``w6`` replay the Pollux artifact's workload-6 as its simulator does (``--compat pollux``); its
 data are looked for in PLIANT_DATA. ``engine``: from inputs in memory to events in memory; ``process``: all.

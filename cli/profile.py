@@ -74,7 +74,7 @@ def profile(
         ),
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Time all-reduces anew though a file keeps them.")
+        bool, typer.Option("--refresh", help="Time all-reduces again although a file keeps them.")
     ] = False,
     costs: Annotated[
         bool,
@@ -92,7 +92,7 @@ def profile(
         ),
     ] = None,
     append: Annotated[
-        str | None, typer.Option(help="Keep the rows of this profile that are not measured anew.")
+        str | None, typer.Option(help="Keep the rows of this profile that are not measured again.")
     ] = None,
     imported: Annotated[
         str | None,
@@ -269,10 +269,10 @@ def _measured(
 
     nodes = read_cluster(cluster) if cluster else None
     known = keeper.known(nodes) if options.allreduce else ()
-    with progress("profile", "points") as told:
+    with progress("profile", "points") as show:
 
         def advance(done: int, total: int | None) -> None:
-            told(done, total)
+            show(done, total)
             if into_pipe and is_pipe_without_reader(sys.stdout):
                 raise BrokenPipeError
 

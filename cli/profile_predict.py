@@ -1,4 +1,4 @@
-"""``pliant profile --predict``: how long jobs take, told from a profile."""
+"""``pliant profile --predict``: how long jobs take, predicted from a profile."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def report(
         typer.Option(
             "--completed-at",
             metavar="HOURS,…",
-            help="Count the jobs finished so many hours after the first submission.",
+            help="Count the jobs that finished within these hours of the first submission.",
         ),
     ] = None,
     expect: Annotated[

@@ -202,12 +202,12 @@ class Job(Record):
     @model_validator(mode="after")
     def _can_be_passed_on(self) -> Self:
         """The system limits what a process is started with; it counts bytes, and so does this."""
-        told = {
+        found = {
             "command": self.command or (),
             "env": [f"{name}={value}" for name, value in self.env.items()],
             "workdir": [self.workdir or ""],
         }
-        for field, texts in told.items():
+        for field, texts in found.items():
             sizes = [len(text.encode()) for text in texts]
             if sum(sizes) > MOST_TEXT or max(sizes, default=0) > LONGEST_TEXT:
                 text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"

@@ -46,7 +46,7 @@ _KEYS: Final = {
 def validate_file(path: str | Path, kind: str | None = None) -> str:
     """Read a file as its kind and say what it holds: ``jobs.jsonl: job, 3 records``.
 
-    :param kind: one of the seven kinds. Default: told from the content, then from the file's name.
+    :param kind: one of the seven kinds. Default: found from the content, then from the file's name.
     :raises BadInputError: with every problem of the file.
     :raises UsageError: there is no such kind.
     """

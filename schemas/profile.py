@@ -75,7 +75,7 @@ class ProfileRow:
     relaunch_seconds: Annotated[
         float | None,
         About(
-            "from a checkpoint over its workers' leaving and launching new ones to the end of their first step; null: not measured",
+            "from a checkpoint, through the exit of the workers and the launch of new ones, to the end of their first step; null: not measured",
             least=0,
             added=True,
         ),
@@ -83,7 +83,7 @@ class ProfileRow:
     rescale_seconds: Annotated[
         float | None,
         About(
-            "what those that train lose when workers come or go while they do and they are so many afterwards; null: not measured",
+            "time without training when workers join or leave a job in place, by the number of workers afterwards; null: not measured",
             least=0,
             added=True,
         ),

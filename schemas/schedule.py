@@ -71,7 +71,7 @@ class Allocation(Record):
 
 
 def _batch_problem(batch: BatchPlan, gpus: int) -> tuple[str, str] | None:
-    """Why the shares of so many workers do not add up to the global batch, at its pointer."""
+    """Why the shares of the workers do not add up to the global batch, at its pointer."""
     if batch.global_ < gpus or not gpus:
         return "/batch/global", f"is {batch.global_:,} for {in_gpus(gpus)}, expected a sample for each"
     share = -(-batch.global_ // gpus)

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--page", action="store_true", help="write the page anew from the committed results")
+    parser.add_argument("--page", action="store_true", help="write the page again from the committed results")
     wanted = parser.parse_args(arguments)
     try:
         for name in wanted.names or names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 LONGEST: Final = 18
-"""Digits of the longest number: each number of so many fits 64 bits."""
+"""Digits of the longest number: each number of 18 digits fits 64 bits."""
 TOO_MANY: Final = "a number has too many digits"
 """What messages say of a number that Python does not convert."""
 

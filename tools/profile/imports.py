@@ -22,7 +22,7 @@ _EXPECTED: Final = {"int64": "a whole number", "float64": "a number", "bool": "t
 
 
 def import_rows(path: str | Path) -> tuple[ProfileRow, ...]:
-    """All rows of a CSV or Parquet file (told apart by content), marked as imported, in order of their keys.
+    """All rows of a CSV or Parquet file (by its content), marked as imported, in order of their keys.
 
     Columns that may be null may be left out.
 

@@ -1,7 +1,7 @@
-"""How long a job takes on so many GPUs at some batch, and where each number comes from.
+"""How long a job takes on some GPUs at some batch, and where each number comes from.
 
 The use that "Effective Elastic Scaling of Deep Learning Workloads" (Saxena et al., 2020, section V-A) makes
-of its scalability analyzer: somebody who has a deadline drops the batches that do not meet it. The scaling
+of its scalability analyzer: a user with a deadline drops the batches that do not meet it. The scaling
 factor is the paper's (section III-C): T(b, k) / T(b_max, 1), b_max being the largest batch that the job may
 be given on one GPU.
 """
@@ -176,7 +176,7 @@ class HoldOut:
 def holdout_errors(profile: Profile) -> list[HoldOut]:
     """The model's error on each measured row of several GPUs, left out one at a time.
 
-    With a row all others are left out that measure the same. Rows of which nothing can be told without them
+    With a row all others are left out that measure the same. Rows that cannot be predicted without them
     (the only one beyond one GPU) are not in the list.
     """
     found = []

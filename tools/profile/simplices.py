@@ -160,7 +160,7 @@ class Simplices:
     def _lifted(self) -> Lifted:
         digest = self._digest()
         if self._kept.startswith(digest):
-            with suppress(ValueError, zlib.error, struct.error):  # a damaged text: find it anew
+            with suppress(ValueError, zlib.error, struct.error):  # a damaged text: find it again
                 return Lifted.from_text(self._kept[len(digest) :])
         return Lifted.of(self._points)
 

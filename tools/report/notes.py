@@ -33,9 +33,9 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     """Sentences about one run that its figures do not say."""
     found = [assumption.text for assumption in run.info.assumptions]
     open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
-    told = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
-    if told:
-        found.append(f"{told} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
+    left_out = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
+    if left_out:
+        found.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
     unknown = len(run.with_outcome("finished")) - len(fair.ftf)
     if unknown:
         verb = "has" if unknown == 1 else "have"

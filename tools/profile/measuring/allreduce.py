@@ -1,4 +1,4 @@
-"""Inside the workers: time all-reduces of so many weights. Started by torchrun as a module.
+"""Inside the workers: time all-reduces by their number of weights. Started by torchrun as a module.
 
 One float32 a weight and the sum over the workers, as DistributedDataParallel does it for gradients; NCCL on
 GPUs, gloo on CPU slots.

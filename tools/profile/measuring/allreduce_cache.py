@@ -86,5 +86,5 @@ def cluster_label(cluster: Cluster | None) -> str:
 
 
 def _nodes(names: Sequence[str], gpus: int, gpu_type: str) -> str:
-    told = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, each"
-    return f"{told} {gpus} × {gpu_type}"
+    shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, each"
+    return f"{shown} {gpus} × {gpu_type}"

@@ -82,7 +82,7 @@ class Outcome(Record):
     first_step_s: NonNegativeFloat | None = None
     """When the first step was through, UTC seconds."""
     left_s: NonNegativeFloat | None = None
-    """When the workers were told to leave, UTC seconds."""
+    """When the workers were asked to leave, UTC seconds."""
     checkpoint_s: NonNegativeFloat | None = None
     """Seconds to save a checkpoint and to load it; null: not asked for."""
     rehearsing: bool = False

@@ -16,8 +16,8 @@ the last of an optimizer step. The sweep sets ``model.require_backward_grad_sync
 timed without synchronisation, boundary or not.
 
 When everything is measured the sweep destroys the process group and raises ``SystemExit(0)`` out of the
-script's loop. While a sweep is served the library must not catch exceptions of the script: running out of
-memory is told from other crashes by ``sys.excepthook``, and the launcher starts again below that batch.
+script's loop. While a sweep is served the library must not catch exceptions of the script:
+``sys.excepthook`` finds out whether it ran out of memory; the launcher then starts again below that batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pliant.tools.profile.measuring.search import PointSearch
 Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
 Marks = tuple[object, object]
 MOST = 20
-"""At most so many times the ordered number of steps are measured where steps are short."""
+"""Short steps are measured at most this many times as often as requested."""
 
 
 def request_from_env() -> MeasurementRequest | None:
@@ -201,7 +201,7 @@ class Recorder:
     def begin(self, point: Point) -> None:
         """A point is under way.
 
-        :raises SystemExit: nobody waits for it any more, the launcher was killed.
+        :raises SystemExit: the launcher was killed, so no process waits for the result.
         """
         if self._launcher_pid is not None and not psutil.pid_exists(self._launcher_pid):
             raise SystemExit("the measurement was given up: who started it is gone")

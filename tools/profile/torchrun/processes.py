@@ -34,7 +34,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 def strays(env: tuple[str, str]) -> Iterator[psutil.Process]:
     """Processes of this user that carry a variable with that value, wherever they hang in the tree.
 
-    A worker whose parent was killed belongs to nobody; its environment still says whose it is.
+    A worker whose parent was killed has no parent of ours; its environment still says whose it is.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _WIDE_JCT: Final = 30
 _WIDE_FTF: Final = 3
-"""A logarithmic axis where the largest value is more than so many times the median."""
+"""The axis is logarithmic where the largest value is more than this many times the median."""
 _NAMES: Final = {"fair-share": "fluid fair share", "gps": "linear GPS", "isolated": "isolated jobs"}
 
 
@@ -69,8 +69,8 @@ def _draw(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
 
 def _name(each: RunReport, shown: int) -> str:
     missing = len(each.run.jobs) - shown
-    told = [kind(each.run), *(["oracle"] if each.run.info.oracle else [])]
-    return f"{each.label} ({', '.join([*told, *([f'{missing} jobs missing'] if missing else [])])})"
+    facts = [kind(each.run), *(["oracle"] if each.run.info.oracle else [])]
+    return f"{each.label} ({', '.join([*facts, *([f'{missing} jobs missing'] if missing else [])])})"
 
 
 def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:

@@ -120,7 +120,7 @@ def plain_log(plot: Axes, lowest: float, highest: float) -> None:
 
 
 def whole_numbers(plot: Axes, most: int = 8) -> None:
-    """Ticks of the y axis at ``most`` + 1 whole numbers: nobody holds half a GPU."""
+    """Ticks of the y axis at ``most`` + 1 whole numbers: no job holds half a GPU."""
     from matplotlib.ticker import MaxNLocator
 
     plot.yaxis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 4, 8, 10]))

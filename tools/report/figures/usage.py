@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS: Final = 1500
-"""More steps than this are averaged over equal intervals: more cannot be told apart on a page."""
+"""More steps than this are averaged over equal intervals: more cannot be distinguished on a page."""
 
 
 def gpu_use(report: Report) -> Figure | None:

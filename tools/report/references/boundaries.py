@@ -12,7 +12,7 @@ Boundary = tuple[float, list[ReferenceJob], int, float]
 
 
 def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> Iterator[Boundary]:
-    """(time, jobs that arrive then, GPUs from then on, next such time) in order; the last goes on for ever.
+    """(time, jobs that arrive then, GPUs from then on, next such time) in order; the last has no end.
 
     ``jobs`` come in order of arrival; the first entry of ``capacity`` holds from the beginning.
     """

@@ -76,5 +76,5 @@ def _between(gpus: float, low_s: float, high_s: float) -> float:
 
 
 def _best_rate(curve: tuple[Point, ...], gpus: int) -> float:
-    """The largest rate at up to so many GPUs."""
+    """The largest rate at up to N GPUs."""
     return max(rate_at(curve, gpus), *(rate for size, rate in curve if size <= gpus), 0.0)
