@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE_S: Final = 2.0
+SILENCE_S: Final = 2.0
 """How long a pipe may be silent before we say that we wait for it."""
 
 REJECTED_SHOWN: Final = 20
@@ -186,5 +186,5 @@ def _say_what_is_awaited(descriptor: int) -> None:
     """Explain the silence where nothing comes out of a pipe for a while."""
     import select
 
-    if not select.select([descriptor], [], [], PATIENCE_S)[0]:
+    if not select.select([descriptor], [], [], SILENCE_S)[0]:
         note("waiting for a profile on stdin; give < /dev/null for none")

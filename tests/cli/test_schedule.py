@@ -184,7 +184,7 @@ def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytes
         if len(said) == 1:
             os.close(writer)  # only now the pipe ends: without the word this test would hang
 
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "SILENCE_S", 0.0)
     monkeypatch.setattr(module, "note", note)
     stdin(reader)
     assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")

@@ -123,7 +123,7 @@ class History:
     origin_s: float
     """What the schedules of that run have their clock behind that of the log, by its last decision."""
     since: Callable[[Basis], tuple[SavedSession | None, Iterable[Event]]]
-    """A session that was kept, if there is one under this basis, and the events after it; else all."""
+    """A saved session, if there is one under this basis, and the events after it; else all."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """Samples per second of jobs that run, as their workers measured last."""
 
@@ -178,7 +178,7 @@ def session_from_history(
     if cluster is None:
         raise BadInputError.one(source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)
-    kept, events = history.since(Basis.of(cluster, profile))
+    saved, events = history.since(Basis.of(cluster, profile))
     found = session_from_events(
         events,
         policy,
@@ -188,7 +188,7 @@ def session_from_history(
         now_s=now_s,
         seed=question.seed,
         source=source,
-        kept=kept,
+        saved=saved,
     )
     return found, profile
 

@@ -27,9 +27,9 @@ COLUMNS: Final = (
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
-    told = session.explain(time_s)
+    found = session.explain(time_s)
     return plain_explanations(session) | {
-        job_id: why for job_id, why in told.items() if job_id in session.jobs
+        job_id: why for job_id, why in found.items() if job_id in session.jobs
     }
 
 

@@ -50,17 +50,17 @@ def session_from_events(
     now_s: float | None = None,
     seed: int = 0,
     source: str = "events",
-    kept: SavedSession | None = None,
+    saved: SavedSession | None = None,
 ) -> Session:
     """The session that the events tell of, up to ``now_s``, ready for its next decision.
 
     With ``policy_state`` the policy carries on from there and sees only what came after; without, or where
     that state does not fit, it sees the whole history.
 
-    :param kept: what came before the events, on the same cluster and with the same throughput.
+    :param saved: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
-    fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, kept)
+    fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, saved)
     for event in events:
         if now_s is None or event.time <= now_s:
             fold.add(event)
@@ -73,17 +73,17 @@ class SessionFold:
     """Applies the events of a log to a session, one after the other.
 
     :param session: one without jobs.
-    :param kept: where it begins, instead of the log's beginning.
+    :param saved: where it begins, instead of the log's beginning.
     """
 
-    def __init__(self, session: Session, source: str, kept: SavedSession | None = None) -> None:
+    def __init__(self, session: Session, source: str, saved: SavedSession | None = None) -> None:
         self._session = session
         self._source = source
         self._together: list[Event] = []
         self._events = 0
-        if kept is not None:
-            self._together = take_up(session, kept)
-            self._events = kept.facts.events
+        if saved is not None:
+            self._together = take_up(session, saved)
+            self._events = saved.facts.events
 
     def add(self, event: Event) -> None:
         """The next event. Changes of GPUs at one time are one decision: they are applied together.
@@ -107,7 +107,7 @@ class SessionFold:
         return self._session
 
     def keep(self, basis: Basis) -> tuple[SessionFacts, dict[str, bytes]]:
-        """What is to be kept of it, and the states of its jobs; more events may follow."""
+        """What is to be saved of it, and the states of its jobs; more events may follow."""
         return facts_of(self._session, basis, self._together, self._events), states_of(self._session)
 
     def _tell(self) -> None:

@@ -186,7 +186,7 @@ class Prepared:
             found.policy_state,
             seed=found.policy.seed,
             source=source,
-            kept=kept,
+            saved=kept,
         )
         check_demand([job.spec for job in session.jobs.values()], policy, source)
         return session

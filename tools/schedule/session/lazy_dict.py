@@ -1,4 +1,4 @@
-"""A dictionary whose values may be kept as bytes, from which they are made when asked for."""
+"""A dictionary whose values may be raw as bytes, from which they are made when asked for."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
 
 def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:
     """The bytes of one value: as they lie there, else encoded."""
-    kept = values.raw(name) if isinstance(values, LazyDict) else None
-    return encode(values[name]) if kept is None else kept
+    raw = values.raw(name) if isinstance(values, LazyDict) else None
+    return encode(values[name]) if raw is None else raw

@@ -53,14 +53,14 @@ class RuleBook:
             if not isinstance(reason, str):
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
 
-    def check_explained(self, told: object) -> None:
+    def check_explained(self, found: object) -> None:
         """Refuse explanations that are none.
 
         :raises PolicyError: for the first thing found.
         """
-        if not isinstance(told, Mapping):
-            raise self._error(f"returned {_brief(told)} from explain, expected explanations by job")
-        for job_id, why in told.items():
+        if not isinstance(found, Mapping):
+            raise self._error(f"returned {_brief(found)} from explain, expected explanations by job")
+        for job_id, why in found.items():
             if not isinstance(why, Explanation):
                 raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 

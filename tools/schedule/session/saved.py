@@ -110,8 +110,8 @@ class SavedSession:
     @property
     def until_s(self) -> float:
         """The time of its last event, on the session's clock."""
-        told_s: float = self.facts.session["now_s"]
-        return max([told_s, *(float(event["time"]) for event in self.facts.together)])
+        seen_s: float = self.facts.session["now_s"]
+        return max([seen_s, *(float(event["time"]) for event in self.facts.together)])
 
     def state_of(self, job_id: str, raw: bytes) -> JobState:
         """The state of a job."""
@@ -142,12 +142,12 @@ class _SavedState(JobState):
 
 def encode_state(state: JobState) -> bytes:
     """The state of a job without its specification: what differs from that of one that has just arrived."""
-    told = {
+    values = {
         name: _plain(value)
         for name in _JOB
         if (value := getattr(state, name)) != _ARRIVED[name] or name in _ALWAYS
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(values, separators=(",", ":")).encode()
 
 
 def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: int) -> SessionFacts:
@@ -175,17 +175,17 @@ def states_of(session: Session) -> dict[str, bytes]:
     return active | {job_id: raw_of(session.ended, job_id, encode_state) for job_id in session.ended}
 
 
-def take_up(session: Session, kept: SavedSession) -> list[Event]:
+def take_up(session: Session, saved: SavedSession) -> list[Event]:
     """Bring a session without jobs to where another one was; returns the events yet to be applied."""
-    facts = kept.facts
+    facts = saved.facts
     for name, values in facts.nodes.items():
         for slot, value in values.items():
             setattr(session.free.node(name), slot, _shaped(value))
     session.free = FreeGpus(session.nodes)
     vars(session).update({name: _shaped(value) for name, value in facts.session.items()})
     vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
-    session.jobs = {job_id: kept.state_of(job_id, kept.jobs[job_id]) for job_id in facts.active}
-    session.ended = LazyDict({job_id: kept.jobs[job_id] for job_id in facts.ended}, kept.state_of)
+    session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
+    session.ended = LazyDict({job_id: saved.jobs[job_id] for job_id in facts.ended}, saved.state_of)
     for state in session.jobs.values():
         session.free.take(state.placement)
     session.past = Past(facts.changes, session)

@@ -113,12 +113,12 @@ class Session(ClusterState):
         """
         seen = self.snapshot(self._at(time_s))
         try:
-            told = self.policy.explain(seen)
+            found = self.policy.explain(seen)
         except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
-        self._rules.check_explained(told)
-        return told
+        self._rules.check_explained(found)
+        return found
 
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""

@@ -97,7 +97,7 @@ def test_a_snapshot_at_any_cut_and_the_rest_fold_to_what_all_events_fold_to(
     kept, rest = view.history(BASIS)
     assert kept is not None
     whole = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
-    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), kept=kept)
+    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), saved=kept)
     assert seen_by_policies(again) == seen_by_policies(whole)
 
 
@@ -196,7 +196,7 @@ def test_a_session_on_a_clock_of_its_own_is_kept_on_that_clock(tmp_path: Path) -
     assert kept is not None
     shifted = on_clock(events, basis.origin_s)
     whole = session_from_events(shifted, make_policy("fifo"), NODES, CurveThroughput())
-    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), kept=kept)
+    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), saved=kept)
     assert seen_by_policies(again) == seen_by_policies(whole)
     assert view.history(BASIS)[0] is None
 
