@@ -6,6 +6,9 @@ is plain processor time by the library's, over all threads and processes of both
 loop does counts, checkpoints and the ends of epochs included, up to the save at its end; starting up and the
 first epoch do not. Beside it stands the median over epochs, which a checkpoint hardly moves.
 
+The library reads datasets of tensors a batch at a time, which PyTorch's loader does not. So a third figure,
+without a limit, is that of the small model on samples that both read one by one.
+
 The plain steps come between epochs because there the library takes no time for that of a step: steps that
 seem long would have votes more often.
 """
@@ -21,10 +24,11 @@ from benchmarks.site import running
 from pliant.tools.run.service.executor import Executor
 
 LIMIT: Final = 0.95
+LIMITED: Final = ("mlp", "transformer")
 WORKERS: Final = 2
-BATCH: Final = {"mlp": 256, "transformer": 16}
-SAMPLES: Final = {"mlp": 51_200, "transformer": 80}
-EPOCHS: Final = {"mlp": 21, "transformer": 17}
+BATCH: Final = {"mlp": 256, "mlp_by_sample": 256, "transformer": 16}
+SAMPLES: Final = {"mlp": 51_200, "mlp_by_sample": 51_200, "transformer": 80}
+EPOCHS: Final = {"mlp": 21, "mlp_by_sample": 21, "transformer": 17}
 
 SCRIPT: Final = """
 import itertools, json, resource, sys
@@ -56,10 +60,15 @@ def make():
     return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+class BySample(TensorDataset):
+    pass  # might give other samples, so the library asks it for each one
+
+
 def samples():
     if NAME == "transformer":
         return TensorDataset(*torch.randint(4096, (2, SAMPLES, 32)))
-    return TensorDataset(torch.randn(SAMPLES, 64), torch.randint(10, (SAMPLES,)))
+    kind = BySample if NAME == "mlp_by_sample" else TensorDataset
+    return kind(torch.randn(SAMPLES, 64), torch.randint(10, (SAMPLES,)))
 
 
 def train(model, optimizer, x, y):
@@ -119,7 +128,13 @@ def figures() -> list[Figure]:
     for name in BATCH:
         overall, median = cpu_ratios(name)
         found += [
-            Figure(f"library_cpu_ratio_{name}", overall, "ratio", LIMIT, at_least=True),
+            Figure(
+                f"library_cpu_ratio_{name}",
+                overall,
+                "ratio",
+                LIMIT if name in LIMITED else None,
+                at_least=True,
+            ),
             Figure(f"library_cpu_ratio_{name}_median", median, "ratio"),
         ]
     return found

@@ -14,7 +14,7 @@ from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch, epoch_order, micro_batches
@@ -49,11 +49,14 @@ class DataSource:
         """
         leaving = multiprocessing.Event()
         atexit.register(leaving.set)
+        dataset, collate_fn = self.dataset, self.collate_fn
+        if collate_fn is None and (at_once := read_at_once(dataset)) is not None:
+            dataset, collate_fn = at_once, list
         return DataLoader(
-            self.dataset,
+            dataset,
             batch_sampler=indices,
             num_workers=self.num_workers,
-            collate_fn=self.collate_fn,
+            collate_fn=collate_fn,
             pin_memory=self.device.type == "cuda",
             persistent_workers=self.num_workers > 0,
             worker_init_fn=partial(_obey, leaving),
@@ -65,6 +68,34 @@ class DataSource:
         if self.device.type == "cpu":
             return iter(batches)
         return (to_device(batch, self.device) for batch in batches)
+
+
+def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
+    """A dataset of tensors, or a part of one, that reads a batch by one look into each tensor.
+
+    The batches are those that PyTorch makes of single samples, in a fraction of the time. None: samples are
+    to be read one by one.
+    """
+    if type(dataset) is Subset and (inner := read_at_once(dataset.dataset)) is not None:
+        return Subset(inner, dataset.indices)
+    if type(dataset) is TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
+        return _TensorsAtOnce(dataset.tensors)
+    return None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether looking up rows gives what stacking them would: the same values in the same layout."""
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_contiguous()
+
+
+class _TensorsAtOnce(Dataset[list[torch.Tensor]]):
+    """Whole batches of a dataset of tensors, by the method that PyTorch's loader looks for."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._tensors = tensors
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [tensor[indices] for tensor in self._tensors]
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
