@@ -17,10 +17,10 @@ from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import ReplayOptions
 from pliant.tools.replay.output import check_paths, output_paths, write
-from pliant.tools.replay.run import Run, parameters_by_policy, replay
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.replay.summary import Summary
 from pliant.tools.schedule.assumptions import refuse
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, parse_pairs
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -76,6 +76,22 @@ def tasks_of(
     check_paths(paths)
     runs = [Run(name, parameters[name], options.seed, options, simulated) for name in policies]
     return [Task(run, path, timing, options.strict) for run, path in zip(runs, paths, strict=True)]
+
+
+def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
+    """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) sorted by policy.
+
+    :raises UsageError: an option names no policy of the list, or none where there are several.
+    """
+    found: dict[str, dict[str, str]] = {name: {} for name in policies}
+    for key, value in parse_pairs(pairs).items():
+        name, dot, rest = key.rpartition(".")
+        if not dot and len(policies) > 1:
+            raise UsageError(f'--param "{key}={value}": say whose it is, as in {policies[0]}.{key}={value}')
+        if dot and name not in found:
+            raise UsageError(f'--param "{key}={value}": "{name}" is not among the policies of this replay')
+        found[name if dot else policies[0]][rest] = value
+    return found
 
 
 def replay_all(

@@ -5,8 +5,10 @@ Parquet is written block by block, so that only one block of text is in memory a
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +19,7 @@ from pliant.schemas.formats.files import PIPE, make_folder, write_bytes
 from pliant.schemas.formats.outputs import check_output
 from pliant.schemas.formats.version import schema_id
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.summary import Summary, summary_bytes, summary_path
+from pliant.tools.replay.summary import Summary
 
 _PARQUET: Final = ".parquet"
 _FILES: Final = (_PARQUET, ".jsonl")
@@ -80,6 +82,26 @@ def write(log: EventLog, summary: Summary, path: str) -> None:
     make_folder(Path(path).parent)
     write_bytes(path, parquet_bytes(log) if path.endswith(_PARQUET) else log.json_lines())
     write_bytes(summary_path(path), summary_bytes(summary))
+
+
+def summary_path(path: str) -> str:
+    """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
+    return str(Path(path).with_suffix(".summary.json"))
+
+
+def read_summary(path: str) -> dict[str, Any]:
+    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def summary_bytes(summary: Summary) -> bytes:
+    """The summary as JSON, one field a line; what is null is left out."""
+    fields = {name: value for name, value in asdict(summary).items() if value is not None}
+    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def parquet_bytes(log: EventLog) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import RunInfo
 from pliant.tools.replay.assumptions import assumed
@@ -25,7 +25,7 @@ from pliant.tools.replay.progress.choice import Prepared, prepared
 from pliant.tools.replay.summary import Summary, rejections, unfinished
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.registry import make_policy, parse_pairs
+from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.speeds import Speeds
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -167,22 +167,6 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
         counters=counters,
     )
     return info.model_dump_json(by_alias=True, exclude_defaults=True)
-
-
-def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``--param`` options (``POLICY.KEY=VALUE``, or ``KEY=VALUE`` with one policy) sorted by policy.
-
-    :raises UsageError: an option names no policy of the list, or none where there are several.
-    """
-    found: dict[str, dict[str, str]] = {name: {} for name in policies}
-    for key, value in parse_pairs(pairs).items():
-        name, dot, rest = key.rpartition(".")
-        if not dot and len(policies) > 1:
-            raise UsageError(f'--param "{key}={value}": say whose it is, as in {policies[0]}.{key}={value}')
-        if dot and name not in found:
-            raise UsageError(f'--param "{key}={value}": "{name}" is not among the policies of this replay')
-        found[name if dot else policies[0]][rest] = value
-    return found
 
 
 class Submissions:

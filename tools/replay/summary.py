@@ -1,12 +1,11 @@
-"""What came of a replay: counts, times, and why jobs are left; also as the file beside the events."""
+"""What came of a replay: counts, times, and why jobs are left."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.text.wording import counted, in_gpus
@@ -120,23 +119,3 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
     if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"
     return why_left(session.policy.name, job)
-
-
-def summary_path(path: str) -> str:
-    """``NAME.summary.json`` beside an event file ``NAME.parquet``."""
-    return str(Path(path).with_suffix(".summary.json"))
-
-
-def read_summary(path: str) -> dict[str, Any]:
-    """The fields of a summary; none where it was removed or is damaged, for the event file is what counts."""
-    try:
-        found = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def summary_bytes(summary: Summary) -> bytes:
-    """The summary as JSON, one field a line; what is null is left out."""
-    fields = {name: value for name, value in asdict(summary).items() if value is not None}
-    return (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()

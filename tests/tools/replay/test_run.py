@@ -14,7 +14,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
 from pliant.schemas.trace_hash import trace_hash
-from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.batch import Task, parameters_by_policy, replay_all
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -22,7 +22,7 @@ from pliant.tools.replay.inputs import Sources, inputs, trace_name
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import output_paths
 from pliant.tools.replay.pool import worker_pool
-from pliant.tools.replay.run import Run, parameters_by_policy, replay
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.submit_detail import submit_detail
 from tests.builders import cluster, job
 

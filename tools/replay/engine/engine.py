@@ -25,7 +25,6 @@ from pliant.tools.replay.engine.agenda import (
     Agenda,
     Rounds,
 )
-from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import RunningJobs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -78,9 +77,6 @@ class Engine:
         self.counters = Counters()
         self.stands_still = False
         """Whether the end was reached because the policy moves its jobs more often than they can pay for."""
-        self._start_cost = self.simulated.start_cost or FREE
-        self._rescale_cost = self.simulated.rescale_cost or FREE
-        self._resume_cost = self.simulated.resume_cost or self._rescale_cost
         self._describe = describe
         self._advance = advance
         self._arrivals = sorted(jobs, key=lambda job: (job.submit_time, job.id))
@@ -251,9 +247,7 @@ class Engine:
         if not job.gpus:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return
-        cost_s = self._cost_of(transition).of(job.spec.model)
-        if transition.step == "rebatch" and left is not None and self.simulated.quirks.free_rebatch:
-            cost_s = max(0.0, left.paid_s - now_s)
+        cost_s = self._running.cost_s(transition, left, now_s)
         row = self.log.add(
             now_s,
             name,
@@ -265,11 +259,6 @@ class Engine:
             overhead_s=cost_s,
         )
         self._running.begin(job, row, cost_s, now_s)
-
-    def _cost_of(self, transition: Transition) -> Cost:
-        if not self._running.has_trained(transition.job.id):
-            return self._start_cost
-        return self._resume_cost if transition.step == "resume" else self._rescale_cost
 
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected

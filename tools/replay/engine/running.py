@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pliant.tools.replay.engine.agenda import FINISH, LATE_FINISH, SEGMENT_END, Agenda
+from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import EventLog
@@ -13,6 +14,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Transition
 
 
 @dataclass(slots=True)
@@ -52,6 +54,9 @@ class RunningJobs:
         self._agenda = agenda
         self._log = log
         self._interval_s = interval_s
+        self._start_cost = simulated.start_cost or FREE
+        self._rescale_cost = simulated.rescale_cost or FREE
+        self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
         self._held: dict[str, Allocation] = {}
@@ -61,9 +66,16 @@ class RunningJobs:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._held
 
-    def has_trained(self, job_id: str) -> bool:
-        """Whether the job has paid for a start and trained since."""
-        return job_id in self._trained
+    def cost_s(self, transition: Transition, left: Allocation | None, now_s: float) -> float:
+        """Seconds without training that a change costs; ``left``: what the job held before."""
+        if transition.step == "rebatch" and left is not None and self._simulated.quirks.free_rebatch:
+            return max(0.0, left.paid_s - now_s)
+        job = transition.job
+        if job.id not in self._trained:
+            cost = self._start_cost
+        else:
+            cost = self._resume_cost if transition.step == "resume" else self._rescale_cost
+        return cost.of(job.spec.model)
 
     def began_since(self, time_s: float) -> bool:
         """Whether every job that trains got its present GPUs after ``time_s``."""

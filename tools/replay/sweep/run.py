@@ -15,8 +15,8 @@ from pliant.schemas.errors import PliantError
 from pliant.tools.replay import batch
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.output import read_summary, summary_path
 from pliant.tools.replay.pool import worker_pool
-from pliant.tools.replay.summary import read_summary, summary_path
 from pliant.tools.replay.sweep.origin import differences, read_origin, write_origin
 from pliant.tools.replay.sweep.tasks import SweepTask
 
