@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from pliant.cli.common import BROKEN_PIPE, command
-from pliant.cli.console import abandon
+from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
+from pliant.cli.console import abandon, say
+from pliant.schemas.errors import ServiceMissingError
 
 TOOLS: Final = "The tools"
 LIVE: Final = "Live state"
@@ -102,9 +103,12 @@ def main() -> None:
         raise SystemExit(_exit_code(leaving)) from None
     except OSError as unsaid:  # stderr is full
         code = getattr(unsaid.__context__, "exit_code", None)
-        if code is None:
+        if code is None and unsaid.errno not in DISK_FULL:
             raise
-        raise SystemExit(code) from None
+        if code is None:  # it is stdout that is full, of help
+            abandon(sys.stdout)
+            say("stdout: the disk is full")
+        raise SystemExit(ServiceMissingError.exit_code if code is None else code) from None
     finally:
         _flush_stderr()
 

@@ -111,8 +111,8 @@ class _Answer:
         notes = ["finishes in: all the work from its start, without waiting and without a change"]
         if any(row.finish_seconds_low is not None for row in self.rows):
             notes.append("in brackets: as far off as the model is on measured rows that it has not seen")
-        why = {f"infeasible: {row.infeasible}": None for row in self.rows if row.infeasible}
-        notes += why
+        notes += {f"infeasible: {row.infeasible}": None for row in self.rows if row.infeasible}
+        notes += {f"unknown: {row.unknown}": None for row in self.rows if row.unknown}
         if self.base is not None:
             alone = f"{self.base.local_batch} samples a step on one GPU"
             notes.insert(
@@ -128,7 +128,7 @@ def _cells(row: Prediction, unit: TimeUnit) -> tuple[str, ...]:
     per_gpu = f"{share} × {row.accum_steps}" if row.accum_steps and row.accum_steps > 1 else share
     step_ms = None if row.step_seconds is None else 1e3 * row.step_seconds
     return (
-        row.source or "infeasible",
+        row.source or ("infeasible" if row.infeasible else "unknown"),
         str(row.gpus),
         str(row.global_batch),
         per_gpu,

@@ -134,6 +134,8 @@ def run(
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,
     )
+    if follow and cluster is not None and not _holds_run(options.state):
+        _name_assumptions(cluster, profile)
     if dry_run:
         out_text(dry_run_text(options, resume=until_done or follow))
     elif until_done:
@@ -159,11 +161,14 @@ def _refuse_contradictions(
 
 def _refuse_to_follow_nobody(state: Path | None) -> None:
     """A loop needs a policy: that of the run that it goes on with, one that is named, or a schedule's."""
+    if not (state is not None and _holds_run(state)) and not _something_is_piped_in():
+        raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")
+
+
+def _holds_run(state: Path) -> bool:
     from pliant.tools.run.statedir.layout import StateDir
 
-    holds_run = state is not None and StateDir(state).events.exists()
-    if not holds_run and not _something_is_piped_in():
-        raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")
+    return StateDir(state).events.exists()
 
 
 def _something_is_piped_in() -> bool:
@@ -176,6 +181,17 @@ def _something_is_piped_in() -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or found.st_size > 0
+
+
+def _name_assumptions(cluster: str, profile: str | None) -> None:
+    """Say what speeds the decisions about jobs to come take for granted."""
+    from pliant.cli.assumptions import heed
+    from pliant.schemas.io import profile_to_columns, read_cluster, read_profile
+    from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
+
+    rows = None if profile is None else profile_to_columns(read_profile(profile).rows)
+    kinds = None if rows is None else list(kinds_measured(rows))
+    heed(speeds_assumed({model for model, _ in kinds or ()}, read_cluster(cluster), kinds))
 
 
 def _question(policy: str | None, param: list[str], seed: int) -> Question | None:

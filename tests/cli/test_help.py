@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -37,3 +38,17 @@ def test_a_command_does_not_wait_for_the_others() -> None:
         [sys.executable, "-c", f"{code}; {loaded}"], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "['pliant.cli.schema']"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_that_finds_no_room_is_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pliant.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (69, "pliant: stdout: the disk is full\n")

@@ -199,6 +199,7 @@ def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> No
         (["--policy", "fifo", "--interval", "nan"], 2, "--interval"),
         (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
         (["--policy", "fifo", "--interference", "1"], 2, "--interference 1: expected a part"),
+        (["--policy", "fifo", "--repair", "2"], 2, "--repair 2: no node fails without mtbf"),
         (
             ["--policy", "fifo", "--interference", "nan"],
             2,

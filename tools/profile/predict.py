@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One number of GPUs and one global batch; what is infeasible has null times and says why."""
+    """One number of GPUs and one global batch; what is infeasible or unknown has null times and says why."""
 
     job: str
     model: str
@@ -63,6 +63,8 @@ class Prediction:
     source: Source | None = None
     """Where ``step_seconds`` comes from, and with it all the others."""
     infeasible: str | None = None
+    unknown: str | None = None
+    """Why nothing is known of this size; it may well run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _predict(
     seconds = speed.step_seconds(*where)
     if seconds is None:
         reason = _beyond(gpus, speed.sizes(question.model, question.gpu_type))
-        return Prediction(*asked, plan.local, plan.accum, infeasible=reason)
+        return Prediction(*asked, plan.local, plan.accum, unknown=reason)
     rate, source = batch / seconds, speed.source(*where)
     finish = None if question.samples is None else question.samples / rate
     low, high = _interval(finish, question.spread if source == "modelled" else None)

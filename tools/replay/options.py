@@ -151,6 +151,8 @@ class Conditions:
             yield "interval", f"{self.interval:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more"
         if not 0 <= self.interference < 1:
             yield "interference", f"{self.interference:g}: expected a part of the speed, from 0 to below 1"
+        if self.mtbf is None and self.repair != Conditions.repair:
+            yield "repair", f"{self.repair:g}: no node fails without mtbf"
 
 
 @dataclass(frozen=True, kw_only=True)

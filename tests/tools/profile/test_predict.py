@@ -82,15 +82,17 @@ def test_a_job_with_a_small_batch_is_compared_with_that_batch_on_one_gpu() -> No
 
 
 @pytest.mark.parametrize(
-    ("gpus", "batch", "reason"),
+    ("gpus", "batch", "infeasible", "unknown"),
     [
-        (4, 3, "3 samples are too few for 4 GPUs"),
-        (8, 64, "measured on 1 GPU; 8 need a row or all-reduces"),
+        (4, 3, "3 samples are too few for 4 GPUs", None),
+        (8, 64, None, "measured on 1 GPU; 8 need a row or all-reduces"),
     ],
 )
-def test_what_is_infeasible_says_why_and_has_no_time(gpus: int, batch: int, reason: str) -> None:
+def test_what_is_infeasible_or_unknown_says_why_and_has_no_time(
+    gpus: int, batch: int, infeasible: str | None, unknown: str | None
+) -> None:
     found = told(gpus, batch)
-    assert found.infeasible == reason
+    assert (found.infeasible, found.unknown) == (infeasible, unknown)
     assert (found.step_seconds, found.finish_seconds, found.source) == (None, None, None)
 
 
@@ -140,7 +142,8 @@ def test_the_command_answers_in_json_for_the_sizes_and_batches_named(
     small, large = json.loads(capsys.readouterr().out)
     assert small["step_seconds"] == pytest.approx(0.170)
     assert (small["gpus"], small["infeasible"]) == (2, None)
-    assert (large["gpus"], large["step_seconds"]) == (8, None)
+    assert (large["gpus"], large["step_seconds"], large["infeasible"]) == (8, None, None)
+    assert "need a row" in large["unknown"]
 
 
 def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(
@@ -182,7 +185,8 @@ def test_a_rigid_job_hears_what_was_measured_instead_of_its_size(
     monkeypatch.setattr("pliant.cli.profile.width_for", lambda _stdout: 80)
     profile(jobs, predict=rows, cluster=nodes)
     shown = capsys.readouterr().out
-    assert "infeasible: measured on 1 GPU; 2 need a row or all-reduces" in shown
+    assert "unknown: measured on 1 GPU; 2 need a row or all-reduces" in shown
+    assert "infeasible" not in shown
     assert max(map(len, shown.splitlines())) <= 80, shown
     assert " modelled " in shown
 

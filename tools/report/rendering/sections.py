@@ -90,7 +90,8 @@ def metrics_section(report: Report) -> Section:
         cells = [_cell(row, each, report.baseline, unit) for each in report.runs]
         rows.append((row.title, _unit_name(row.kind, unit), *cells))
     notes = (f"{each.label}: {note}" for each in report.runs for note in (each.provenance, *each.caveats))
-    base = () if report.baseline is None else (f"in brackets: relative to {report.baseline.label}",)
+    compared = report.baseline is not None and len(report.runs) > 1
+    base = (f"in brackets: relative to {report.baseline.label}",) if report.baseline and compared else ()
     headers = ("", "", *(each.label for each in report.runs))
     return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings), keys=2)
 

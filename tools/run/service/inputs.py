@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -267,6 +269,14 @@ def _use(question: Question, policy: Policy) -> PolicyUse:
 
 
 def _input(schedule: str | None) -> str:
-    if schedule is None and (sys.stdin is None or sys.stdin.isatty()):
+    if schedule is None and not _may_be_piped_in():
         raise UsageError("no schedule: name a file, or pipe one in from pliant schedule")
     return PIPE if schedule is None else schedule
+
+
+def _may_be_piped_in() -> bool:
+    """Whether stdin is anything but a terminal, /dev/null or closed."""
+    try:
+        return sys.stdin is not None and not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return True

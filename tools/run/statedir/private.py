@@ -39,7 +39,8 @@ def make_own(dirs: StateDir) -> None:
     """
     new = [folder for folder in (dirs.path, *dirs.path.parents) if not folder.exists()]
     if dirs.path.is_dir() and not (dirs.spool.is_dir() and dirs.jobs.is_dir()):
-        check_own(dirs)  # nothing is made in a folder that is refused
+        check_own(dirs, close=False)  # nothing is made, or closed, in a folder that is refused
+        _check_free(dirs)
     try:
         for folder in (dirs.path, dirs.spool, dirs.jobs):
             make_folder(folder, mode=0o700)
@@ -49,6 +50,18 @@ def make_own(dirs: StateDir) -> None:
     except (UsageError, OSError) as error:
         raise UsageError(f"{dirs.path}: cannot be used as state directory: {error}") from error
     check_own(dirs)
+
+
+def _check_free(dirs: StateDir) -> None:
+    """Make sure that a folder without a spool is an older state directory, or empty but for hidden files.
+
+    :raises UsageError: it is somebody's folder of other things.
+    """
+    there = {path.name for path in dirs.path.iterdir() if not path.name.startswith(".")}
+    if there and not any(_is_its(dirs, dirs.path / name) for name in there):
+        other = sorted(there)[0]
+        text = f"holds {other} and nothing of a state directory: name a new or an empty folder"
+        raise UsageError(f"{dirs.path}: {text}")
 
 
 def check_own(dirs: StateDir, *, close: bool = True) -> None:

@@ -205,3 +205,8 @@ def test_zero_has_no_sign():
 )
 def test_a_ratio_keeps_digits_that_say_something(value, text):
     assert ratio_text(value) == text
+
+
+def test_a_baseline_that_is_the_only_run_has_nothing_beside_it_in_brackets():
+    alone = make_report([fold(first_come(), "out/fifo.parquet")], baseline="fifo")
+    assert "in brackets" not in render(alone, "table", Extras())

@@ -110,14 +110,24 @@ def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
 
 
 def test_what_else_lies_in_the_folder_keeps_its_mode(dirs: StateDir) -> None:
-    """Somebody names the folder of a project, or their home."""
+    ask(dirs)
     notes = dirs.path / "notes"
-    dirs.path.mkdir()
     dirs.path.chmod(0o755)
     notes.touch()
     notes.chmod(0o644)
-    ask(dirs)
+    ask(dirs, "b")
     assert open_to_all(dirs.path) == [notes]
+
+
+def test_a_folder_of_other_things_is_refused_and_left_as_it_is(dirs: StateDir) -> None:
+    """Somebody names the folder of a project, or their home."""
+    dirs.path.mkdir()
+    dirs.path.chmod(0o755)
+    (dirs.path / "notes").touch()
+    with pytest.raises(UsageError, match="holds notes and nothing of a state directory"):
+        ask(dirs)
+    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
+    assert [path.name for path in dirs.path.iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize("part", ["", "spool", "jobs", "notes"])
