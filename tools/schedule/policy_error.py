@@ -24,15 +24,31 @@ class PolicyError(PliantError):
         return cls(f'policy "{policy}" {what}: this is a bug in the policy')
 
 
-def blame(policy: type[Policy], error: BaseException, *, doing: str = "") -> None:
-    """Raise the error that names the policy, where an exception came out of the code of another package.
+class blaming:  # noqa: N801 - reads as a word of the with statement; a class costs less than a generator
+    """In this block an exception out of the code of another package becomes an error that names the policy.
 
-    Returns where the policy is one of pliant's own or the error is an expected one: the caller raises it as
-    it is. ``SystemExit`` is the policy's as well, unless a signal handler of pliant raised it.
+    It stays as it is where the policy is one of pliant's own, or the error is an expected one.
 
-    :param doing: what was under way, where the name of the method would not say it.
-    :raises PolicyError: from ``error``.
+    :param doing: what is under way, where the name of the method would not say it.
+    :raises PolicyError: from the exception.
     """
+
+    __slots__ = ("_doing", "_policy")
+
+    def __init__(self, policy: type[Policy], *, doing: str = "") -> None:
+        self._policy = policy
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """Nothing is set up."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """``SystemExit`` is the policy's as well, unless a signal handler of pliant raised it."""
+        if isinstance(error, Exception | SystemExit):
+            _blame(self._policy, error, self._doing)
+
+
+def _blame(policy: type[Policy], error: BaseException, doing: str) -> None:
     if isinstance(error, PliantError | MemoryError) or _package(policy.__module__) == OURS:
         return
     if isinstance(error, SystemExit) and _raised_in(error) == OURS:

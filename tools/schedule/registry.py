@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from pliant.schemas.errors import UsageError
 from pliant.tools.schedule.moved import new_place
 from pliant.tools.schedule.policy import Policy, parameter_names
-from pliant.tools.schedule.policy_error import blame, in_words, raised_at
+from pliant.tools.schedule.policy_error import blaming, in_words, raised_at
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -114,14 +114,12 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
     required = [key for key, default in parameter_defaults(policy).items() if default is _REQUIRED]
     if missing := [key for key in required if key not in values]:
         raise UsageError(f'policy "{name}" needs --param {missing[0]}=VALUE')
-    try:
-        made = policy(**values)
-        json.dumps(dict(made.parameters))  # schedules and event files repeat them
-    except ValueError as error:
-        raise UsageError(f'policy "{name}": {error}') from error
-    except (Exception, SystemExit) as error:
-        blame(policy, error)
-        raise
+    with blaming(policy):
+        try:
+            made = policy(**values)
+            json.dumps(dict(made.parameters))  # schedules and event files repeat them
+        except ValueError as error:
+            raise UsageError(f'policy "{name}": {error}') from error
     return made
 
 
@@ -204,11 +202,8 @@ def parameter_types(policy: type[Policy]) -> dict[str, Any]:
 
     :raises PolicyError: those of another package's policy name what is not there.
     """
-    try:
+    with blaming(policy, doing="annotations of __init__: "):
         hints = typing.get_type_hints(policy.__init__) if policy.__init__ is not object.__init__ else {}
-    except (Exception, SystemExit) as error:
-        blame(policy, error, doing="annotations of __init__: ")
-        raise
     return {name: hints.get(name, str) for name in parameter_names(policy)}
 
 

@@ -69,13 +69,17 @@ def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Dec
     return Decision(targets)
 
 
-def serve_in_order(snapshot: Snapshot, order: Iterable[JobState]) -> Decision:
-    """Deal all GPUs out again: each job in turn gets what it requested, or nothing where that is not left.
+def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], float]) -> Decision:
+    """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
-    A job that does not fit is passed over, later ones may still fit. A job that runs keeps its GPU type, and
-    so its place, unless those before it took too many of that type. Where no job is left out, the same
-    follows in every round until something changes.
+    Ties go by arrival. Arrivals that can never run are rejected. A job that does not fit is passed over,
+    later ones may still fit. A job that runs keeps its GPU type, and so its place, unless those before it
+    took too many of that type. Where no job is left out, the same follows in every round until something
+    changes.
     """
+    rejected = reject_impossible(snapshot)
+    jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
+    order = sorted(jobs, key=lambda job: (key(job), *job.arrival))
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False
@@ -89,6 +93,7 @@ def serve_in_order(snapshot: Snapshot, order: Iterable[JobState]) -> Decision:
         budget.take(grant)
         grants[job.id] = grant
     decision = decision_from_grants(snapshot, grants)
+    decision.rejected = rejected
     decision.quiet_until_s = None if passed_over else math.inf
     return decision
 

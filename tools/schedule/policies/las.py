@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pliant.tools.schedule.policies.common import reject_impossible, serve_in_order
+from pliant.tools.schedule.policies.common import serve_in_order
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -26,14 +26,7 @@ class Las(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal the GPUs out in order of attained service."""
-        rejected = reject_impossible(snapshot)
-        order = sorted(
-            (job for job in snapshot.jobs.values() if job.id not in rejected),
-            key=lambda job: (job.attained_service_s(snapshot.time_s), *job.arrival),
-        )
-        decision = serve_in_order(snapshot, order)
-        decision.rejected = rejected
-        return decision
+        return serve_in_order(snapshot, lambda job: job.attained_service_s(snapshot.time_s))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job has received."""

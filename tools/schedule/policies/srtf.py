@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import reject_impossible, requested_service_s, serve_in_order
+from pliant.tools.schedule.policies.common import requested_service_s, serve_in_order
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -26,7 +26,7 @@ class Srtf(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal the GPUs out in order of remaining service."""
-        return _serve(snapshot, [(remaining_service_s(job, snapshot), job) for job in snapshot.jobs.values()])
+        return serve_in_order(snapshot, lambda job: remaining_service_s(job, snapshot))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job still needs."""
@@ -48,9 +48,7 @@ class Sjf(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Give free GPUs to waiting jobs in order of total service."""
-        running = [(-1.0, job) for job in snapshot.jobs.values() if job.gpus]
-        waiting = [(total_service_s(job, snapshot), job) for job in snapshot.jobs.values() if not job.gpus]
-        return _serve(snapshot, running + waiting)
+        return serve_in_order(snapshot, lambda job: -1.0 if job.gpus else total_service_s(job, snapshot))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job needs in all."""
@@ -68,14 +66,6 @@ def remaining_service_s(job: JobState, snapshot: Snapshot) -> float:
 def total_service_s(job: JobState, snapshot: Snapshot) -> float:
     """GPU-seconds from start to end at the requested GPUs; infinite where the work is unknown."""
     return requested_service_s(job, job.total_samples, snapshot.speeds)
-
-
-def _serve(snapshot: Snapshot, jobs: list[tuple[float, JobState]]) -> Decision:
-    rejected = reject_impossible(snapshot)
-    jobs.sort(key=lambda item: (item[0], *item[1].arrival))
-    decision = serve_in_order(snapshot, (job for _, job in jobs if job.id not in rejected))
-    decision.rejected = rejected
-    return decision
 
 
 def _explanation(job: JobState, service_s: float, when: str) -> Explanation:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
-from pliant.tools.schedule.policy_error import PolicyError, blame
+from pliant.tools.schedule.policy_error import PolicyError, blaming
 from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
 from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.lazy_rng import lazy_rng
@@ -86,16 +86,12 @@ class Session(ClusterState):
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
         time_s = self._at(time_s)
-        refused, self._refused = self._refused, []
         seen = self.snapshot(time_s)
-        if refused:  # not of the log, so they do not count as changes that were seen
-            seen = seen._replace(changes=(*refused, *seen.changes))
-        try:
+        if self._refused:  # not of the log, so they do not count as changes that were seen
+            seen = seen._replace(changes=(*self._refused, *seen.changes))
+        with blaming(type(self.policy)):
             decision = self.policy.decide(seen, self.rng)
-        except (Exception, SystemExit) as error:
-            self._refused = refused
-            blame(type(self.policy), error)
-            raise
+        self._refused = []
         self._rules.check_form(decision)
         self.changes_seen += len(self.changes)
         self.changes.clear()
@@ -112,29 +108,21 @@ class Session(ClusterState):
         :raises PolicyError: the policy of another package raised an exception, or returned something else.
         """
         seen = self.snapshot(self._at(time_s))
-        try:
+        with blaming(type(self.policy)):
             found = self.policy.explain(seen)
-        except (Exception, SystemExit) as error:
-            blame(type(self.policy), error)
-            raise
         self._rules.check_explained(found)
         return found
 
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""
+        with blaming(type(self.policy)):
+            state = self.policy.dump_state()
         return PolicyState(
             policy=self.policy.name,
             version=self.policy.state_version,
             changes_seen=self.changes_seen,
-            state=self._dumped(),
+            state=state,
         )
-
-    def _dumped(self) -> Any:
-        try:
-            return self.policy.dump_state()
-        except (Exception, SystemExit) as error:
-            blame(type(self.policy), error)
-            raise
 
     def carry(self, carried: PolicyState | None) -> bool:
         """Let a fresh policy take up carried state: it then sees only the changes after it.
@@ -153,16 +141,10 @@ class Session(ClusterState):
         self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
         self.past = ()
         if fits and carried is not None:
-            self._load(carried)
+            with blaming(type(self.policy)):
+                self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
             self.changes_seen = seen
         return fits
-
-    def _load(self, carried: PolicyState) -> None:
-        try:
-            self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
-        except (Exception, SystemExit) as error:
-            blame(type(self.policy), error)
-            raise
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         transitions = []
