@@ -27,4 +27,4 @@ def cancel(
 
     ask(state, jobs)
     if holder_of(StateDir(state).lock) is None:
-        note(f"nobody runs {state}: it takes effect with the next pliant run --state {state}")
+        note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")

@@ -121,7 +121,7 @@ def run(
             "--cluster, --profile and --param go with --follow: elsewhere the schedule says them"
         )
     if follow and policy is None and schedule is None:
-        _refuse_to_follow_nobody(state)
+        _refuse_to_follow_without_policy(state)
     options = Options(
         state=state or free_state_name(Path()),
         schedule=schedule,
@@ -159,7 +159,7 @@ def _refuse_contradictions(
         raise UsageError("--follow needs --state: the folder that jobs are submitted to")
 
 
-def _refuse_to_follow_nobody(state: Path | None) -> None:
+def _refuse_to_follow_without_policy(state: Path | None) -> None:
     """A loop needs a policy: that of the run that it goes on with, one that is named, or a schedule's."""
     if not (state is not None and _holds_run(state)) and not _something_is_piped_in():
         raise UsageError(f"{state} holds no run: name --policy and --cluster to begin one")

@@ -52,4 +52,4 @@ def submit(
     )
     out_text("".join(f"{job_id}\n" for job_id in ids))
     if holder_of(StateDir(state).lock) is None:
-        note(f"nobody runs {state}: they wait for pliant run --follow --state {state}")
+        note(f"no run uses {state}: they wait for pliant run --follow --state {state}")

@@ -98,7 +98,7 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
         if event.job == "long" and "after" in (detail := event.detail or {})
     }
     assert after == {"start": None, "grow": "in place"}
-    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched anew"
+    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
@@ -153,7 +153,7 @@ if os.environ["PLIANT_SLOT"] == "n0/1":
         *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long"),
         "finish long 0",
     ]
-    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched anew"
+    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
     (down,) = [event.detail or {} for event in site.events() if event.event == "slot_down"]
     assert (down["slot"], down["by"]) == ("n0/1", "long")
     (shrink,) = [event.detail or {} for event in site.events() if event.event == "shrink"]

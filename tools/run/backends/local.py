@@ -1,7 +1,7 @@
 """The local backend: every node of the cluster is this machine, every unit a process in a session of its own.
 
 A unit runs under ``keep.py``, which writes the unit's exit code to a file. So the launcher may die, or
-leave, and whoever comes next still learns how the unit ended.
+leave, and the next one still learns how the unit ended.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _mark(handle: Handle) -> tuple[str, str]:
 
 
 def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool:
-    """Whether it belongs to one of these workers; None: whoever's it is."""
+    """Whether it belongs to one of these workers; None: to any."""
     try:
         return workers is None or process.environ().get(ENV_WORKER) in workers
     except psutil.Error:

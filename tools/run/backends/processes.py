@@ -155,8 +155,8 @@ def find(pid: int, born: str, env: tuple[str, str]) -> psutil.Process | None:
 class Watched:
     """Processes that are looked for again and again: recognised once a second, else only asked for by number.
 
-    So a process that dies is missed at once, unless another one gets its number right away, or nobody takes
-    note of its end: then within a second.
+    So a process that dies is missed at once. Where another one gets its number right away, or its parent
+    takes no note of its end, it is missed within a second.
     """
 
     def __init__(self) -> None:

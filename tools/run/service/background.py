@@ -39,7 +39,7 @@ def in_background(body: Body, log: Path) -> Started:
         raise UsageError(f"{log}: cannot be written: {error.strerror}") from error
     said_before = os.fstat(words).st_size
     reader, writer = os.pipe()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nobody learns how it ends
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else this process cannot learn how it ends
     pid = os.fork()
     if pid == 0:
         os.close(reader)

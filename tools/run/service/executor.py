@@ -101,7 +101,7 @@ class Executor:
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
-        """What :meth:`apply` would have to be told for the shares to run."""
+        """What :meth:`apply` needs for the shares to run."""
         return plan_steps(self.targets, wanted, self.node_gpus, set(started), self.suspects.deaths_on)
 
     def apply(self, steps: Iterable[Step]) -> None:
@@ -268,7 +268,7 @@ class Executor:
         others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
         way = way_to(target, gang.crew(), others | gang.leaving)
         if isinstance(way, Relaunch):
-            _log.warning("job %s is launched anew: %s", gang.handle.job, way.reason)
+            _log.warning("job %s is launched again: %s", gang.handle.job, way.reason)
             self.stop(gang, way.reason)
         elif isinstance(way, InPlace):
             self._rescale(gang, target, way)
@@ -343,7 +343,7 @@ def next_handle(dirs: StateDir, job_id: str) -> Handle:
 
 
 def free_port(address: str) -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.bind(place)

@@ -128,19 +128,9 @@ class Prepared:
         else:
             session = session_from_schedule(found, policy, throughput)
             self._begin(state, policy.default_interval_s, policy.bounds)
-        origin_s = origin(found.time, self.clock(), log.origin_s)
-        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
-        parts = Parts(
-            state,
-            found,
-            session,
-            self.executor,
-            self.clock,
-            origin_s,
-            retries=self.options.retries,
-            follow=follow,
-        )
+        origin_s = self._origin_s(state, policy, throughput)
+        parts = self._parts(state, session, origin_s, follow=follow)
         loop = Loop(parts, [job for job in found.jobs if job.id not in known])
         if self.resumed:
             loop.carry_on()
@@ -153,29 +143,27 @@ class Prepared:
         found = self.schedule
         if not self.resumed:
             self._begin(state, None)
-        origin_s = origin(found.time, self.clock(), state.log.origin_s)
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
-        state.rebuilding = self._rebuilding(policy, throughput, origin_s)
-        parts = Parts(
-            state,
-            found,
-            state.rebuilding.session(),
-            self.executor,
-            self.clock,
-            origin_s,
-            retries=self.options.retries,
-            asks=False,
-        )
+        origin_s = self._origin_s(state, policy, throughput)
+        parts = self._parts(state, Session(policy, found.cluster, throughput), origin_s, asks=False)
         loop = Loop(parts, [job for job in found.jobs if job.id not in state.log.jobs])
         loop.reconcile()
         return loop
 
-    def _rebuilding(self, policy: Policy, throughput: Throughput, origin_s: float) -> Rebuilding:
-        """How a later process rebuilds the session of this run."""
+    def _parts(
+        self, state: State, session: Session, origin_s: float, *, asks: bool = True, follow: bool = False
+    ) -> Parts:
+        own = (self.executor, self.clock, origin_s, self.options.retries)
+        return Parts(state, self.schedule, session, *own, asks=asks, follow=follow)
+
+    def _origin_s(self, state: State, policy: Policy, throughput: Throughput) -> float:
+        """UTC seconds at which the clock of the schedule shows 0; later snapshots count from it, too."""
         found = self.schedule
+        origin_s = origin(found.time, self.clock(), state.log.origin_s)
         basis = Basis.of(found.cluster, _profile(found), origin_s)
-        return Rebuilding(basis, lambda: Session(policy, found.cluster, throughput))
+        state.rebuilding = Rebuilding(basis, lambda: Session(policy, found.cluster, throughput))
+        return origin_s
 
     def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:
         found, source = self.schedule, str(self.dirs.events)

@@ -130,8 +130,8 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
         f"{slot} is left out for {(down.detail or {})['seconds']:g} s"
         for slot, down in zip(slots, downs, strict=True)
     ]
-    told = [setback.reason, *left_out, *([] if wait_s is None else [f"it keeps its size for {wait_s:g} s"])]
-    detail: dict[str, Any] = {"reason": "; ".join(told)}
+    waits = [] if wait_s is None else [f"it keeps its size for {wait_s:g} s"]
+    detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
     if wait_s is not None:
         detail["wait_seconds"] = wait_s
     if share.gpus < job.job.min_gpus:

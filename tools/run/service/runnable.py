@@ -93,7 +93,7 @@ def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
         for node, count in allocation.placement:
             left[node] = left.get(node, 0) - count
             if left[node] < 0:
-                text = f"node {node} does not have so many GPUs free"
+                text = f"node {node} has fewer free GPUs than that"
                 problems.append(Problem(source, None, f"{where}/placement", text))
     return problems
 
@@ -153,7 +153,7 @@ def _module_obstacle(words: Sequence[str], workdir: Path) -> str | None:
 
 
 def _missing(command: Sequence[str], path: Path) -> str:
-    """What is wrong where the first word is no file: often a program that torchrun takes the place of."""
+    """What is wrong where the first word is not a file: often a program that torchrun takes the place of."""
     if not _STARTERS.match(Path(command[0]).name):
         return f"no such script: {path}"
     rest = command[1:]

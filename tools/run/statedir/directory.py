@@ -60,7 +60,7 @@ class Lock:
 
     @contextmanager
     def shared(self, *, wait_s: float = 0.0) -> Iterator[None]:
-        """Nobody writes meanwhile; others may look, too. Where there was no writer yet, there is no lock.
+        """No process writes meanwhile; others may look, too. Without a writer so far, there is no lock.
 
         :raises LockedError: a writer still holds the lock after ``wait_s``.
         """
@@ -94,7 +94,7 @@ class Lock:
 
 
 def holder_of(path: Path) -> int | None:
-    """The process that holds a lock (0: one that has not said its name yet); None: nobody does."""
+    """The process that holds a lock (0: one that has not said its name yet); None: none does."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -203,7 +203,7 @@ class State:
     def _tell(self, sink: Sink, events: Sequence[Event]) -> None:
         try:
             sink(events)
-        except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whoever cannot hear of it
+        except Exception as error:  # noqa: BLE001 - what is recorded stays recorded, whether or not a sink can take it
             self._sinks.remove(sink)
             _log.warning("events are in %s only from here on: %s", self.dirs.events, error)
 

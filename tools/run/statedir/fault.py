@@ -1,6 +1,6 @@
 """Whose an error is: what goes wrong in the work for one job ends that job, never the loop that serves all.
 
-Not a job's are: memory that runs out, a disk that is full for everybody, and whatever happens outside of
+Not a job's are: memory that runs out, a disk that is full for all, and what happens outside of
 :meth:`Faults.of`, such as a log that cannot be written.
 """
 

@@ -2,7 +2,7 @@
 
 ``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is when it was
 written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids. A
-request counts once its file bears that name, on disk. Whoever runs the directory writes it into the log and
+request counts once its file bears that name, on disk. The run of the directory writes it into the log and
 only then removes the file; meeting it twice does no harm, for the log knows the ids.
 """
 
@@ -83,7 +83,7 @@ class Spool:
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
 
-        A file that is no request is warned of once and left where it is. Where the folder cannot be listed
+        A file that is not a request is warned of once and left where it is. Where the folder cannot be listed
         for a moment, what was seen at the last look stands: to meet a request twice does no harm.
 
         :raises OSError: it cannot be listed, and was not before.
@@ -109,7 +109,7 @@ class Spool:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else makes a request meanwhile; makes the state directory where it is missing.
+        """No other process makes a request meanwhile; makes the state directory where it is missing.
 
         :raises UsageError: it cannot be made or used, or is not this user's alone.
         """
@@ -179,7 +179,7 @@ class Spool:
             if may_pass(error):
                 return None
             if os.path.lexists(path):  # else it was settled by somebody else between two looks
-                _log.warning("%s: left aside, it is no request: %s", path, error)
+                _log.warning("%s: left aside, it is not a request: %s", path, error)
             return Request(path)
 
 

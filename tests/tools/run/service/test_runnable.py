@@ -48,8 +48,8 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         'schedule.json: /jobs/0/command: job "a" has no command: it can be replayed, but not run',
         f'schedule.json: /jobs/1/workdir: job "b": no such folder: {tmp_path}/nowhere',
         'schedule.json: /allocations/0/job: "c" is not among the jobs',
-        "schedule.json: /allocations/1/placement: node n0 does not have so many GPUs free",
-        "schedule.json: /allocations/2/placement: node n7 does not have so many GPUs free",
+        "schedule.json: /allocations/1/placement: node n0 has fewer free GPUs than that",
+        "schedule.json: /allocations/2/placement: node n7 has fewer free GPUs than that",
     ]
 
 

@@ -302,7 +302,7 @@ def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
     spool = Spool(dirs)
     for _ in range(2):
         assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
-    assert caplog.text.count("it is no request") == 1
+    assert caplog.text.count("it is not a request") == 1
     assert [found.id for found in Watcher(dirs.path).look().submitted] == ["a"]
     ask(dirs, "b")
 

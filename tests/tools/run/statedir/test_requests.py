@@ -262,7 +262,7 @@ def test_a_file_that_is_no_request_is_left_aside(dirs: StateDir, caplog: pytest.
     spool = Spool(dirs)
     for _ in range(2):
         assert [request.jobs[0].id for request in spool.requests()] == ["a"]
-    assert caplog.text.count("it is no request") == 4
+    assert caplog.text.count("it is not a request") == 4
     ask(dirs, runs("b"))
     assert [request.jobs[0].id for request in spool.requests()] == ["a", "b"]
 

@@ -51,7 +51,7 @@ def filled(
     """``survivors`` and, after them, slots not ``taken`` that the placement still asks for.
 
     :param doubt: what speaks against a slot; those with the least are chosen, of equal ones the lowest.
-    :raises ValueError: a node has not so many free.
+    :raises ValueError: a node has fewer slots free.
     """
     slots = list(survivors)
     for node, count in placement:

@@ -2,7 +2,7 @@
 
 In place: a plan that names the workers that stay and new ones for the slots that are added. The new ones
 are started at once and get ready while training goes on. Where that cannot be, the gang saves a checkpoint,
-leaves, and is launched anew; the reason is told.
+leaves, and is launched again; the log says why.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
 from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.allocation.way import Crew
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
-from pliant.tools.run.service.attempt.members import Lingering, Members
+from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.plan_file import aborted, next_plan
 from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
 from pliant.tools.run.service.attempt.verdict import Verdict, broken, judge
@@ -80,7 +80,6 @@ class Gang:
         self._deadline_s = float("inf")
         self._at_break: tuple[UnitStatus, ...] = ()
         self._lost_workers = LostWorkers()
-        self._lingering = Lingering()
 
     @property
     def stopping(self) -> bool:
@@ -270,7 +269,7 @@ class Gang:
 
     def _end_lingering(self, now_s: float) -> None:
         """Kill launchers that outlive their workers, and workers that should have left."""
-        overdue = self._lingering.overdue(self._idle, now_s)
+        overdue = self._members.overdue(self._idle, now_s)
         if overdue:
             where = self._places(overdue)
             _log.warning("job %s: what is left on %s does not end: killed", self.handle.job, where)

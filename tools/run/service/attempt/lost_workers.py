@@ -33,8 +33,8 @@ class Setback:
 
 def ended_early(slots: Sequence[Slot], messages: Sequence[str]) -> str:
     """The reason where new workers ended before they trained; ``messages``: what they said."""
-    told = [message for message in messages if message]
-    return ": ".join([f"the new workers on {listed(slots)} ended before they trained", *told[:1]])
+    last_words = [message for message in messages if message]
+    return ": ".join([f"the new workers on {listed(slots)} ended before they trained", *last_words[:1]])
 
 
 def listed(slots: Iterable[Slot]) -> str:

@@ -16,6 +16,8 @@ from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting, last_beat
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
+LOOK_S: Final = 1.0
+"""Between two looks at which units have nothing to do."""
 _ABSENCE_S: Final = 5.0
 """A launcher that was itself away for longer has seen nothing that it could blame a worker for."""
 
@@ -29,7 +31,8 @@ class Members:
         self._presences: dict[int, str] = {}
         self._sightings: dict[int, Sighting] = {}
         self._beats: dict[int, tuple[float, float]] = {}
-        self._looked_s = float("-inf")
+        self._looked_s = self._counted_s = float("-inf")
+        self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
         for path in files.path.glob("plan-*.json"):
             with contextlib.suppress(BadInputError):
@@ -141,26 +144,13 @@ class Members:
                 found.append(worker)
         return found
 
-
-LOOK_S: Final = 1.0
-"""Between two looks."""
-
-
-class Lingering:
-    """One attempt's units that are through, as one launcher has seen them."""
-
-    def __init__(self) -> None:
-        self._since_s: dict[int, float] = {}
-        self._looked_s = float("-inf")
-
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
         """Units that have had nothing to do for longer than each may.
 
         :param limits_s: of those that have nothing to do; asked once in :data:`LOOK_S`.
         """
-        if 0 <= now_s - self._looked_s < LOOK_S:
+        if 0 <= now_s - self._counted_s < LOOK_S:
             return []
-        self._looked_s = now_s
-        limits = limits_s()
-        self._since_s = {unit: self._since_s.get(unit, now_s) for unit in limits}
-        return [unit for unit, since_s in self._since_s.items() if now_s - since_s >= limits[unit]]
+        self._counted_s, limits = now_s, limits_s()
+        self._idle_since_s = {unit: self._idle_since_s.get(unit, now_s) for unit in limits}
+        return [unit for unit, since_s in self._idle_since_s.items() if now_s - since_s >= limits[unit]]

@@ -1,4 +1,4 @@
-"""Plan files: what the workers of an attempt are told."""
+"""Plan files: what the workers of an attempt shall do."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def last_generation(job: JobDir) -> int:
 
 
 def generation_of(path: Path) -> int:
-    """The generation that a copy of a plan is named after; 0: it is no copy of one."""
+    """The generation that a copy of a plan is named after; 0: it is not a copy of one."""
     return whole_number(path.stem.removeprefix("plan-")) or 0
 
 

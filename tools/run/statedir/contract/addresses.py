@@ -13,7 +13,7 @@ def is_private(address: str) -> bool:
     No address to listen on everywhere, none of a group, and none of the range that providers share among
     their customers (100.64.0.0/10).
 
-    :raises ValueError: it is no IP address.
+    :raises ValueError: it is not an IP address.
     """
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
@@ -25,12 +25,12 @@ def is_private(address: str) -> bool:
 def refuse_public(address: str) -> None:
     """Accept an IP address that workers may listen on.
 
-    :raises UsageError: it is not private, or no IP address.
+    :raises UsageError: it is not private, or not an IP address.
     """
     try:
         private = is_private(address)
     except ValueError:
-        raise UsageError(f"{address!r} is no IP address") from None
+        raise UsageError(f"{address!r} is not an IP address") from None
     if not private:
         raise UsageError(
             f"{address} is not a loopback or private address: the workers' connections are not authenticated"

@@ -1,7 +1,7 @@
 """The small files that launcher, backend and workers leave for each other: plans, launch records, outcomes.
 
 A file that is not there, one that cannot be read at the moment, and one that makes no sense are three things:
-nothing was written; nobody knows, so look again; something is wrong.
+nothing was written; it is not known, so look again; something is wrong.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class JobLog:
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
         if event.gpus is not None:
-            told = event.event == "requeue" or "setback" in detail
-            self.trouble = self.reason if told else ""
+            unasked = event.event == "requeue" or "setback" in detail
+            self.trouble = self.reason if unasked else ""
         if event.event in PLACED:
             self.phase, self.change = "running", (event.event, event.time)
             self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))

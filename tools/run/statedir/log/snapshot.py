@@ -145,7 +145,7 @@ def _session(
     try:
         for event in clocked(events, rebuilding.basis.origin_s):
             fold.add(event)
-    except BadInputError:  # it is for whoever asks for a session to say so
+    except BadInputError:  # the caller that asks for a session says so
         return None
     return fold.keep(rebuilding.basis)
 

@@ -1,7 +1,7 @@
 """Slots where new workers died, and jobs whose new workers died: who is kept from what, and for how long.
 
 One death does not say whether the slot or the job is at fault. So the job is kept from that slot first, and
-others may have it. A slot on which workers of a second job died is bad for everybody; a job whose workers
+others may have it. A slot on which workers of a second job died is bad for all; a job whose workers
 died on one slot after the other keeps its size for a while. Each time doubles with every further death, and a
 worker that grows old clears both its slot and its job.
 """

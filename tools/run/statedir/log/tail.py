@@ -32,7 +32,7 @@ class Tail:
         self._size = -1
 
     def read(self) -> list[Event]:
-        """Whole lines that came since the last call; a file that is no event file is warned of once."""
+        """Whole lines that came since the last call; a file that is not an event file is warned of once."""
         if self._reader is None:
             return []
         try:

@@ -24,5 +24,5 @@ def test_an_address_that_strangers_reach_is_refused(address: str) -> None:
 
 
 def test_a_name_is_no_address() -> None:
-    with pytest.raises(UsageError, match="no IP address"):
+    with pytest.raises(UsageError, match="not an IP address"):
         refuse_public("localhost")
