@@ -22,16 +22,14 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-import torch
-
 from benchmarks.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
-from pliant.tools.run.elastic.context import Context, Orders
-from pliant.tools.run.elastic.report import history, newest
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.report import history
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
@@ -151,9 +149,9 @@ def train_an_hour(job: JobDir, plan: Plan) -> None:
     """What rank 0 reports in an hour, in a fraction of it."""
     clock = Clock()
     with ExitStack() as changed:
-        for module in (history, newest, progress):
+        for module in (history, progress):
             changed.enter_context(mock.patch.object(module, "time", clock))
-        reporter = Reporter(Context(0, len(plan.members), torch.device("cpu"), Orders(job, plan, 0)))
+        reporter = Reporter(WorkerContext(job, plan, 0))
         reporter.turn_to(plan.global_batch or 1)
         counters = Counters()
         for step in range(1, int(HOUR_S / STEP_S) + 1):

@@ -425,6 +425,20 @@ def test_once_resizes_what_an_earlier_call_started(site: Site) -> None:
     assert left_running(site.folder) == []
 
 
+def test_once_says_of_a_job_that_it_stops_why_that_waits(site: Site) -> None:
+    site.job("b", samples=1e6, gpus=2, low=2, high=2)
+    run_once(site.options("fifo"))
+    site.job("a", samples=1e6, gpus=2, low=2, high=2)
+    path = site.schedule("fifo")
+    (waits,) = read_schedule(path).waiting
+    run_once(site.options("fifo"))
+    assert site.story()[-2:] == ["preempt b 0", "start a 2"]
+    (stopped,) = (event for event in site.events() if event.event == "preempt")
+    assert (stopped.detail or {})["reason"] == waits.reason != ""
+    site.jobs.clear()
+    run_once(site.options())
+
+
 def test_a_rigid_job_that_ended_while_nobody_looked_is_judged_by_its_exit_code(site: Site) -> None:
     site.job("a", 0, text=EXIT)
     site.job("b", 9, text=EXIT)
