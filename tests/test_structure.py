@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,6 @@ RUN_LAYERS = ("statedir", "backends", "service", "watch")
 """Of tools/run: each knows those before it."""
 ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""
-IN_CIRCLES = {
-    "tools.schedule.session.placement",
-    "tools.schedule.oracle",
-    "tools.schedule.snapshot",
-    "tools.schedule.speeds",
-}
-"""Modules that import each other; none may join them."""
 HEAVY = {
     "torch": (
         "tools/profile/measuring/worker",
@@ -121,29 +115,7 @@ def test_the_layers_of_the_elastic_library_know_those_below_them(path: Path) -> 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     known = {name_of(path) for path in modules()}
     needs = {name_of(path): modules_imported(path, known) - {name_of(path)} for path in modules()}
-    ready = [name for name, needed in needs.items() if not needed]
-    while ready:  # what needs nothing is in no circle: taken away, it leaves others that need nothing
-        done = ready.pop()
-        del needs[done]
-        for name, needed in needs.items():
-            if done in needed:
-                needed.discard(done)
-                ready += [] if needed else [name]
-    assert _in_circles(needs) <= IN_CIRCLES
-
-
-def _in_circles(needs: dict[str, set[str]]) -> set[str]:
-    """Of modules that need others of them, those that need themselves by way of others."""
-
-    def reached(name: str) -> set[str]:
-        found, open_ends = set[str](), [name]
-        while open_ends:
-            new = needs.get(open_ends.pop(), set()) - found
-            found |= new
-            open_ends += new
-        return found
-
-    return {name for name in needs if name in reached(name)}
+    TopologicalSorter(needs).prepare()  # a circle is an error that names it
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
