@@ -26,7 +26,7 @@ def synth(
         float | None,
         typer.Option(
             "--hours",
-            help="Arrivals keep to so many hours; without --jobs, as many come as the rate brings.",
+            help="Arrivals end after this many hours; without --jobs, as many come as the rate brings.",
             show_default="no limit",
         ),
     ] = None,

@@ -105,7 +105,7 @@ def replay_all(
     """Carry out all tasks and write their files; the summaries come in the order of the tasks.
 
     :param workers: processes; each reads the inputs itself.
-    :param advance: told of jobs that are done, over all tasks.
+    :param advance: notified of jobs that are done, over all tasks.
     :param heed: called with what the replays take for granted, each thing once, before the first begins.
     :raises BadInputError: with every problem of the inputs, or with what strict tasks would assume.
     :raises UsageError: a policy or a parameter is unknown, or stdin would have to be read by several workers.

@@ -40,7 +40,7 @@ class Sources:
     profile: str | None = None
     """None: speed grows in proportion to the GPUs."""
     jobs_limit: int | None = None
-    """Only so many jobs, the first to arrive."""
+    """Only this many jobs, the first to arrive."""
     convergence: str | None = None
     """None: no job has a table of epochs."""
 
@@ -105,9 +105,9 @@ def inputs(
 ) -> Inputs:
     """Check a trace against cluster and profile; ``source`` is what messages call it.
 
-    A job that is too large for the cluster is no error: the replay says what becomes of it.
+    A job that is too large for the cluster is not an error: the replay says what becomes of it.
 
-    :raises BadInputError: a job's work is unknown or cannot be told in samples, or its model is not profiled.
+    :raises BadInputError: a job's work is unknown or has no number of samples, or its model is not profiled.
     """
     throughput = throughput_for(profile, cluster)
     if throughput.models():

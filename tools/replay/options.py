@@ -164,7 +164,7 @@ class ReplayOptions(Conditions):
     profile: ProfileFile = None
     convergence: ConvergenceFile = None
     jobs_limit: JobsLimit = None
-    seed: Annotated[int, Ge(0), Option("Seed of policies that draw lots.", POLICIES)] = 0
+    seed: Annotated[int, Ge(0), Option("Seed of policies that decide at random.", POLICIES)] = 0
 
 
 def parse_noise_scales(text: str | None) -> dict[str, float]:

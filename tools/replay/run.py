@@ -90,8 +90,8 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     engine.run()
     wall_s = time.perf_counter() - started
     summary = _summary(inputs, engine, run, wall_s)
-    told = summary if timing else summary.without_timing()
-    engine.log.details[info_row] = partial(_info, inputs, run, session, trained, told)
+    shown = summary if timing else summary.without_timing()
+    engine.log.details[info_row] = partial(_info, inputs, run, session, trained, shown)
     return Replayed(run, engine.log, summary, session)
 
 

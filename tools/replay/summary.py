@@ -18,7 +18,7 @@ _REJECT: Final = EVENT_NAMES.index("reject")
 _NAMED: Final = 5
 """Jobs that are named where several are left for one reason."""
 _LINES: Final = 10
-"""Reasons that are told one by one."""
+"""Reasons that get a line of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class EpochRules:
 
     length: Literal["iterations", "gain"] = "iterations"
     """iterations: an epoch is as many steps as the validation runs took. gain: it is a fixed amount of
-    progress (the least of the validation runs), and a step brings the gain that their gradients tell."""
+    progress (the least of the validation runs), and a step brings the gain that their gradients show."""
     whole_seconds: bool = False
     """Epochs end at whole seconds."""
     max_epochs: Mapping[str, int] = field(default_factory=dict)

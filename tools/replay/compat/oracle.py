@@ -1,4 +1,4 @@
-"""What policies are told in a replay that no scheduler could know."""
+"""What policies know in a replay of a simulator and no scheduler could."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ NONE: Final = Compat()
 def simulator_model(
     compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
 ) -> tuple[ProgressModel, Oracle | None]:
-    """How jobs train in the simulator, and what it tells policies.
+    """How jobs train in the simulator, and what policies know in it.
 
     :param round_s: seconds between decisions.
     :param stepwise: the batch may change after each epoch.

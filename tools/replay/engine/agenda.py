@@ -43,13 +43,13 @@ class Agenda:
         heappush(self._heap, Entry(time_s, kind, subject))
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
-        """The next thing that happens to a job by itself; replaces what was planned for it."""
+        """The next event of a job that no decision causes; replaces what was planned for it."""
         self._version += 1
         self._plans[job_id] = self._version
         heappush(self._heap, Entry(time_s, kind, job_id, self._version))
 
     def unplan(self, job_id: str) -> None:
-        """Nothing happens to the job by itself any more."""
+        """Drops what was planned for the job."""
         self._plans.pop(job_id, None)
 
     def next_s(self) -> float:

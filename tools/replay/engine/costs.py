@@ -85,7 +85,7 @@ def costs_from_events(events: Iterable[Event]) -> Measured:
 
 
 def _with_ends(start: Cost, leaves: Mapping[str, list[float]]) -> Cost:
-    # the median: a job that ended while nobody looked seems to have left for as long
+    # the median: a job that ended while the service was down seems to have taken that long to leave
     ends = {model: median(seconds) for model, seconds in leaves.items()}
     bearing = {model: seconds + ends.get(model, 0.0) for model, seconds in start.by_model.items()}
     every = [seconds for each in leaves.values() for seconds in each]
@@ -133,7 +133,7 @@ def parse_costs(
 ) -> tuple[Cost | None, Cost | None, Cost | None]:
     """What the options of that name say, in the order of the fields of ``SimulatedCluster``; None: nothing.
 
-    A resume that nobody states a cost for has what the source of the rescales has measured.
+    A resume without a stated cost has what the source of the rescales has measured.
     """
     if resume is None and rescale is not None and _is_measured(rescale):
         resume = rescale

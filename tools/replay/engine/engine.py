@@ -39,7 +39,7 @@ Describe = Callable[[JobState], Detail]
 """Makes the detail of a ``submit`` event."""
 
 _PATIENCE: Final = 1000
-"""After so many decisions in a row without an arrival, an end or a failure: look for a standstill."""
+"""Decisions in a row without an arrival, an end or a failure, after which to look for a standstill."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Engine:
         return wished
 
     def _is_given_up(self) -> bool:
-        """Nobody will arrive or end, and the policy is not asked again or was asked often enough."""
+        """No job will arrive or end, and the policy is not asked again or was asked often enough."""
         idle = self._arrived == len(self._arrivals) and self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None

@@ -41,7 +41,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class Mtbf:
-    """Every node fails by itself, after exponentially distributed times."""
+    """Every node fails independently, after exponentially distributed times."""
 
     between_h: float
     """Mean hours from a repair to the next failure."""
@@ -146,7 +146,8 @@ def failures_end_s(jobs: Sequence[Job], speeds: Speeds) -> float:
     """Until when failures are drawn for a trace: long enough for twice its work.
 
     That is the last submission, twice the time in which the whole cluster does all the work at the requested
-    sizes, and twice the longest job. Without an end a job that can never run would be waited for for ever.
+    sizes, and twice the longest job. Without an end the replay would wait
+    indefinitely for a job that can never run.
     """
     seconds = [_alone(job, speeds) for job in jobs]
     gpus = max(1, sum(speeds.gpu_types.values()))

@@ -20,15 +20,15 @@ class Interference:
         """Nodes of each job that spans several."""
         self._beside: dict[str, set[str]] = {}
         """The same by node."""
-        self._told: dict[str, float] = {}
+        self._last: dict[str, float] = {}
         self._stale: set[str] = set()
 
-    def sit(self, job_id: str, placement: NodeGpus) -> None:
+    def place(self, job_id: str, placement: NodeGpus) -> None:
         """From now on the job holds this; nothing, if it is empty."""
         for node in self._nodes.pop(job_id, ()):
             self._beside[node].remove(job_id)
             self._stale |= self._beside[node]
-        self._told.pop(job_id, None)
+        self._last.pop(job_id, None)
         if len(placement) > 1:
             self._nodes[job_id] = tuple(node for node, _ in placement)
             for node in self._nodes[job_id]:
@@ -40,11 +40,11 @@ class Interference:
         """The part of its speed that the job has now."""
         nodes = self._nodes.get(job_id, ())
         found = self._slowed if any(len(self._beside[node]) > 1 for node in nodes) else 1.0
-        self._told[job_id] = found
+        self._last[job_id] = found
         return found
 
     def changed(self) -> list[str]:
         """Jobs whose speed factor is not what :meth:`speed_factor` said last, in order of their ids."""
         stale, self._stale = self._stale, set()
-        told = {job_id: self._told[job_id] for job_id in stale if job_id in self._told}
-        return sorted(job_id for job_id, before in told.items() if self.speed_factor(job_id) != before)
+        known = {job_id: self._last[job_id] for job_id in stale if job_id in self._last}
+        return sorted(job_id for job_id, before in known.items() if self.speed_factor(job_id) != before)

@@ -84,7 +84,7 @@ class RunningJobs:
     def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
         """The job has got GPUs or a batch, as ``row`` of the log says; it trains once it has paid."""
         if self._interference is not None:
-            self._interference.sit(job.id, job.placement)
+            self._interference.place(job.id, job.placement)
         done = job.samples_done(now_s)
         held = Allocation(row, now_s, job.samples_per_second, now_s + cost_s, done)
         self._held[job.id] = held
@@ -129,7 +129,7 @@ class RunningJobs:
 
     def _drop(self, job_id: str) -> Allocation:
         if self._interference is not None:
-            self._interference.sit(job_id, ())
+            self._interference.place(job_id, ())
         return self._held.pop(job_id)
 
     def _train(self, job: JobState, held: Allocation, now_s: float, from_s: float) -> None:

@@ -37,10 +37,10 @@ class SimulatedCluster:
     """The world of one replay."""
 
     start_cost: Cost | None = None
-    """Of a start; None: nobody stated one. It is owed until the job has trained once: a change that comes
-    before starts it anew, and so does the resume after a preemption."""
+    """Of a start; None: not stated. It is due until the job has trained once: an earlier change restarts it,
+    and so does the resume after a preemption."""
     rescale_cost: Cost | None = None
-    """Of every later change of its GPUs or batch. A change that comes before it is paid starts it anew."""
+    """Of every later change of its GPUs or batch. A change that comes before it is paid restarts it."""
     resume_cost: Cost | None = None
     """Of a start after a preemption or a failure; None: that of every other change."""
     progress: Callable[[], ProgressModel] = Samples

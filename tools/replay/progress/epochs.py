@@ -24,7 +24,7 @@ class Cut(NamedTuple):
     """Samples per step that are really trained."""
     step_seconds: float
     observation: Observation | None = None
-    """What the job measures by it, if it is told."""
+    """What the job measures by it; None: what the throughput model says."""
 
 
 class Epochs:
@@ -124,7 +124,7 @@ class Epochs:
 def _target(job: JobState) -> float | None:
     """The metric at which a job ends; None: it names none.
 
-    :raises BadInputError: it is no number.
+    :raises BadInputError: it is not a number.
     """
     text = job.spec.labels.get(TARGET)
     if text is None:
@@ -139,5 +139,5 @@ def _target(job: JobState) -> float | None:
 
 
 def epoch_of(samples: float, samples_per_epoch: float) -> int:
-    """The epoch in which so many samples end; at its end the next one."""
+    """The epoch that this many samples reach; at its end the next one."""
     return math.floor(samples / samples_per_epoch + 1e-9)

@@ -1,4 +1,4 @@
-"""Work in samples at the reference batch; the gradient noise tells how much less a larger batch trains."""
+"""Work in samples at the reference batch; the gradient noise says how much less a larger batch trains."""
 
 from __future__ import annotations
 

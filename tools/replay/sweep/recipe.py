@@ -63,7 +63,7 @@ class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes
     clusters: Annotated[tuple[Machines, ...], Field(min_length=1)]
     policies: Annotated[tuple[str, ...], Field(min_length=1)]
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
-    """Seeds of the policies that draw lots, and of failures."""
+    """Seeds of the policies that decide at random, and of failures."""
     parameters: dict[str, dict[str, Annotated[tuple[Value, ...], Field(min_length=1)]]] = Field(
         default_factory=dict
     )

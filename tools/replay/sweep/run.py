@@ -82,7 +82,7 @@ def sweep(
     """Carry out the tasks that are not finished; those that fail do not stop the others.
 
     :param workers: processes.
-    :param advance: told of tasks that are done, those that were finished before included.
+    :param advance: notified of tasks that are done, those that were finished before included.
     """
     waiting = [task for task in tasks if not is_finished(task, folder)]
     failures = []

@@ -114,7 +114,7 @@ def read_table(folder: Path) -> list[SweepTask]:
 
 
 def table_digest(folder: Path) -> str:
-    """What tells a folder's task table from those of other recipes and other inputs.
+    """What distinguishes a folder's task table from those of other recipes and other inputs.
 
     :raises BadInputError: there is no table.
     """

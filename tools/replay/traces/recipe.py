@@ -132,7 +132,7 @@ class Recipe(Record):
     jobs: Annotated[int, Field(gt=0, le=MOST_JOBS)] | None = None
     """How many. Default: 160; where ``hours`` is given, as many as the rate brings."""
     hours: WorkAmount | None = None
-    """Arrivals keep to so many hours. Default: no limit; for a sample 8."""
+    """Arrivals end after this many hours. Default: no limit; for a sample 8."""
     rate_per_hour: _Rate = 20.0
     """Mean arrivals an hour; of bursty arrivals the high rate."""
     low_rate_per_hour: _Rate | None = None

@@ -132,15 +132,15 @@ def test_goodput_is_slowed_as_throughput_is() -> None:
 
 def test_only_changes_of_pace_are_told() -> None:
     held = Interference(0.25)
-    held.sit("a", A)
+    held.place("a", A)
     assert (held.speed_factor("a"), held.changed()) == (1.0, [])
-    held.sit("b", B)
+    held.place("b", B)
     assert (held.speed_factor("b"), held.changed(), held.speed_factor("a")) == (0.75, ["a"], 0.75)
-    held.sit("c", (("n1", 1), ("n3", 1)))
+    held.place("c", (("n1", 1), ("n3", 1)))
     assert (held.speed_factor("c"), held.changed()) == (0.75, [])
-    held.sit("b", ())
+    held.place("b", ())
     assert held.changed() == []
-    held.sit("c", ())
+    held.place("c", ())
     assert (held.changed(), held.speed_factor("a")) == (["a"], 1.0)
 
 
