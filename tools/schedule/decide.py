@@ -35,7 +35,7 @@ _ACTIONS: Mapping[str, str] = {"rebatch": "keep"}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a policy: which one, with what parameters and seed, and how much is to be told."""
+    """What is asked of a policy: which one, with what parameters and seed, and how much it is to explain."""
 
     policy: str
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -66,15 +66,15 @@ def _jobs(make: Factory, count: int) -> list[Job]:
 
 def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[CheckedSession, bytes]:
     """Submit each job at its time, let everything run out; returns every allocation of every moment."""
-    held, told = CheckedSession(make(), nodes, seed), []
+    held, story = CheckedSession(make(), nodes, seed), []
     coming = in_order_of_arrival(jobs)
     happen(held.session, held.time_s, coming)
     for _ in range(_STEPS_TO_DRAIN):
         held.decide()
-        told.append([held.time_s, sorted((s.id, s.placement, s.global_batch) for s in held.jobs.values())])
+        story.append([held.time_s, sorted((s.id, s.placement, s.global_batch) for s in held.jobs.values())])
         if not held.advance(coming):
             break
-    return held, json.dumps(told).encode()
+    return held, json.dumps(story).encode()
 
 
 def check_empty_queue(make: Factory) -> None:
@@ -279,10 +279,10 @@ def check_explanations(make: Factory) -> None:
     held.submit([each.model_copy(update={"submit_time": 0.0}) for each in _jobs(make, 20)])
     held.decide()
     before = {state.id: state.placement for state in held.jobs.values()}
-    for job_id, told in held.session.explain(held.time_s).items():
+    for job_id, why in held.session.explain(held.time_s).items():
         require(job_id in held.jobs, f"explains {job_id}, which is not active")
-        require(bool(told.reason), f"gives {job_id} no reason")
-        require("\n" not in told.reason, f"explains {job_id} in several lines")
+        require(bool(why.reason), f"gives {job_id} no reason")
+        require("\n" not in why.reason, f"explains {job_id} in several lines")
     require(
         before == {state.id: state.placement for state in held.jobs.values()},
         ("explaining changed something"),

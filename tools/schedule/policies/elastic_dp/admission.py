@@ -135,7 +135,7 @@ class AdmissionControl:
         choices = self.choices(job)
         for member in choices:
             optimizer = found.optimizers.get(member.gpu_type)
-            if optimizer and optimizer.room(job.spec.user) >= member.curve.least:
+            if optimizer and optimizer.left_for(job.spec.user) >= member.curve.least:
                 optimizer.add(self.objective.gains(job, member.curve), job.spec.user)
                 found.members.setdefault(member.gpu_type, []).append(member)
                 return True
@@ -162,9 +162,9 @@ def _why(choices: list[Member], optimizers: Mapping[str, Optimizer]) -> Explanat
     member = min(choices, key=lambda member: member.curve.least)
     least, optimizer = member.curve.least, optimizers.get(member.gpu_type)
     left = optimizer.left if optimizer else 0
-    room = optimizer.room(member.job.spec.user) if optimizer else 0
-    if room < least <= left:
-        return Explanation(f"needs {in_gpus(least)}, its user's quota has {room} left", least)
+    left_for_user = optimizer.left_for(member.job.spec.user) if optimizer else 0
+    if left_for_user < least <= left:
+        return Explanation(f"needs {in_gpus(least)}, its user's quota has {left_for_user} left", least)
     return Explanation(
         f"needs {in_gpus(least)}, the smallest sizes of the jobs before it leave {left}", least
     )

@@ -102,7 +102,7 @@ class Optimizer:
         """By user, where there is a quota."""
         self._whole = Share()
 
-    def room(self, user: str = "") -> int:
+    def left_for(self, user: str = "") -> int:
         """GPUs that one more job of this user could take as its smallest size."""
         if self._quota is None or not user:
             return self.left
@@ -111,7 +111,7 @@ class Optimizer:
 
     def add(self, gains: Gains, user: str = "") -> bool:
         """One more job. False, and nothing is changed, where the smallest sizes no longer fit."""
-        if gains.least > self.room(user):
+        if gains.least > self.left_for(user):
             return False
         self.left -= gains.least
         group = self._free

@@ -23,8 +23,8 @@ class ScalingTimes:
         """``ended_part``: of the active jobs and those that have ended, one a GPU at most; None: never."""
         self._interval_s = interval_s
         self._ended_part = ended_part
-        self._told_s: float | None = None
-        """Time of the last change told."""
+        self._seen_s: float | None = None
+        """Time of the last change seen."""
         self._held_s: float | None = None
         """When sizes were last looked at."""
         self._early_s = -math.inf
@@ -39,11 +39,11 @@ class ScalingTimes:
         :param gpus: GPUs of the cluster, up or down.
         """
         new = list(changes)
-        if self._told_s is None and self._held_s is None and new:
+        if self._seen_s is None and self._held_s is None and new:
             latest_s = new[-1].time_s
             while new[0].time_s < latest_s:
                 self._take(new.pop(0), gpus)
-        known_s = max(-math.inf if at_s is None else at_s for at_s in (self._told_s, self._held_s))
+        known_s = max(-math.inf if at_s is None else at_s for at_s in (self._seen_s, self._held_s))
         for change in new:
             self._take(change, gpus)
         moment_s = max(self._early_s, self._last_s(now_s))
@@ -66,7 +66,7 @@ class ScalingTimes:
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
         return {
-            "told_s": self._told_s,
+            "told_s": self._seen_s,
             "held_s": self._held_s,
             "early_s": None if self._early_s == -math.inf else self._early_s,
             "active": self._active,
@@ -75,14 +75,14 @@ class ScalingTimes:
 
     def load(self, state: Any) -> None:
         """The inverse of :meth:`dump`."""
-        self._told_s, self._held_s = state["told_s"], state["held_s"]
+        self._seen_s, self._held_s = state["told_s"], state["held_s"]
         self._early_s = -math.inf if state["early_s"] is None else state["early_s"]
         self._active, self._ended = state["active"], state["ended"]
 
     def _take(self, change: Change, gpus: int) -> None:
-        if self._told_s is not None and self._last_s(change.time_s) > self._told_s:
+        if self._seen_s is not None and self._last_s(change.time_s) > self._seen_s:
             self._ended = 0
-        self._told_s = change.time_s
+        self._seen_s = change.time_s
         if change.kind == "arrived":
             self._active += 1
         elif change.ended_job is not None:

@@ -83,7 +83,7 @@ class Pollux(Policy):
         self._restarts: dict[str, int] = {}
         self._populations: dict[str, Population] = {}
         self._goodputs: Goodputs | None = None
-        self._told: dict[str, Explanation] = {}
+        self._reasons: dict[str, Explanation] = {}
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Search each pool, and name what differs from what the jobs hold."""
@@ -93,7 +93,7 @@ class Pollux(Policy):
         stream = np.random.default_rng([self._seed, self._round])
         goodputs = self._up_to_date(snapshot)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
-        self._told = {}
+        self._reasons = {}
         for pool, jobs in pools(snapshot, decision.rejected):
             nodes = [node for node in snapshot.nodes if node.up and node.gpu_type == pool.gpu_type]
             tables = [goodputs.goodput(job, pool) for job in jobs]
@@ -103,7 +103,7 @@ class Pollux(Policy):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """The speedup of each job against its fair share."""
-        return {job_id: told for job_id, told in self._told.items() if job_id in snapshot.jobs}
+        return {job_id: reason for job_id, reason in self._reasons.items() if job_id in snapshot.jobs}
 
     def dump_state(self) -> dict[str, Any]:
         """The seed, the round, restarts by job, and the population of each pool."""
@@ -181,7 +181,7 @@ class Pollux(Policy):
             place = members.place(best[0, row]) if speedups[row] > 0 else ()
             gpus, several = sum(count for _, count in place), int(len(place) > 1)
             speedup = float(problem.speedups[row, several, gpus])
-            self._told[job.id] = _explanation(job, gpus, speedup, members.fair_gpus(row))
+            self._reasons[job.id] = _explanation(job, gpus, speedup, members.fair_gpus(row))
             table = members.goodputs[row]
             if place == job.placement:
                 batch = self._retuned(job, table, several, float(problem.restart_factor[row]), goodputs)

@@ -24,7 +24,7 @@ Matrices = npt.NDArray[np.int16]
 
 WAITING: Final = 0.01
 """The speedup that a job without GPUs counts with."""
-_PATIENCE: Final = 15
+_IDLE_GENERATIONS: Final = 15
 """The search ends after that number of generations in a row without anything better."""
 
 
@@ -158,7 +158,7 @@ def search(
         scores = np.concatenate([fitness, problem.fitness(children)])
         found, fitness = _fittest(both, scores, marks, population)
         idle = 0 if fitness[0] > best else idle + 1
-        if idle == _PATIENCE:
+        if idle == _IDLE_GENERATIONS:
             break
     return found
 

@@ -69,11 +69,11 @@ class TiresiasGittins(Tiresias):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Queue, place in it, and how soon the job is likely to finish."""
-        told = super().explain(snapshot)
+        reasons = super().explain(snapshot)
         for job_id, index in {member.job.id: member.index for member in self._order}.items():
-            reason = f"{told[job_id].reason}, Gittins index {_HOUR_S * index:.3g} per GPU-hour"
-            told[job_id] = Explanation(reason, told[job_id].needs_gpus)
-        return told
+            reason = f"{reasons[job_id].reason}, Gittins index {_HOUR_S * index:.3g} per GPU-hour"
+            reasons[job_id] = Explanation(reason, reasons[job_id].needs_gpus)
+        return reasons
 
     def dump_state(self) -> dict[str, Any]:
         """The queues as ``tiresias`` has them, and the services of the jobs that finished."""

@@ -99,16 +99,16 @@ class Tiresias(Policy):
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Queue and place in it."""
         self._keep_up(snapshot, {})
-        told, place = {}, {0: 0}
+        reasons, place = {}, {0: 0}
         for member in self._order:
             place[member.queue] = place.get(member.queue, 0) + 1
             job = member.job
-            told[job.id] = Explanation(
+            reasons[job.id] = Explanation(
                 f"queue {member.queue + 1} of {len(self._thresholds) + 1}, place {place[member.queue]}, with "
                 f"{self._service(member, snapshot.time_s):.0f} GPU-seconds received",
                 needs_gpus=None if job.gpus else job.spec.gpus.requested,
             )
-        return told
+        return reasons
 
     def dump_state(self) -> dict[str, Any]:
         """Queue, time of entry, forgiven service and begin of the wait of each job."""

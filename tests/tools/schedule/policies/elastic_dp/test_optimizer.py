@@ -241,7 +241,12 @@ def test_a_quota_with_no_room_for_one_more_refuses_it():
     one = gains_of([0, 1, 2])
     assert one is not None
     assert [found.add(one, user) for user in ("ann", "ann", "ann", "bob")] == [True, True, False, True]
-    assert (found.room("ann"), found.room("bob"), found.room("eve"), found.room()) == (0, 1, 2, 5)
+    assert (found.left_for("ann"), found.left_for("bob"), found.left_for("eve"), found.left_for()) == (
+        0,
+        1,
+        2,
+        5,
+    )
     assert found.sizes() == [1, 1, 2]
 
 
