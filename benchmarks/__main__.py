@@ -1,28 +1,36 @@
-"""``python -m benchmarks [NAME…]``: run the named benchmarks, or all, and write benchmarks/results/."""
+"""``python -m benchmarks NAME…`` runs benchmarks and writes benchmarks/results/; NAME ``all`` runs all.
+
+Without a name it lists what there is.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from pathlib import Path
 
-from benchmarks import figure
-
-SUPPORT = {"__init__", "__main__", "figure", "library_cpu", "published", "service_tick", "site"}
+from benchmarks.parts import figure
 
 
-def names() -> list[str]:
-    """Every benchmark, by module name."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in SUPPORT)
+def benchmarks() -> dict[str, str]:
+    """What each benchmark measures, by module name."""
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("__"))
+    pages = {path.stem: ast.get_docstring(ast.parse(path.read_text())) or "" for path in files}
+    return {name: page.partition("\n")[0] for name, page in pages.items()}
 
 
 def main(wanted: list[str]) -> int:
     """Run them; 2 for a name that does not exist."""
-    unknown = [name for name in wanted if name not in names()]
+    known = benchmarks()
+    unknown = [name for name in wanted if name not in (*known, "all")]
     if unknown:
-        print(f"no benchmark {unknown[0]!r}; there are: {', '.join(names())}", file=sys.stderr)
+        print(f"no benchmark {unknown[0]!r}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    for name in wanted or names():
+    if not wanted:
+        print("make bench NAME=…, or NAME=all:")
+        print("\n".join(f"  {name:16s} {measures}" for name, measures in known.items()))
+    for name in known if "all" in wanted else wanted:
         measured = importlib.import_module(f"benchmarks.{name}").figures()
         path = figure.write(name, measured)
         for row in measured:

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.chaos --minutes 10``: whatever can break breaks, and no job is lost.
+"""Ten minutes in which whatever can break breaks: no job is lost (also ``make chaos``).
 
 Six jobs at a time on four CPU slots of this machine, one in six of them trained by the elastic library. Jobs
 are cancelled, killed and wrong in themselves, folders are removed, the log is damaged, launchers stand still
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from tests.tools.run.blows import BLOWS
 from tests.tools.run.chaos import Storm
 

@@ -1,4 +1,4 @@
-"""CPU seconds that the command line takes to start: the help, and a fifo decision on a small file."""
+"""CPU seconds that commands take to start: the help, a fifo decision and a report of small files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
+from pliant.cli.main import COMMANDS, GROUPS
 
+PLIANT = (sys.executable, "-m", "pliant.cli")
 RUNS = 9
 LIMIT_S = 0.4
+HELP_LIMIT_S = 0.5
+"""Of a single command: Typer loads Rich and pydantic for it."""
+PARQUET_LIMIT_S = 0.6
+"""Where pyarrow and numpy are needed."""
 
 
 def figures() -> list[Figure]:
@@ -22,9 +28,15 @@ def figures() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         jobs, cluster = _inputs(Path(folder))
         schedule = ["schedule", "--jobs", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
+        events = str(Path(folder) / "fifo.parquet")
+        subprocess.run([*PLIANT, "replay", *schedule[1:], "-o", events], check=True, capture_output=True)
+        names = [name for name, *_ in (*COMMANDS, *GROUPS)]
+        slowest_help_s = max(_cpu_s([name, "--help"], folder, runs=3) for name in names)
         return [
             Figure("cli_help_cpu_s", _cpu_s(["--help"], folder), "s", LIMIT_S),
+            Figure("cli_slowest_help_cpu_s", slowest_help_s, "s", HELP_LIMIT_S),
             Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, folder), "s", LIMIT_S),
+            Figure("cli_report_cpu_s", _cpu_s(["report", events], folder), "s", PARQUET_LIMIT_S),
         ]
 
 
@@ -41,13 +53,14 @@ def _inputs(folder: Path) -> tuple[Path, Path]:
     return jobs, cluster
 
 
-def _cpu_s(arguments: list[str], cache: str) -> float:
+def _cpu_s(arguments: list[str], cache: str, runs: int = RUNS) -> float:
     cached = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
-    command = [sys.executable, "-m", "pliant.cli", *arguments]
     spent = []
-    for _ in range(RUNS + 1):
+    for _ in range(runs + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, env=cached)
+        subprocess.run(
+            [*PLIANT, *arguments], check=True, stdin=subprocess.DEVNULL, capture_output=True, env=cached
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return statistics.median(spent[1:])

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300

@@ -21,8 +21,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.figure import Figure
-from benchmarks.published import published
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.published import published
 from experiments.elastic_scaling.live import LIMITS, RECORD
 from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer

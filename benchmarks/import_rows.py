@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from pliant.tools.replay.importers.run import import_trace
 
 ROWS: Final = 100_000

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from benchmarks.replay_speed import calibration_s
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job

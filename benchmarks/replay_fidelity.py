@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace

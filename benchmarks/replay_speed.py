@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.formats.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs

@@ -13,9 +13,9 @@ import statistics
 import time
 from typing import Final
 
-from benchmarks import library_cpu
-from benchmarks.figure import Figure
-from benchmarks.site import SLOTS, running
+from benchmarks.parts import library_cpu
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.training_job import SLOTS, running
 from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
@@ -124,14 +124,14 @@ def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[st
     """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
-    with running(kind, SCRIPT, BIG, BATCH) as site:
-        site.go_to(1)
+    with running(kind, SCRIPT, BIG, BATCH) as training:
+        training.go_to(1)
         for _ in range(rounds):
             before = 1
             for workers in PATH:
                 name = f"{before}_to_{workers}"
                 began_s = time.time()
-                event = site.go_to(workers)
+                event = training.go_to(workers)
                 detail = event.detail or {}
                 took_s = event.time - began_s if kind is Relaunching else event.overhead_seconds or 0.0
                 found.setdefault(name, []).append(took_s)
@@ -144,14 +144,14 @@ def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[st
 def kill_stalls(count: int) -> list[float]:
     """What the survivors lose when one of three workers is killed: each worker in turn."""
     taken = []
-    with running(Executor, SCRIPT, BIG, BATCH) as site:
-        site.go_to(3)
+    with running(Executor, SCRIPT, BIG, BATCH) as training:
+        training.go_to(3)
         for number in range(count):
-            site.kill(number % SLOTS)
-            lost = site.until(lambda event: bool((event.detail or {}).get("lost")))
+            training.kill(number % SLOTS)
+            lost = training.until(lambda event: bool((event.detail or {}).get("lost")))
             taken.append(lost.overhead_seconds or 0.0)
-            site.until(lambda event: event.gpus == SLOTS and "parts" in (event.detail or {}))
-            site.train_for(BETWEEN_KILLS_S)
+            training.until(lambda event: event.gpus == SLOTS and "parts" in (event.detail or {}))
+            training.train_for(BETWEEN_KILLS_S)
     return taken
 
 
@@ -160,9 +160,9 @@ def overhead_ratio(epochs: int) -> float:
 
     An epoch by the library and one by PyTorch alone take turns in the same processes; the median of pairs.
     """
-    with running(Executor, SCRIPT, f"[true, 2400, {epochs}]", BATCH) as site:
-        site.go_to(2)
-        took = site.finish()
+    with running(Executor, SCRIPT, f"[true, 2400, {epochs}]", BATCH) as training:
+        training.go_to(2)
+        took = training.finish()
     pairs = list(zip(took["elastic"], took["plain"], strict=True))
     return statistics.median(elastic / plain for elastic, plain in pairs[1:]) - 1.0
 
@@ -171,11 +171,11 @@ def loss_error() -> float:
     """The largest relative difference of an epoch's loss between 1 → 2 → 3 → 2 → 1 and one worker."""
     curves = []
     for path in ((1,), (1, *PATH)):
-        with running(Executor, SCRIPT, "[true, 1200, 20]", BATCH) as site:
+        with running(Executor, SCRIPT, "[true, 1200, 20]", BATCH) as training:
             for workers in path:
-                site.go_to(workers)
-            site.finish()
-            curves.append(site.losses)
+                training.go_to(workers)
+            training.finish()
+            curves.append(training.losses)
     return max(abs(one / other - 1.0) for one, other in zip(*curves, strict=True))
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks import service_tick
-from benchmarks.figure import Figure
+from benchmarks.parts import service_tick
+from benchmarks.parts.figure import Figure
 from pliant.schemas.event import Event
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import TAIL_BYTES, State

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.service_tick import figures, log_bytes
+from benchmarks.parts.service_tick import figures, log_bytes
 
 
 def test_every_figure_is_measured_and_has_its_limit() -> None:

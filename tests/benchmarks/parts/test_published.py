@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.__main__ import names
-from benchmarks.published import published
+from benchmarks.__main__ import benchmarks
+from benchmarks.parts.published import published
 
 
 def test_every_number_of_a_table_comes_with_the_published_one_and_their_ratio() -> None:
@@ -20,4 +20,4 @@ def test_every_number_of_a_table_comes_with_the_published_one_and_their_ratio() 
 
 
 def test_what_benchmarks_share_is_no_benchmark() -> None:
-    assert "published" not in names()
+    assert "published" not in benchmarks()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pliant.tools.report.expectation import Expectation
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ SLOTS: Final = 3
 SCRIPT_NAME: Final = "train.py"
 
 
-class Site:
+class TrainingJob:
     """One job under an executor."""
 
     def __init__(self, executor: Executor, job: Job) -> None:
@@ -97,7 +97,7 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(kind: type[Executor], script_text: str, words: str, batch: int) -> Iterator[Site]:
+def running(kind: type[Executor], script_text: str, words: str, batch: int) -> Iterator[TrainingJob]:
     """A job that can be given slots; nothing is left of it afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
@@ -117,7 +117,7 @@ def running(kind: type[Executor], script_text: str, words: str, batch: int) -> I
             "batch": {"size": batch},
         }
         try:
-            yield Site(executor, Job.model_validate(spec))
+            yield TrainingJob(executor, Job.model_validate(spec))
         finally:
             while executor.gangs:
                 executor.targets.clear()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.figure import Figure
+from benchmarks.parts.figure import Figure
 
 
 @pytest.mark.parametrize(

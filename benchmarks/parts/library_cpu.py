@@ -19,8 +19,8 @@ import json
 import statistics
 from typing import Final
 
-from benchmarks.figure import Figure
-from benchmarks.site import running
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.training_job import running
 from pliant.tools.run.service.executor import Executor
 
 LIMIT: Final = 0.95
@@ -143,10 +143,10 @@ def figures() -> list[Figure]:
 def cpu_ratios(name: str) -> tuple[float, float]:
     """Plain processor time by the library's, both workers together: of all epochs, and their median."""
     words = json.dumps([name, BATCH[name], SAMPLES[name], EPOCHS[name], WORKERS])
-    with running(Executor, SCRIPT, words, BATCH[name]) as site:
-        site.go_to(WORKERS)
-        site.finish()
-        used = [json.loads(path.read_text()) for path in site.folder.glob("used-*.json")]
+    with running(Executor, SCRIPT, words, BATCH[name]) as training:
+        training.go_to(WORKERS)
+        training.finish()
+        used = [json.loads(path.read_text()) for path in training.folder.glob("used-*.json")]
     by_epoch = [[sum(column) for column in zip(*pairs, strict=True)] for pairs in zip(*used, strict=True)]
     plain_s, ours_s = (sum(column) for column in zip(*by_epoch, strict=True))
     return plain_s / ours_s, statistics.median(plain / ours for plain, ours in by_epoch)
