@@ -22,8 +22,8 @@ def cancel(
     Example: pliant cancel char-lm --state live
     """
     from pliant.tools.run.service.submit import cancel as ask
-    from pliant.tools.run.statedir.directory import holder_of
     from pliant.tools.run.statedir.layout import StateDir
+    from pliant.tools.run.statedir.lock import holder_of
 
     ask(state, jobs)
     if holder_of(StateDir(state).lock) is None:

@@ -36,8 +36,8 @@ def submit(
     from pliant.schemas.formats.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
-    from pliant.tools.run.statedir.directory import holder_of
     from pliant.tools.run.statedir.layout import StateDir
+    from pliant.tools.run.statedir.lock import holder_of
 
     if jobs is None and nothing_comes_in():
         raise UsageError("no jobs to submit: name a file, or pipe one in")

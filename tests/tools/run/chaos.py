@@ -23,8 +23,9 @@ from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import cancel
-from pliant.tools.run.statedir.directory import holder_of, read_log
+from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster

@@ -25,8 +25,9 @@ from pliant.schemas.formats.events import event_lines
 from pliant.schemas.formats.jsonlines import header
 from pliant.schemas.io import read_events, write_jobs
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.run.statedir.directory import Lock, State, read_log
+from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot

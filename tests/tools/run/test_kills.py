@@ -14,8 +14,9 @@ import pytest
 
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
-from pliant.tools.run.statedir.directory import holder_of, read_log
+from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running

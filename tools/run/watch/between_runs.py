@@ -13,8 +13,9 @@ from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.clock import Clock
-from pliant.tools.run.statedir.directory import Lock, size_and_time
+from pliant.tools.run.statedir.directory import size_and_time
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import measured_speeds, reported
 from pliant.tools.run.statedir.log.view import LogView

@@ -17,8 +17,9 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.directory import holder_of, no_state_directory
+from pliant.tools.run.statedir.directory import no_state_directory
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView

@@ -27,8 +27,8 @@ from pliant.schemas.formats.jsonlines import LineReader, is_torn
 from pliant.schemas.formats.seals import DAMAGED, FIRST, OUT_OF_ORDER, Seals, link_of
 from pliant.schemas.io import read_schedule
 from pliant.schemas.trace_hash import trace_hash
-from pliant.tools.run.statedir.directory import Lock
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.consistency import fit_together
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog

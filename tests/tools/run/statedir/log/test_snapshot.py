@@ -21,8 +21,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir import directory as state_module
-from pliant.tools.run.statedir.directory import Lock, State, holder_of, read_log
+from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.lock import Lock, holder_of
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, on_clock
 from pliant.tools.run.statedir.log.fold import RunLog, fold
