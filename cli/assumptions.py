@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STRICT = Annotated[
     bool,
-    typer.Option("--strict", help="Fail where the inputs leave something open that is else assumed."),
+    typer.Option("--strict", help="Fail where the inputs leave something open, instead of assuming it."),
 ]
 
 

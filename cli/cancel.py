@@ -14,10 +14,10 @@ def cancel(
     jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to end.", show_default=False)],
     state: Annotated[Path, typer.Option("--state", help="State directory.")],
 ) -> None:
-    """End jobs, running or waiting; all that are named, or none where one is unknown.
+    """End jobs, running or waiting: all that are named, or none if one is unknown.
 
-    Workers stop at a step boundary with a checkpoint. Where no run lives it
-    takes effect with the next one. A job that has ended stays as it is.
+    Workers stop at a step boundary with a checkpoint. Without a run in progress
+    it takes effect with the next one. A job that has ended stays as it is.
 
     Example: pliant cancel char-lm --state live
     """

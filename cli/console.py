@@ -34,7 +34,7 @@ settings = Settings()
 
 
 def stderr() -> Console:
-    """A rich console on stderr; says nothing with --quiet, nor when nobody reads it any more."""
+    """A rich console on stderr; says nothing with --quiet, nor when its reader is gone."""
     from rich.console import Console
 
     class Words(Console):
@@ -64,7 +64,7 @@ def note_sentence(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr, also with --quiet. A reader that is gone, or a full disk, is no reason to fail."""
+    """A line on stderr, also with --quiet. A reader that is gone, or a full disk, is not a reason to fail."""
     try:
         print(f"{_NAME}{line}", file=sys.stderr, flush=True)
     except OSError:
@@ -97,7 +97,7 @@ def width_for(stream: TextIO | None) -> int | None:
 
 
 def reader_left(stream: TextIO) -> bool:
-    """Whether the other end of a pipe is closed, so that nobody will read what is yet to be written."""
+    """Whether the other end of a pipe is closed, so that what is yet to be written has no reader."""
     poll = select.poll()
     poll.register(stream.fileno(), 0)
     return any(happened & select.POLLERR for _, happened in poll.poll(0))

@@ -14,7 +14,7 @@ from pliant.cli.console import nothing_comes_in
 
 
 class Keys:
-    """While entered, keys come one by one. Where stdin is no terminal, none ever does.
+    """While entered, keys come one by one. Where stdin is not a terminal, none ever does.
 
     Ctrl-C counts as ``q``: both leave.
     """

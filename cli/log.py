@@ -32,21 +32,20 @@ def log(
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Drop what is damaged from the event log of the state directory."),
+        typer.Option("--repair", help="Drop damaged lines from the event log of the state directory."),
     ] = False,
 ) -> None:
     """Print the output of the newest attempt of a job, file by file.
 
-    With -f it goes on over all workers and further attempts; a job that was
-    submitted and waits is waited for. On a terminal control characters are
+    With -f it goes on over all workers and further attempts; it waits for a job
+    that was submitted and has not started. On a terminal control characters are
     shown, not obeyed; a pipe gets every byte as it was printed.
 
     With --tail N, and without a job, it prints the last N events of the
     state directory as JSON Lines.
 
-    With --repair, and without a job, it mends the event log that all state
-    is read from: damaged lines are dropped, it says which, and the log as
-    it was is kept beside it.
+    With --repair, and without a job, it repairs the event log: it drops damaged
+    lines, says which, and keeps a copy of the log as it was beside it.
 
     Example: pliant log char-lm --state pliant-state -f
 

@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def _exit_code(leaving: SystemExit) -> str | int | None:
-    """The code to leave with: help or a usage error that nobody reads to the end is no failure of its own."""
+    """The exit code: help or a usage error that is not read to the end is not a failure of its own."""
     broken = leaving.__context__
     if not isinstance(broken, BrokenPipeError):
         return leaving.code

@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def policies(
-    name: Annotated[
-        str | None, typer.Argument(help="Tell all about this policy.", show_default="list all")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Describe this policy.", show_default="list all")] = None,
 ) -> None:
-    """List the policies, or tell all about one: what it does, its parameters, what it needs.
+    """List the policies, or describe one: what it does, its parameters, what it needs.
 
     Example: pliant policies ares
     """

@@ -53,7 +53,7 @@ def profile(
     batches: Annotated[
         str,
         typer.Option(
-            help="Samples per worker, like 8,16; with --predict per step of all. "
+            help="Samples per worker, like 8,16; with --predict per step of all workers. "
             "auto: powers of two within the jobs' limits."
         ),
     ] = AUTO,
@@ -63,7 +63,7 @@ def profile(
     warmup: Annotated[int, typer.Option(min=0, help="Steps dropped before each point.")] = WARMUP,
     allreduce: Annotated[
         bool,
-        typer.Option("--allreduce", help="Also time all-reduces by workers and weights, once a cluster."),
+        typer.Option("--allreduce", help="Also time all-reduces by workers and parameters, once a cluster."),
     ] = False,
     allreduce_file: Annotated[
         str | None,
@@ -101,7 +101,7 @@ def profile(
     predict: Annotated[
         str | None,
         typer.Option(
-            metavar="PROFILE", help="Measure nothing: tell from this profile how long the jobs take."
+            metavar="PROFILE", help="Measure nothing: predict from this profile how long the jobs take."
         ),
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form of --predict.")] = Format.table,
@@ -217,7 +217,7 @@ class Keeper:
             return ()
         note(
             f"all-reduce times are those of {self.path}, measured {kept.measured_on} "
-            f"on {kept.cluster}; --refresh measures them anew"
+            f"on {kept.cluster}; --refresh measures them again"
         )
         return kept.rows
 

@@ -38,7 +38,9 @@ def run(
     ] = None,
     until_done: Annotated[
         bool,
-        typer.Option("--until-done", help="Stay until all jobs have ended; ask the policy again as they do."),
+        typer.Option(
+            "--until-done", help="Stay until all jobs have ended; ask the policy again at every end."
+        ),
     ] = False,
     follow: Annotated[
         bool,
@@ -46,24 +48,26 @@ def run(
     ] = False,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", help="Who decides, with --follow.", show_default="who did before"),
+        typer.Option(
+            "--policy", help="The policy that decides, with --follow.", show_default="the one before"
+        ),
     ] = None,
     param: Annotated[
         list[str] | None,
         typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")] = 0,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="The cluster (JSON), where --follow begins a run.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")
+        str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
     ] = None,
     detach: Annotated[
         bool,
         typer.Option(
             "--detach",
-            help="Leave what was started running (the default); with --follow the loop, too.",
+            help="Leave jobs running (the default); with --follow also the loop.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -79,7 +83,8 @@ def run(
         ),
     ] = 0.0,
     retries: Annotated[
-        int, typer.Option("--retries", min=0, help="Failures in a row, without progress, to retry after.")
+        int,
+        typer.Option("--retries", min=0, help="How many failures in a row, without progress, are retried."),
     ] = 3,
     stop_timeout: Annotated[
         float,
@@ -90,7 +95,7 @@ def run(
         typer.Option(
             "--log-bytes",
             min=1 << 17,
-            help="Most bytes on disk of what a worker prints, by stream; the oldest go.",
+            help="Most bytes on disk for each output stream of a worker; the oldest are dropped.",
             show_default="64 MiB",
         ),
     ] = None,

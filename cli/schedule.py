@@ -1,4 +1,4 @@
-"""``pliant schedule``: who gets which GPUs now."""
+"""``pliant schedule``: which job gets which GPUs now."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def schedule(
         ),
     ] = None,
     *,
-    policy: Annotated[str, typer.Option("--policy", help="Who decides; see `pliant policies`.")],
+    policy: Annotated[str, typer.Option("--policy", help="The policy that decides; see `pliant policies`.")],
     jobs: Annotated[str | None, typer.Option("--jobs", help="Jobs to schedule (JSON Lines).")] = None,
     cluster: Annotated[str | None, typer.Option("--cluster", help="The cluster (JSON).")] = None,
     state: Annotated[
@@ -61,7 +61,7 @@ def schedule(
             "--wait", metavar="SECONDS", min=0, help="Wait for a state directory that a run writes to."
         ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that draw lots.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")] = 0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
     ] = False,
@@ -71,14 +71,14 @@ def schedule(
     ] = True,
     output: Annotated[str, typer.Option("-o", "--output", help="The schedule (JSON); - is stdout.")] = "-",
 ) -> None:
-    """Decide who gets which GPUs now, and with which batch size.
+    """Decide which job gets which GPUs now, and with which batch size.
 
     A job that the cluster or the policy cannot serve is rejected, with the
     reason on stderr and in the schedule; the exit code stays 0, and is 4
     where no job is left, unless a --state directory is to record that.
 
-    With --state it decides for a run that is not in progress: what a run that
-    lives decides, and why, pliant status --explain shows.
+    With --state it decides for a run that is not in progress. For one that is,
+    pliant status --explain shows the decisions and their reasons.
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
@@ -155,7 +155,7 @@ def _profile(path: str | None, *, stdin_is_taken: bool) -> Profile | None:
 def _something_is_piped_in() -> bool:
     """Whether a profile may be on stdin: a pipe with something in it, or a file that is Parquet.
 
-    Waits for a pipe's first byte or its end. Another file is somebody else's input, like the list of a loop
+    Waits for a pipe's first byte or its end. Another file is another program's input, like the list of a loop
     in a shell; not a byte of it is consumed.
     """
     import os

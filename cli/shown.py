@@ -17,7 +17,7 @@ _ESCAPES: Final = {
 
 
 class Shown:
-    """Text for a terminal from bytes that come in pieces; control characters and bytes that are no UTF-8 are
+    """Text for a terminal from bytes that come in pieces; control characters and bytes that are not UTF-8 are
     escaped, but for line ends and tabs.
 
     :param encoding: the terminal's; what it does not have is escaped, too.

@@ -37,16 +37,18 @@ def status(
     state: Annotated[Path, typer.Option("--state", help="State directory.")],
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Show it as it changes; q or Ctrl-C leaves. In a pipe: once a change."),
+        typer.Option(
+            "--watch", help="Show changes as they come; q or Ctrl-C leaves. In a pipe: once a change."
+        ),
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
     output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
 ) -> None:
-    """Show the jobs of a state directory and whether anybody runs it, or describe one job.
+    """Show the jobs of a state directory and whether a run is in progress, or describe one job.
 
-    By job: state, GPUs and global batch, progress, until when (at the speed
-    that it was measured at), and why. Of one job also what happened to it, and
-    its last error lines. Reads only, so it works while a run holds the directory.
+    For each job: state, GPUs and global batch, progress, until when (at its
+    measured speed), and why. For one job also its history and its last error
+    lines. It only reads, so it works while a run holds the directory.
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
@@ -149,7 +151,7 @@ def _name_error(found: Status) -> None:
 
 
 def _show(page: _Page) -> None:
-    """Keep a table up to date on the terminal until somebody leaves it."""
+    """Keep a table up to date on the terminal until its user leaves it."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text

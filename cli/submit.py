@@ -19,14 +19,14 @@ def submit(
     *,
     state: Annotated[Path, typer.Option("--state", help="State directory; made if it is not there.")],
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Take jobs also where their script is not found here.")
+        bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
 ) -> None:
     """Give jobs to a state directory, all of them or none, and print their ids.
 
-    A run that lives (pliant run --follow, --until-done) takes them up at
-    once; else they wait for the next one. When an id is printed, it is on
-    disk. submit_time counts from now. A job is refused whose script is
+    A run in progress (pliant run --follow, --until-done) takes them up at
+    once; otherwise they wait for the next one. When an id is printed, the job
+    is on disk. submit_time counts from now. A job is refused if its script is
     missing or is not Python, seen from the job's workdir.
 
     Example: pliant submit jobs.jsonl --state live

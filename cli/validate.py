@@ -17,7 +17,7 @@ def validate(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="What the files are.", show_default="told from content, then name"),
+        typer.Option("--kind", help="What the files are.", show_default="from content, then name"),
     ] = None,
 ) -> None:
     """Check files against their schemas: a line for each good file, every problem of the bad ones.

@@ -172,7 +172,7 @@ class Job(Record):
     """Key into the profile."""
     gpus: Gpus
     user: str = ""
-    """Who submitted it; empty if nobody says."""
+    """Who submitted it; empty if not stated."""
     priority: BoundedFloat = 0.0
     """Larger is more important, for the policies that look at it."""
     command: tuple[PlainText, ...] | None = None

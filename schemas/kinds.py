@@ -63,7 +63,7 @@ def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[
 
 
 def check_kind(kind: str | None) -> None:
-    """Refuse a name that is no kind."""
+    """Refuse a name that is not a kind."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
 
@@ -73,7 +73,7 @@ def kind_of(data: bytes, source: str) -> str:
     found = _stated(data, source) or _named(source)
     if found is None:
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
-        raise BadInputError.one(source, f"its kind cannot be told{_why_not(data)}: {expected}")
+        raise BadInputError.one(source, f"its kind is unclear{_why_not(data)}: {expected}")
     return found
 
 

@@ -20,7 +20,7 @@ class RunMetrics(Record):
     parameters: dict[str, Any] = Field(default_factory=dict)
     simulated: bool
     oracle: bool = False
-    """The policy was told what a real scheduler could not know."""
+    """The policy received facts that a real scheduler could not know."""
     jobs_submitted: NonNegativeInt
     jobs_finished: NonNegativeInt
     jobs_rejected: NonNegativeInt

@@ -60,7 +60,7 @@ class ProfileRow:
     node_order: Annotated[
         str | None,
         About(
-            'placement in the order in which the nodes were linked: "1,4,2"; null: not known (an imported row without it may state the number of nodes alone, its placement being an even split)',
+            'placement in the order in which the nodes were linked: "1,4,2"; null: not known (an imported row without it may state only the number of nodes; its placement is then an even split)',
             added=True,
         ),
     ] = None

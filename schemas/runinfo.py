@@ -44,7 +44,7 @@ class RunInfo(Record):
     seed: NonNegativeInt = 0
     simulated: bool
     oracle: bool = False
-    """Whether the policy was told what no scheduler could know."""
+    """Whether the policy received facts that no scheduler could know."""
     progress: str = "samples"
     """The progress model of a simulation."""
     compat: str | None = None

@@ -102,7 +102,7 @@ class PolicyUse(Record):
 
 
 class PolicyState(Record):
-    """What a policy carries from one call to the next; opaque to everybody else."""
+    """What a policy carries from one call to the next; opaque to all others."""
 
     policy: str
     version: PositiveInt = 1

@@ -101,7 +101,7 @@ class EventWriter:
     none so far, and cuts off a last line that a crash left torn. One writer at a time: the caller holds the
     lock.
 
-    :raises BadInputError: the file is there and is no event file, or its last line is damaged.
+    :raises BadInputError: the file is there and is not an event file, or its last line is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:

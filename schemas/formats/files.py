@@ -174,7 +174,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder. Nobody may be writing a file of it."""
+    """Remove what writers that were killed have left in a folder. No process may be writing a file of it."""
     for left in folder.glob(f"{_TEMPORARY}*.tmp"):
         left.unlink(missing_ok=True)
 

@@ -56,7 +56,7 @@ def read_lines(
 
     :param validate: makes a record of the bytes of one JSON object, or raises pydantic's ``ValidationError``.
     :param schema_required: the first line must name the schema; else version 1 is assumed.
-    :param torn_end_allowed: a last line without its line end that is no JSON is dropped with a warning.
+    :param torn_end_allowed: a last line without its line end that is not JSON is dropped with a warning.
     :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
     :param seals: lines may carry checksums, which this verifies.
     :raises BadInputError: the file cannot be read any further, being of another kind or major version.

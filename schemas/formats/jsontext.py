@@ -92,7 +92,7 @@ def _line_of_digits(data: bytes) -> int | None:
 def key_given_twice(text: bytes) -> str | None:
     """A key that one object of JSON text gives twice, so that only the last value would count; else None.
 
-    Cheap where no key occurs again in another object either. Text that is no JSON has none.
+    Cheap where no key occurs again in another object either. Text that is not JSON has none.
     """
     keys = _keys(text)
     if len(set(keys)) == len(keys):

@@ -90,7 +90,7 @@ def test_a_file_without_a_schema_is_told_by_its_fields_then_by_its_name(
 
 def test_a_file_that_cannot_be_told_asks_for_its_kind() -> None:
     Path("x").write_text("hello")
-    with pytest.raises(BadInputError, match=r"x: its kind cannot be told: .* give --kind"):
+    with pytest.raises(BadInputError, match=r"x: its kind is unclear: .* give --kind"):
         validate_file("x")
     with pytest.raises(BadInputError, match="x:1: not valid JSON"):
         validate_file("x", "job")
@@ -163,4 +163,4 @@ def test_the_hash_of_a_trace_stays_the_same_in_later_versions() -> None:
 def test_a_file_whose_kind_cannot_be_told_says_what_is_in_the_way(text: str, why: str) -> None:
     with pytest.raises(BadInputError) as caught:
         kind_of(text.encode(), "mine.json")
-    assert f"its kind cannot be told, for {why}" in str(caught.value)
+    assert f"its kind is unclear, for {why}" in str(caught.value)

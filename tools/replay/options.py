@@ -18,7 +18,7 @@ from pliant.schemas.errors import UsageError
 SHORTEST_INTERVAL_S: Final = 0.001
 """Seconds between rounds; a shorter interval would hardly move the clock."""
 _SHORTEST_H: Final = 0.001
-_COST: Final = "SECONDS, MODEL=SECONDS,…, profile for what it has measured, or a run's event file likewise."
+_COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's event file for the run's."
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
@@ -141,7 +141,7 @@ class Conditions:
             metavar="PART",
         ),
     ] = 0.0
-    strict: Annotated[bool, Option("Fail where the inputs leave something open that is else assumed.")] = (
+    strict: Annotated[bool, Option("Fail where the inputs leave something open, instead of assuming it.")] = (
         False
     )
 

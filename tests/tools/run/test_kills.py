@@ -167,7 +167,7 @@ def test_the_loop_in_the_background_says_where_it_is_and_ends_when_told(
     assert f"process {pid} runs {site.state}" in shown.stderr
     os.kill(pid, signal.SIGTERM)
     until(lambda: holder_of(StateDir(site.state).lock) is None)
-    assert "nobody runs" in pliant(site, "status", "--state", site.state).stderr
+    assert f"no run uses {site.state}; go on with" in pliant(site, "status", "--state", site.state).stderr
 
 
 def test_a_job_that_fails_says_why_in_the_words_of_the_loop_in_the_background(

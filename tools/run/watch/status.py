@@ -140,7 +140,7 @@ def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
 def run_line(status: Status, state: Path) -> str:
     """Who runs the directory, or how to go on."""
     if status.holder is None:
-        return f"nobody runs {state}; go on with: pliant run --follow --state {state}"
+        return f"no run uses {state}; go on with: pliant run --follow --state {state}"
     return f"process {status.holder or '?'} runs {state}"
 
 
