@@ -52,23 +52,35 @@ def status(
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
-    from pliant.tools.run.watch.status import Watcher, run_line
+    from pliant.schemas.formats.bulk import garbage_collection_paused
+
+    if watch and output is Form.json:
+        raise UsageError("--watch shows a table: leave -o json out")
+    if not watch:
+        with garbage_collection_paused(to_the_end=True):
+            _once(state, job, output, explain=explain)
+        return
+    from pliant.tools.run.watch.status import Watcher
 
     page = _Page(Watcher(state), state, job, explain=explain)
-    if output is Form.json:
-        if watch:
-            raise UsageError("--watch shows a table: leave -o json out")
-        out_text(page.document(page.look(), time.time()))
-    elif not watch:
-        found = page.look()
-        out_text(page.text(found, time.time(), width_for(sys.stdout)))
-        if job is None:
-            note(run_line(found, state))
-            _name_error(found)
-    elif is_terminal(sys.stdout):
+    if is_terminal(sys.stdout):
         _show(page)
     else:
         _print(page)
+
+
+def _once(state: Path, job: str | None, output: Form, *, explain: bool) -> None:
+    from pliant.tools.run.watch.status import Watcher, run_line
+
+    page = _Page(Watcher(state), state, job, explain=explain)
+    found = page.look()
+    if output is Form.json:
+        out_text(page.document(found, time.time()))
+        return
+    out_text(page.text(found, time.time(), width_for(sys.stdout)))
+    if job is None:
+        note(run_line(found, state))
+        _name_error(found)
 
 
 @dataclass(slots=True)

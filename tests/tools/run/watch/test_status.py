@@ -370,3 +370,17 @@ def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
 def test_a_folder_where_nothing_was_run_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no state directory .*: name the folder that pliant run or"):
         Watcher(tmp_path)
+
+
+def test_where_all_jobs_run_at_a_measured_speed_no_policy_is_asked(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = (Event(NOW_S + 1, "cancel", name, gpus=0, placement=()) for name in "bc")
+    dirs = running(tmp_path / "state", *gone)
+
+    def asked(*_: object, **__: object) -> None:
+        pytest.fail("it has nothing to add")
+
+    monkeypatch.setattr("pliant.tools.run.watch.status.session_from_history", asked)
+    (ends,) = (Watcher(dirs.path).look(ahead=True).outlook or {}).values()
+    assert ends.end_s == pytest.approx(NOW_S + 1 + 300 / 0.8)
