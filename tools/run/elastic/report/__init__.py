@@ -1,1 +1,1 @@
-"""What a worker reports: progress, history, how it ended."""
+"""What a worker reports: progress and history."""
