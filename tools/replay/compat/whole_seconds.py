@@ -56,8 +56,9 @@ class _WholeSecondTrajectory(PieceTrajectory):
 
     def _is_over(self, piece: int, at_s: float, time_s: float) -> bool:
         end_s = self._whole.ends_s[piece + 1]
-        unseen = self._is_short(piece) and _is_round(time_s, self._whole.round_s)
-        return end_s < at_s or (end_s == at_s and not unseen)
+        if end_s != at_s:
+            return end_s < at_s
+        return not (self._is_short(piece) and _is_round(time_s, self._whole.round_s))
 
     def _is_short(self, piece: int) -> bool:
         return self._is_first_short if piece == self._first else self._whole.cut_short[piece]
