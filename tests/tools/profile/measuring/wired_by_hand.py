@@ -31,9 +31,9 @@ if int(os.environ["WORLD_SIZE"]) > 1:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-order = measure.request_from_env()
-assert order is not None
-sweep = measure.Sweep(order, model, 512, read)
+request = measure.request_from_env()
+assert request is not None
+sweep = measure.Sweep(request, model, 512, read)
 for x in sweep:
     model(x.mean(1, keepdim=True)).square().mean().backward()
     if sweep.boundary:
