@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.parts import library_cpu
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import SLOTS, running
-from pliant.tools.run.service.allocation.steps import Target
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import is_terminal, out_bytes, out_text, reader_left
-from pliant.cli.shown import Shown
+from pliant.cli.escaped_text import Shown
 from pliant.schemas.errors import UsageError
 
 

@@ -33,8 +33,8 @@ from pliant.tools.run.elastic.report import history
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
+from pliant.tools.run.service.allocation.change_steps import StartJob, Target
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import StartJob, Target
 from pliant.tools.run.service.attempt.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Final
 
 from pliant.schemas.job import GpuTimeWork
-from pliant.tools.schedule.ahead import happen, next_moment_s
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.look_ahead import happen, next_moment_s
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
-from pliant.tools.schedule.moved import new_place
+from pliant.tools.schedule.moved_modules import new_place
 from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.policy_error import blaming, in_words, raised_at
 

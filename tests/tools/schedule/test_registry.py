@@ -11,7 +11,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.schedule import registry
-from pliant.tools.schedule.moved import MODULES, NAMES
+from pliant.tools.schedule.moved_modules import MODULES, NAMES
 from pliant.tools.schedule.policy import Decision, Policy
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.service.allocation.change_steps import Step, StopJob, Target
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import Step, StopJob, Target
 from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.executor import next_handle

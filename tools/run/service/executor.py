@@ -18,11 +18,12 @@ from itertools import groupby
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
+from pliant.tools.run.service.allocation.change_steps import Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import Step, StopJob, Target, plan_steps
-from pliant.tools.run.service.allocation.way import InPlace, Relaunch, way_to
 from pliant.tools.run.service.attempt.commands import meets_at_port, units
 from pliant.tools.run.service.attempt.gang import Gang, NextPlan
+from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.plan_file import (
     last_generation,
@@ -33,7 +34,6 @@ from pliant.tools.run.service.attempt.plan_file import (
     write_plan,
 )
 from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.service.attempt.verdict import Verdict
 from pliant.tools.run.service.faulty_jobs import Condemned, UnclearJobs
 from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.service.runnable import check_startable

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.allocation.steps import Step, StopJob
+from pliant.tools.run.service.allocation.change_steps import Step, StopJob
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decisions, Failed, on_clock_of
 from pliant.tools.run.service.executor import Executor

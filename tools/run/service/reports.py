@@ -8,10 +8,10 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.formats.events import event_lines
+from pliant.tools.run.service.allocation.change_steps import Step, StopJob
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import Step, StopJob
+from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.lost_workers import Setback
-from pliant.tools.run.service.attempt.verdict import Verdict
 from pliant.tools.run.statedir.contract.progress import Progress
 from pliant.tools.run.statedir.log.events import failure_event, finish_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog

@@ -20,8 +20,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
-from pliant.tools.schedule.ahead import happen, in_order_of_arrival
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.look_ahead import happen, in_order_of_arrival
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding

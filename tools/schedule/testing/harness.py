@@ -9,8 +9,8 @@ from typing import Any, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.ahead import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.look_ahead import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.session.session import Session
@@ -98,7 +98,7 @@ class CheckedSession:
             _check_job(self.session, state)
 
     def advance(self, coming: Coming | None = None) -> bool:
-        """Go to the next moment of :func:`~pliant.tools.schedule.ahead.advance`; False: none."""
+        """Go to the next moment of :func:`~pliant.tools.schedule.look_ahead.advance`; False: none."""
         next_s = advance(self.session, self.time_s, coming)
         self.time_s = self.time_s if next_s is None else next_s
         return next_s is not None

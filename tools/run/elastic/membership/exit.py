@@ -10,9 +10,9 @@ from typing import Literal
 
 from pliant.schemas.errors import PliantError
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.failure import cut_off
 from pliant.tools.run.elastic.membership.plan_watch import StopSignal
-from pliant.tools.run.elastic.membership.saving import Saving
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters
 from pliant.tools.run.elastic.state.training import Training

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.exit import Exit
 from pliant.tools.run.elastic.membership.failure import Recurrence, lost_peer, released
 from pliant.tools.run.elastic.membership.folder_store import make_known
@@ -29,7 +30,6 @@ from pliant.tools.run.elastic.membership.plan_watch import (
 )
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
 from pliant.tools.run.elastic.membership.rendezvous import LeftAloneError, Rendezvous
-from pliant.tools.run.elastic.membership.saving import Saving
 from pliant.tools.run.elastic.membership.transition import Transition, share
 from pliant.tools.run.elastic.membership.verdict import (
     CONTINUE,

@@ -12,10 +12,10 @@ from pliant.schemas.formats.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface
-from pliant.tools.run.elastic.membership.lookout import Lookout
 from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup
 from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
+from pliant.tools.run.elastic.membership.vanished_peers import Lookout
 from pliant.tools.run.elastic.state.cursor import Cursor
 from pliant.tools.run.statedir.contract.presence import life
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pliant.tools.run.elastic.membership.saving import Saving
+from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.transfer import pass_on
 from pliant.tools.run.elastic.membership.verdict import NewDivision
 from pliant.tools.run.elastic.report.report import Change

@@ -13,8 +13,8 @@ from pathlib import Path
 from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.command import NO_STORE, ONE_THREAD, standalone, torchrun
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, by_node
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import (
     ENV_JOB_DIR,

@@ -2,7 +2,7 @@
 
 A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
 
-While it trains, a newer plan changes its workers (see ``allocation/way.py``). New ones that live are waited
+While it trains, a newer plan changes its workers (see ``allocation/how_to_rescale.py``). New ones that live are waited
 for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
 next plan at once, and the others go on. Where that cannot be, the rest is sent home and the attempt has
 failed. A slot on which new workers die is reported as a setback.
@@ -21,14 +21,14 @@ from itertools import islice
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.last_words import last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
+from pliant.tools.run.service.allocation.change_steps import Target
+from pliant.tools.run.service.allocation.how_to_rescale import Crew
 from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
-from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.allocation.way import Crew
+from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, judge
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
 from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.plan_file import aborted, next_plan
 from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
-from pliant.tools.run.service.attempt.verdict import Verdict, broken, judge
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import ProgressFile
 from pliant.tools.run.statedir.log.tail import Tail

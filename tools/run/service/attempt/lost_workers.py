@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.statedir.share import Share
 
 

@@ -10,13 +10,13 @@ from typing import Literal
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.formats.digits import whole_number
 from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.attempt.commands import ranked
 from pliant.tools.run.statedir.contract.files import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.log.retries import CHECKPOINT_S
+from pliant.tools.run.statedir.log.retry_rule import CHECKPOINT_S
 from pliant.tools.run.statedir.share import Share
 
 _log = logging.getLogger("pliant")

@@ -16,7 +16,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.log.retries import given_up, wait_s
+from pliant.tools.run.statedir.log.retry_rule import given_up, wait_s
 
 
 def run_event(

@@ -43,7 +43,7 @@ from pliant.schemas.event import ENDS, OF_SLOTS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.statedir.contract.progress import Progress
-from pliant.tools.run.statedir.log.retries import CHECKPOINT_S, WINDOW_S, Record, is_worth_its_while
+from pliant.tools.run.statedir.log.retry_rule import CHECKPOINT_S, WINDOW_S, Record, is_worth_its_while
 from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.log.tail import WORKER_EVENTS
 from pliant.tools.run.statedir.share import Share

@@ -9,8 +9,8 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.command import RUN_TORCHRUN
 from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.attempt.commands import ranked, units
 from pliant.tools.run.service.attempt.plan_file import make_plan
 from pliant.tools.run.statedir.contract.folders import AttemptDir

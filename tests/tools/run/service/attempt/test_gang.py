@@ -13,8 +13,8 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.io import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.service.attempt import members as members_module
 from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.lost_workers import Setback

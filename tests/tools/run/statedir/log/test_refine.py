@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.tools.run.service.attempt.verdict import Verdict
+from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.reports import Ended, report_events
 from pliant.tools.run.statedir.contract.progress import write_progress
 from pliant.tools.run.statedir.directory import State, read_log

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import Target
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 
 

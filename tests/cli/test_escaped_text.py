@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.cli.shown import Shown
+from pliant.cli.escaped_text import Shown
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.log.events import submit_event

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.service.attempt.verdict import Verdict, broken, describe, judge
+from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, describe, judge
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
 
 KILLED = "killed by SIGKILL, which the system sends where memory runs out"

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.tools.run.service.allocation.change_steps import (
+    ResizeJob,
+    StartJob,
+    Step,
+    StopJob,
+    Target,
+    plan_steps,
+)
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.allocation.steps import ResizeJob, StartJob, Step, StopJob, Target, plan_steps
 from pliant.tools.run.statedir.share import Share
 from tests.builders import job
 

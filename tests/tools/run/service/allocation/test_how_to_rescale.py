@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from pliant.tools.run.service.allocation.change_steps import Target
+from pliant.tools.run.service.allocation.how_to_rescale import Crew, InPlace, Relaunch, Wait, Way, way_to
 from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.service.allocation.steps import Target
-from pliant.tools.run.service.allocation.way import Crew, InPlace, Relaunch, Wait, Way, way_to
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.share import Share
 from tests.builders import job
