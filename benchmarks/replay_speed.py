@@ -24,7 +24,7 @@ from typing import Final
 
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.formats.bulk import spared_by_garbage_collection
+from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources

@@ -21,7 +21,7 @@ from pliant.cli.console import (
 from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
-from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.file_io.digits import whole_number
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -121,8 +121,8 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
-    from pliant.schemas.formats.files import write_bytes
-    from pliant.schemas.formats.outputs import check_output
+    from pliant.schemas.file_io.files import write_bytes
+    from pliant.schemas.file_io.outputs import check_output
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import Options
     from pliant.tools.profile.rows import merged

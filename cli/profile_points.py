@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.cli.console import note
-from pliant.schemas.formats.files import PIPE
+from pliant.schemas.file_io.files import PIPE
 
 if TYPE_CHECKING:
     from pliant.tools.profile.measuring.points import PointsFile
@@ -29,7 +29,7 @@ def kept_points(path: str | None) -> Iterator[PointsFile]:
     :raises BadInputError: it is another file, or damaged.
     :raises UsageError: it could not be written.
     """
-    from pliant.schemas.formats.outputs import check_output
+    from pliant.schemas.file_io.outputs import check_output
     from pliant.tools.profile.measuring.points import PointsFile
 
     if path is not None:

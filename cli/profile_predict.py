@@ -54,7 +54,7 @@ def predictions_text(
     """
     import json
 
-    from pliant.schemas.formats.files import source_name
+    from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
     from pliant.tools.profile.by_size import ThroughputBySize
     from pliant.tools.profile.predict import spreads

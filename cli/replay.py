@@ -16,7 +16,7 @@ from pliant.cli.console import note, note_sentence, progress
 from pliant.cli.record_options import options_of
 from pliant.cli.replay_sweep import SWEEPS, SweepOptions, check_sweep_options, replay_sweep, replay_task
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.tools.replay.options import (
     CLUSTER,
     INPUTS,

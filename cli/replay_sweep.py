@@ -95,7 +95,7 @@ def replay_sweep(recipe: str, output: str, workers: int | None, options: SweepOp
     :raises JobsFailedError: some replays failed; the others are done.
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
-    from pliant.schemas.formats.files import make_folder
+    from pliant.schemas.file_io.files import make_folder
     from pliant.tools.replay.sweep.recipe import read_sweep
     from pliant.tools.replay.sweep.run import outdated, strangers
     from pliant.tools.replay.sweep.tasks import sweep_tasks, write_table

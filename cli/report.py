@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pliant.cli.console import UNKNOWN_WIDTH, note, nothing_comes_in, out_text, stderr, width_for
-from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.file_io.bulk import garbage_collection_paused
 
 
 class Format(StrEnum):
@@ -85,8 +85,8 @@ def report(
       pliant report out/ --format json --expect published.json
     """  # noqa: D301 - keeps the lines of the examples apart
     from pliant.schemas.errors import UsageError
-    from pliant.schemas.formats.files import source_name, write_bytes
-    from pliant.schemas.formats.outputs import check_folder, check_output
+    from pliant.schemas.file_io.files import source_name, write_bytes
+    from pliant.schemas.file_io.outputs import check_folder, check_output
     from pliant.tools.report.comparisons import compare_runs
     from pliant.tools.report.expect import (
         check_expectations,

@@ -82,7 +82,7 @@ def schedule(
 
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
-    from pliant.schemas.formats.outputs import check_output
+    from pliant.schemas.file_io.outputs import check_output
     from pliant.schemas.io import write_schedule
     from pliant.tools.schedule.decide import Question
     from pliant.tools.schedule.registry import parse_pairs
@@ -162,7 +162,7 @@ def _something_is_piped_in() -> bool:
     import stat
     import sys
 
-    from pliant.schemas.formats.files import PARQUET_MAGIC
+    from pliant.schemas.file_io.files import PARQUET_MAGIC
 
     try:
         descriptor = sys.stdin.fileno()

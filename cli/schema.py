@@ -18,7 +18,7 @@ def schema(
 
     Example: pliant schema job | jq .required
     """
-    from pliant.schemas.formats.version import KINDS
+    from pliant.schemas.file_io.version import KINDS
     from pliant.schemas.generate import schema_text
 
     out_text("".join(f"{name}\n" for name in KINDS) if kind is None else schema_text(kind))

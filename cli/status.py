@@ -52,7 +52,7 @@ def status(
 
     Example: pliant status --state live --watch, or pliant status char-lm --state live
     """
-    from pliant.schemas.formats.bulk import garbage_collection_paused
+    from pliant.schemas.file_io.bulk import garbage_collection_paused
 
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")

@@ -33,7 +33,7 @@ def submit(
     """
     import time
 
-    from pliant.schemas.formats.files import source_name
+    from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
     from pliant.tools.run.statedir.layout import StateDir

@@ -9,7 +9,7 @@ import typer
 from pliant.cli.console import note
 from pliant.cli.trace_import import trace_import
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.file_io.digits import whole_number
 from pliant.schemas.text.wording import counted
 
 
@@ -75,7 +75,7 @@ def synth(
 
     Example: pliant trace synth poisson --jobs 160 --rate 20 --models resnet18:256=3,bert:32 -o trace.jsonl
     """
-    from pliant.schemas.formats.outputs import check_output
+    from pliant.schemas.file_io.outputs import check_output
     from pliant.schemas.io import write_jobs
     from pliant.tools.replay.traces.recipe import read_recipe
     from pliant.tools.replay.traces.synthetic import synthesize

@@ -72,7 +72,7 @@ def schemas_page() -> str:
 
 
 def _limits_text() -> str:
-    from pliant.schemas.formats.limits import EXPANSION, FACTOR, FREE_BYTES, LONGEST_TEXT, ROW_BYTES
+    from pliant.schemas.file_io.limits import EXPANSION, FACTOR, FREE_BYTES, LONGEST_TEXT, ROW_BYTES
 
     times, row = EXPANSION, ROW_BYTES
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.record import Record
 
 AssumptionKind = Literal["speed", "gpu_type", "progress", "unused_option"]
 

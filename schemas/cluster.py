@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.record import (
     MOST_GPUS,
     NODE_NAME,
     NonNegativeFloat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pliant.schemas.formats.columns import About, Table
+from pliant.schemas.file_io.columns import About, Table
 
 
 @dataclass(frozen=True, slots=True)

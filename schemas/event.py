@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pliant.schemas.formats.columns import About, Broken, Table
-from pliant.schemas.formats.problems import NOT_FINITE, as_pointer, nonfinite
+from pliant.schemas.file_io.columns import About, Broken, Table
+from pliant.schemas.file_io.problems import NOT_FINITE, as_pointer, nonfinite
 
 EventName = Literal[
     "submit", "reject", "start", "grow", "shrink", "move", "preempt", "resume", "epoch", "progress",

@@ -21,7 +21,7 @@ from pliant.schemas.cluster import Node
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.formats.files import source_name
+from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
 from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
-from pliant.schemas.formats.columns import About, Column, Table
-from pliant.schemas.formats.files import atomic_write
-from pliant.schemas.formats.record import Record
-from pliant.schemas.formats.rows import TABLES
-from pliant.schemas.formats.seals import CRC_DOC
-from pliant.schemas.formats.version import KINDS, MINORS, schema_id
+from pliant.schemas.file_io.columns import About, Column, Table
+from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.rows import TABLES
+from pliant.schemas.file_io.seals import CRC_DOC
+from pliant.schemas.file_io.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.schedule import Schedule

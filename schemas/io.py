@@ -17,13 +17,13 @@ from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.documents import document_bytes, parse_document
-from pliant.schemas.formats.events import EventWriter, event_lines, parse_events
-from pliant.schemas.formats.files import PIPE, atomic_write, read_bytes, source_name, write_bytes
-from pliant.schemas.formats.jobs import job_lines, parse_jobs
-from pliant.schemas.formats.jsonlines import header
-from pliant.schemas.formats.rows import rows_from_columns
-from pliant.schemas.formats.tables import parquet_bytes, parse_parquet, to_columns
+from pliant.schemas.file_io.documents import document_bytes, parse_document
+from pliant.schemas.file_io.events import EventWriter, event_lines, parse_events
+from pliant.schemas.file_io.files import PIPE, atomic_write, read_bytes, source_name, write_bytes
+from pliant.schemas.file_io.jobs import job_lines, parse_jobs
+from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.rows import rows_from_columns
+from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow

@@ -11,12 +11,12 @@ from typing import Any, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.documents import parse_document
-from pliant.schemas.formats.events import parse_events
-from pliant.schemas.formats.files import PARQUET_MAGIC, read_bytes, source_name
-from pliant.schemas.formats.jobs import parse_jobs
-from pliant.schemas.formats.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
-from pliant.schemas.formats.version import KINDS
+from pliant.schemas.file_io.documents import parse_document
+from pliant.schemas.file_io.events import parse_events
+from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.file_io.jobs import parse_jobs
+from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
+from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.schedule import Schedule

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, Record
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Record
 
 Number = float | None
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.record import (
     MOST,
     GpuCount,
     NonNegativeFloat,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.record import (
     MOST_GPUS,
     NonNegativeFloat,
     NonNegativeInt,

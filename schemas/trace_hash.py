@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic.fields import FieldInfo
 
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job
 
 _REQUIRED: Final = object()
@@ -32,7 +32,7 @@ def trace_hash(jobs: Iterable[Job]) -> str:
 def canonical_json(record: Record) -> str:
     """A record as JSON with sorted keys, in ASCII, without spaces and fields that equal their default.
 
-    The same as ``json.dumps`` of :func:`~pliant.schemas.formats.jobs.job_fields`, in a fifth of the time.
+    The same as ``json.dumps`` of :func:`~pliant.schemas.file_io.jobs.job_fields`, in a fifth of the time.
     """
     values = record.__dict__
     found = [

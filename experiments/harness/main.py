@@ -15,7 +15,7 @@ from experiments.harness.replays import carry_out
 from experiments.harness.spec import PAGES, Experiment, Study, Subject, find, names
 from experiments.harness.study import conduct, study_page
 from pliant.schemas.errors import PliantError
-from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.file_io.files import atomic_write
 
 BUILD: Final = Path("build") / "experiments"
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
 from experiments.harness.spec import Experiment, Replays, Subject
-from pliant.schemas.formats.files import read_bytes
+from pliant.schemas.file_io.files import read_bytes
 from pliant.tools.report.rendering.markdown import markdown_table
 
 HEADER: Final = (

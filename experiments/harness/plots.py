@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from experiments.harness.replays import Outcome, matching
 from experiments.harness.spec import Experiment, Plot
-from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.report.figures.style import GREY, axes, image, legend, line_style
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from pydantic import Field, ValidationError
 
 from experiments.harness.replays import Outcome, matching
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import read_bytes
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.record import Identifier, PositiveFloat, Record
+from pliant.schemas.file_io.files import read_bytes
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import Identifier, PositiveFloat, Record
 from pliant.tools.replay.traces.recipe import parse_table
 from pliant.tools.report.expectation import Expectation, ExpectedFigure
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.harness.page import rendered
 from experiments.harness.spec import PAGES, Findings, Study, Tell
-from pliant.schemas.formats.files import atomic_write, read_bytes
+from pliant.schemas.file_io.files import atomic_write, read_bytes
 from pliant.tools.report.figures.style import image
 
 

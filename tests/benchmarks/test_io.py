@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import io
-from pliant.schemas.formats import limits
+from pliant.schemas.file_io import limits
 
 
 def test_files_are_read_whose_size_leaves_no_room_for_free(monkeypatch: pytest.MonkeyPatch) -> None:

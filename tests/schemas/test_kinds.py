@@ -15,8 +15,8 @@ from pliant.cli.validate import validate
 from pliant.schemas import generate, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.formats.jobs import job_fields
-from pliant.schemas.formats.version import KINDS
+from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import kind_of, validate_file
 from pliant.schemas.metrics import Metrics

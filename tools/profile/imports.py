@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.columns import Column
-from pliant.schemas.formats.files import PARQUET_MAGIC, read_bytes, source_name
-from pliant.schemas.formats.rows import rows_from_columns
-from pliant.schemas.formats.tables import cast_columns, read_arrow
+from pliant.schemas.file_io.columns import Column
+from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.file_io.rows import rows_from_columns
+from pliant.schemas.file_io.tables import cast_columns, read_arrow
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.tools.profile.rows import merged
 

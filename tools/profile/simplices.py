@@ -21,7 +21,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from pliant.schemas.formats.limits import allowed_bytes
+from pliant.schemas.file_io.limits import allowed_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
-from pliant.schemas.formats.bulk import spared_by_garbage_collection
-from pliant.schemas.formats.files import PIPE
+from pliant.schemas.file_io.bulk import spared_by_garbage_collection
+from pliant.schemas.file_io.files import PIPE
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster

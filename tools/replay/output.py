@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT, EVENT_NAMES
-from pliant.schemas.formats.arrays import number_array, text_array
-from pliant.schemas.formats.files import PIPE, make_folder, write_bytes
-from pliant.schemas.formats.outputs import check_output
-from pliant.schemas.formats.version import schema_id
+from pliant.schemas.file_io.arrays import number_array, text_array
+from pliant.schemas.file_io.files import PIPE, make_folder, write_bytes
+from pliant.schemas.file_io.outputs import check_output
+from pliant.schemas.file_io.version import schema_id
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.summary import Summary
 
@@ -63,7 +63,7 @@ def _refuse_no_folder(output: str) -> None:
 def check_paths(paths: Iterable[str]) -> None:
     """Refuse event files that could not be written, before the replays; nothing is made.
 
-    :raises PliantError: as :func:`~pliant.schemas.formats.outputs.check_output` does.
+    :raises PliantError: as :func:`~pliant.schemas.file_io.outputs.check_output` does.
     """
     for path in paths:
         check_output(path, makes_folder=True)

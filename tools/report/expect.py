@@ -19,10 +19,10 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, UsageError
-from pliant.schemas.formats.files import read_bytes, source_name
-from pliant.schemas.formats.jsontext import parse_json
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.record import NonNegativeFloat, Record
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.jsontext import parse_json
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import NonNegativeFloat, Record
 from pliant.tools.report.expectation import Expectation, ExpectedFigure, wrong
 from pliant.tools.report.rendering.sections import Section, value_of
 from pliant.tools.report.rendering.units import NOTHING, percent

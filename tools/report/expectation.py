@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import shortened
 

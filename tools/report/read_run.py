@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, HOLDS, RESCALES, Event
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.event_rows import EventRow, event_rows
-from pliant.schemas.formats.events import parse_events
-from pliant.schemas.formats.files import read_bytes, source_name
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.event_rows import EventRow, event_rows
+from pliant.schemas.file_io.events import parse_events
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import Curve, JobRecord, RunRecord, Step
 

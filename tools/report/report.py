@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.version import a_file
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.version import a_file
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import shortened

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import HOLDS, OF_NODES, OF_SLOTS, Event
-from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import PolicyState, Schedule

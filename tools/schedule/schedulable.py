@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.jsonlines import encode
+from pliant.schemas.file_io.jsonlines import encode
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.policy import Policy

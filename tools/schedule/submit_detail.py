@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pliant.schemas.formats.jobs import job_fields
+from pliant.schemas.file_io.jobs import job_fields
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.interpolate import LinearNDInterpolator
 
-from pliant.schemas.formats import limits
+from pliant.schemas.file_io import limits
 from pliant.tools.profile.simplices import Lifted, Simplices
 
 GRID = [(x, y, z) for x in (1, 2, 4) for y in (1, 2, 3, 8) for z in (8, 11, 16, 32)]

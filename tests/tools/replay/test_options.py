@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pliant.cli.common import command
 from pliant.cli.main import app
 from pliant.cli.replay import replay
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.sweep.recipe import SweepRecipe
 from pliant.tools.replay.sweep.tasks import SweepTask

@@ -21,8 +21,8 @@ from pliant.cli.status import status
 from pliant.cli.submit import submit
 from pliant.cli.validate import validate
 from pliant.schemas.event import Event
-from pliant.schemas.formats.events import event_lines
-from pliant.schemas.formats.jsonlines import header
+from pliant.schemas.file_io.events import event_lines
+from pliant.schemas.file_io.jsonlines import header
 from pliant.schemas.io import read_events, write_jobs
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import State, read_log

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.formats import files
+from pliant.schemas.file_io import files
 from pliant.schemas.io import read_cluster, read_jobs, read_schedule, write_cluster, write_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options

@@ -78,10 +78,10 @@ def phases(site: Site) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("step", "moment", "accepted"),
     [
-        ("pliant.schemas.formats.files:os.fsync", "before", False),
-        ("pliant.schemas.formats.files:Path.replace", "before", False),
-        ("pliant.schemas.formats.files:Path.replace", "after", True),
-        ("pliant.schemas.formats.files:sync_folder", "before", True),
+        ("pliant.schemas.file_io.files:os.fsync", "before", False),
+        ("pliant.schemas.file_io.files:Path.replace", "before", False),
+        ("pliant.schemas.file_io.files:Path.replace", "after", True),
+        ("pliant.schemas.file_io.files:sync_folder", "before", True),
     ],
 )
 def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(

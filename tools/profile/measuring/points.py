@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.files import atomic_write, read_failure, write_all, write_error
-from pliant.schemas.formats.jsonlines import encode, header, read_lines
-from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, Record
+from pliant.schemas.file_io.files import atomic_write, read_failure, write_all, write_error
+from pliant.schemas.file_io.jsonlines import encode, header, read_lines
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Record
 from pliant.tools.profile.measuring.launch import Script
 from pliant.tools.profile.measuring.request import MeasurementRequest, Point
 

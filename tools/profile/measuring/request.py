@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.formats.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
+from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
 """Environment variable with the path of the request; the elastic library then serves the sweep."""

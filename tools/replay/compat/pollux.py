@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.digits import whole_number
+from pliant.schemas.file_io.digits import whole_number
 from pliant.schemas.job import Batch, Gpus, Job
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.replay.compat.epochs import EpochRules, SimulatorEpochs, SteppedCut

@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.files import read_bytes, source_name
-from pliant.schemas.formats.jsonlines import read_lines
-from pliant.schemas.formats.record import Identifier, NonNegativeFloat, Record
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.jsonlines import read_lines
+from pliant.schemas.file_io.record import Identifier, NonNegativeFloat, Record
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.speeds import Speeds

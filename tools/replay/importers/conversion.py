@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.rows import AnyRow, broken_rules, validate_row
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.rows import AnyRow, broken_rules, validate_row
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 from pliant.tools.replay.importers.summary import ImportSummary
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import source_name
+from pliant.schemas.file_io.files import source_name
 from pliant.tools.replay.importers.conversion import Conversion
 from pliant.tools.replay.importers.input_row import InputRow
 from pliant.tools.replay.importers.text_input import open_text

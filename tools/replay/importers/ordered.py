@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from pliant.schemas.formats.jobs import job_fields
-from pliant.schemas.formats.jsonlines import encode, header
+from pliant.schemas.file_io.jobs import job_fields
+from pliant.schemas.file_io.jsonlines import encode, header
 from pliant.schemas.job import Job
 
 _IN_MEMORY: Final = 1 << 25

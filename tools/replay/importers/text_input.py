@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.files import PIPE, source_name
-from pliant.schemas.formats.limits import check_bytes, check_text, longest_text
+from pliant.schemas.file_io.files import PIPE, source_name
+from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
 
 GZIP: Final = b"\x1f\x8b"
 """Bytes that a gzipped file begins with."""
@@ -79,7 +79,7 @@ def decompressed(packed: BinaryIO, source: str) -> Iterator[BinaryIO]:
     """The bytes that were gzipped; ``packed`` stays open.
 
     Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
-    so far (:mod:`pliant.schemas.formats.limits`), and what gzip raises where the stream is damaged.
+    so far (:mod:`pliant.schemas.file_io.limits`), and what gzip raises where the stream is damaged.
     """
     raw: Any = _Decompressed(packed, source)
     with io.BufferedReader(raw) as plain:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.text.wording import counted
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.throughput import Throughput

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.documents import document_bytes, parse_document
-from pliant.schemas.formats.files import atomic_write, read_bytes
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.documents import document_bytes, parse_document
+from pliant.schemas.file_io.files import atomic_write, read_bytes
+from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.schedule.policy_source import pliant_digest, policy_digest
 from pliant.tools.schedule.registry import policy_class

@@ -11,9 +11,9 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from pliant.schemas.errors import BadInputError, Problem, UsageError
-from pliant.schemas.formats.files import read_bytes, source_name
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import (
     Identifier,
     NonNegativeInt,
     Record,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.schemas.formats.files import write_bytes
+from pliant.schemas.file_io.files import write_bytes
 
 SCRIPT: Final = "sweep.sbatch"
 USUAL_ARRAY_SIZE: Final = 1001

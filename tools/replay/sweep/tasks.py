@@ -13,9 +13,9 @@ from typing import Final
 from pydantic import Field
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.files import read_bytes, write_bytes
-from pliant.schemas.formats.jsonlines import encode, header, read_lines
-from pliant.schemas.formats.record import Identifier, Record
+from pliant.schemas.file_io.files import read_bytes, write_bytes
+from pliant.schemas.file_io.jsonlines import encode, header, read_lines
+from pliant.schemas.file_io.record import Identifier, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.text.wording import counted
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster

@@ -14,11 +14,11 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, Problem, UsageError
-from pliant.schemas.formats.digits import TOO_MANY, whole_number
-from pliant.schemas.formats.files import read_bytes, source_name
-from pliant.schemas.formats.jsontext import BOM, parse_json
-from pliant.schemas.formats.problems import Location, as_pointer, problems_of
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.digits import TOO_MANY, whole_number
+from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.jsontext import BOM, parse_json
+from pliant.schemas.file_io.problems import Location, as_pointer, problems_of
+from pliant.schemas.file_io.record import (
     MOST,
     MOST_GPUS,
     BatchSize,

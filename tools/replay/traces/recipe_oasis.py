@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.record import Record
 
 
 def _refuse_backwards(bounds: tuple[float, float]) -> tuple[float, float]:

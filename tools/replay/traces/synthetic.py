@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Batch, EpochWork, Gpus, GpuTimeWork, Job
 from pliant.tools.replay.traces.arrivals import arrival_times_s
 from pliant.tools.replay.traces.oasis import oasis_jobs

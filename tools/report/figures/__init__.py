@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.report.figures.allocation import allocation
 from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
 from pliant.tools.report.figures.completed import completed_over_time

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.documents import document_bytes
+from pliant.schemas.file_io.documents import document_bytes
 from pliant.tools.report.comparisons import comparison_rows, comparison_section
 from pliant.tools.report.expect import expectations_section
 from pliant.tools.report.rendering.document import Extras, document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.schemas.formats.record import Identifier, PositiveInt, Record
+from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
 from pliant.tools.run.backends.protocol import Handle
 from pliant.tools.run.statedir.contract import files as contract
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import groupby
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import make_folder
+from pliant.schemas.file_io.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation.change_steps import Step, StopJob, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to

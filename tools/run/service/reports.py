@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pliant.schemas.event import Event
-from pliant.schemas.formats.events import event_lines
+from pliant.schemas.file_io.events import event_lines
 from pliant.tools.run.service.allocation.change_steps import Step, StopJob
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.how_it_ended import Verdict

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import PliantError
-from pliant.schemas.formats.files import is_out_of_order, probe_room
+from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.statedir.contract.files import UnreadableError
 
 _PASSING: Final = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.files import make_folder, sync_folder
+from pliant.schemas.file_io.files import make_folder, sync_folder
 from pliant.tools.run.statedir.layout import StateDir
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH

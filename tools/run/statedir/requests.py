@@ -23,8 +23,8 @@ from pydantic import TypeAdapter
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.formats.files import remove_temporaries, sync_folder
-from pliant.schemas.formats.jobs import parse_jobs
+from pliant.schemas.file_io.files import remove_temporaries, sync_folder
+from pliant.schemas.file_io.jobs import parse_jobs
 from pliant.schemas.io import atomic_write, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.fault import may_pass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.event import Event
-from pliant.schemas.formats.event_log import LogReader
+from pliant.schemas.file_io.event_log import LogReader
 from pliant.schemas.text.fitting import fitted, one_line, wrapped
 from pliant.schemas.text.times import clock_text, when_text
 from pliant.schemas.text.wording import in_gpus

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pliant.schemas.formats.bulk import garbage_collection_paused
+from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.job import Job
 from pliant.schemas.text.times import EPOCH_LIKE_S, span_text
 from pliant.schemas.text.wording import counted, in_gpus

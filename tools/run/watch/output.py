@@ -13,9 +13,9 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import ENDS, Event
-from pliant.schemas.formats.event_log import LogReader
-from pliant.schemas.formats.events import event_lines
-from pliant.schemas.formats.jsonlines import header
+from pliant.schemas.file_io.event_log import LogReader
+from pliant.schemas.file_io.events import event_lines
+from pliant.schemas.file_io.jsonlines import header
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.directory import no_state_directory

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pliant.schemas.event import Event
-from pliant.schemas.formats.events import parse_events
+from pliant.schemas.file_io.events import parse_events
 from pliant.tools.replay import output
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.output import parquet_bytes

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pliant.schemas.formats import limits
+from pliant.schemas.file_io import limits
 from tests.tools.replay.importers.importing import problems, run
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas import io
-from pliant.schemas.formats.files import write_chunks
+from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers import ordered as spools
 from pliant.tools.replay.importers.ordered import OrderedJobs

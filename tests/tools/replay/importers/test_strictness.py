@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.formats.record import IDENTIFIER
+from pliant.schemas.file_io.record import IDENTIFIER
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion
 from pliant.tools.replay.importers.registry import FORMATS
 from pliant.tools.replay.importers.run import import_trace

@@ -13,8 +13,8 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import PIPE
-from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
 from pliant.tools.replay.importers.csv_rows import csv_rows

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.formats.files import source_name
+from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
 from pliant.tools.replay.importers.format import FolderFormat, Imported

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import source_name
+from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
 from pliant.tools.replay.importers.csv_rows import csv_rows

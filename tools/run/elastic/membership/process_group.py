@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
-from pliant.schemas.formats.files import probe_room
+from pliant.schemas.file_io.files import probe_room
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.membership.connections import Connections
 from pliant.tools.run.elastic.membership.folder_store import FolderStore, shared_store

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.schemas.formats.files import is_out_of_order, probe_room
+from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.files import write_chunks
+from pliant.schemas.file_io.files import write_chunks
 from pliant.tools.run.elastic.state.storable import loaded, stored
 
 FORMAT: Final = "pliant.checkpoint/2"

@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.formats.files import atomic_write
-from pliant.schemas.formats.jsontext import validate_value, warn_dropped
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.record import Record
-from pliant.schemas.formats.version import check_schema_id, schema_id
+from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.jsontext import validate_value, warn_dropped
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.version import check_schema_id, schema_id
 
 R = TypeVar("R", bound=Record)
 PRIVATE: Final = 0o600

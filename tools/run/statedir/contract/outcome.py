@@ -8,7 +8,7 @@ from typing import Final, Literal, Self
 from pydantic import Field
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.formats.record import NonNegativeInt, Record
+from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.statedir.contract.files import read_record
 
 LOST_PEER: Final = "lost the connection to another worker"

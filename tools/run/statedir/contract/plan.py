@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from pydantic import model_validator
 
-from pliant.schemas.formats.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from pliant.schemas.file_io.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
 ENV_SLOT: Final = "PLIANT_SLOT"

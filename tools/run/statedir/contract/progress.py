@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from pliant.schemas.formats.record import (
+from pliant.schemas.file_io.record import (
     Identifier,
     NonNegativeFloat,
     NonNegativeInt,

@@ -21,10 +21,10 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.events import LOG_HEADER, read_event, sealed_lines
-from pliant.schemas.formats.files import atomic_write
-from pliant.schemas.formats.jsonlines import LineReader, is_torn
-from pliant.schemas.formats.seals import DAMAGED, FIRST, OUT_OF_ORDER, Seals, link_of
+from pliant.schemas.file_io.events import LOG_HEADER, read_event, sealed_lines
+from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.jsonlines import LineReader, is_torn
+from pliant.schemas.file_io.seals import DAMAGED, FIRST, OUT_OF_ORDER, Seals, link_of
 from pliant.schemas.io import read_schedule
 from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.run.statedir.layout import StateDir

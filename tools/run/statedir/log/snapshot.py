@@ -22,9 +22,9 @@ from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.event_log import LogReader, Place
-from pliant.schemas.formats.files import atomic_write
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.event_log import LogReader, Place
+from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import on_clock

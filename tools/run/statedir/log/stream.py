@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pliant.schemas.event import Event
-from pliant.schemas.formats.events import event_lines
-from pliant.schemas.formats.jsonlines import header
+from pliant.schemas.file_io.events import event_lines
+from pliant.schemas.file_io.jsonlines import header
 
 _log = logging.getLogger("pliant")
 

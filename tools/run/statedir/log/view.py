@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.formats.event_log import LogReader, Place
-from pliant.schemas.formats.files import read_failure
+from pliant.schemas.file_io.event_log import LogReader, Place
+from pliant.schemas.file_io.files import read_failure
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import Snapshot, clocked, read_snapshot

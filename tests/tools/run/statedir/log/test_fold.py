@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.formats.events import event_lines, read_event
+from pliant.schemas.file_io.events import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.jsonlines import encode, read_lines
-from pliant.schemas.formats.record import Record
+from pliant.schemas.file_io.jsonlines import encode, read_lines
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job
 
 

@@ -14,14 +14,14 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.files import PARQUET_MAGIC, sync_folder, write_all, write_error
-from pliant.schemas.formats.jsonlines import encode, header, is_torn, read_lines
-from pliant.schemas.formats.jsontext import is_json, stated_schema
-from pliant.schemas.formats.rows import broken_rules, validator
-from pliant.schemas.formats.seals import DAMAGED, FIRST, Seals, link_of, seal
-from pliant.schemas.formats.tables import check_rows, parse_parquet
-from pliant.schemas.formats.version import check_schema_id
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
+from pliant.schemas.file_io.jsonlines import encode, header, is_torn, read_lines
+from pliant.schemas.file_io.jsontext import is_json, stated_schema
+from pliant.schemas.file_io.rows import broken_rules, validator
+from pliant.schemas.file_io.seals import DAMAGED, FIRST, Seals, link_of, seal
+from pliant.schemas.file_io.tables import check_rows, parse_parquet
+from pliant.schemas.file_io.version import check_schema_id
 
 LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""

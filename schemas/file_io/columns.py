@@ -22,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from pliant.schemas.formats.version import schema_id
+from pliant.schemas.file_io.version import schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa

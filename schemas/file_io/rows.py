@@ -11,8 +11,8 @@ from pydantic_core import SchemaValidator, ValidationError, core_schema
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.columns import About, Broken, Column, Table
-from pliant.schemas.formats.problems import problems_of
+from pliant.schemas.file_io.columns import About, Broken, Column, Table
+from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.profile import PROFILE, ProfileRow
 
 AnyRow = TypeVar("AnyRow", ProfileRow, ConvergenceRow, Event)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
-from pliant.schemas.formats import files
-from pliant.schemas.formats.outputs import check_folder, check_output
+from pliant.schemas.file_io import files
+from pliant.schemas.file_io.outputs import check_folder, check_output
 
 
 def refused(path: Path | str, check: Callable[[Path | str], None] = check_output) -> str:

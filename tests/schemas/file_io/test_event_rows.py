@@ -15,9 +15,9 @@ from hypothesis import given
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.event_rows import EventRow, event_rows
-from pliant.schemas.formats.events import parse_events
-from pliant.schemas.formats.tables import parquet_bytes
+from pliant.schemas.file_io.event_rows import EventRow, event_rows
+from pliant.schemas.file_io.events import parse_events
+from pliant.schemas.file_io.tables import parquet_bytes
 from tests.strategies import events
 
 LOG = (

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.jsontext import (
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.jsontext import (
     BOM,
     SCHEMA_FIRST,
     is_json,
@@ -21,9 +21,9 @@ from pliant.schemas.formats.jsontext import (
     validate_value,
     warn_dropped,
 )
-from pliant.schemas.formats.problems import problems_of
-from pliant.schemas.formats.seals import Seals, holds_seal
-from pliant.schemas.formats.version import check_schema_id, schema_id
+from pliant.schemas.file_io.problems import problems_of
+from pliant.schemas.file_io.seals import Seals, holds_seal
+from pliant.schemas.file_io.version import check_schema_id, schema_id
 
 T = TypeVar("T")
 

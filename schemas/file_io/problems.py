@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pliant.schemas.errors import Problem
-from pliant.schemas.formats.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE, Record
+from pliant.schemas.file_io.record import FORM, IDENTIFIER, NODE_NAME, PLAIN_TEXT, VARIABLE, Record
 from pliant.schemas.text.wording import shortened
 
 if TYPE_CHECKING:

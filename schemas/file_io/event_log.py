@@ -10,11 +10,11 @@ from zlib import crc32
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.events import read_event
-from pliant.schemas.formats.jsonlines import LineReader, is_torn
-from pliant.schemas.formats.jsontext import is_json, refuse_other_kind
-from pliant.schemas.formats.seals import FIRST, Seals
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.events import read_event
+from pliant.schemas.file_io.jsonlines import LineReader, is_torn
+from pliant.schemas.file_io.jsontext import is_json, refuse_other_kind
+from pliant.schemas.file_io.seals import FIRST, Seals
 
 _BLOCK: Final = 1 << 24
 
@@ -28,7 +28,7 @@ class Place:
     lines: int = 0
     """Before it."""
     link: str | None = FIRST.decode()
-    """What the next line continues (see :mod:`pliant.schemas.formats.seals`); None: unknown."""
+    """What the next line continues (see :mod:`pliant.schemas.file_io.seals`); None: unknown."""
     crc: int = 0
     """CRC-32 of all bytes before it."""
 

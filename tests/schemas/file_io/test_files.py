@@ -17,7 +17,7 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.formats import files
+from pliant.schemas.file_io import files
 from pliant.schemas.profile import Profile
 from tests.builders import cluster, job
 
@@ -136,7 +136,7 @@ def run_python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 FULL = """
-from pliant.schemas.formats import files
+from pliant.schemas.file_io import files
 from pliant.schemas.errors import ServiceMissingError
 try:
     files.write_bytes("-", b"data" * 100000)
@@ -155,7 +155,7 @@ def test_a_full_disk_behind_stdout_is_one_line_and_no_noise_at_exit() -> None:
 def test_a_reader_that_has_enough_is_left_to_the_caller() -> None:
     read, write = os.pipe()
     os.close(read)
-    ended = run_python("from pliant.schemas.formats import files; files.write_bytes('-', b'x')", stdout=write)
+    ended = run_python("from pliant.schemas.file_io import files; files.write_bytes('-', b'x')", stdout=write)
     os.close(write)
     assert "BrokenPipeError" in ended.stderr
 

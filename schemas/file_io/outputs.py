@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.formats.files import PIPE, make_and_remove, write_error
+from pliant.schemas.file_io.files import PIPE, make_and_remove, write_error
 
 
 def check_output(path: str | Path, *, makes_folder: bool = False) -> None:

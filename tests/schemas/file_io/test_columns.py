@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 
-from pliant.schemas.formats.columns import About, Table
+from pliant.schemas.file_io.columns import About, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Good Parquet event files, fast: whole columns are checked at once and details stay text until wanted.
 
-A file with anything unusual gives nothing here; :func:`~pliant.schemas.formats.events.parse_events` reads it
+A file with anything unusual gives nothing here; :func:`~pliant.schemas.file_io.events.parse_events` reads it
 event by event and says what is wrong.
 """
 
@@ -13,11 +13,11 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, EventName
-from pliant.schemas.formats.arrays import text_array
-from pliant.schemas.formats.files import PARQUET_MAGIC
-from pliant.schemas.formats.rows import validator
-from pliant.schemas.formats.tables import file_metadata, read_arrow
-from pliant.schemas.formats.version import schema_id
+from pliant.schemas.file_io.arrays import text_array
+from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.file_io.rows import validator
+from pliant.schemas.file_io.tables import file_metadata, read_arrow
+from pliant.schemas.file_io.version import schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.jsontext import (
+from pliant.schemas.file_io.jsontext import (
     BOM,
     key_given_twice,
     refuse_other_kind,
@@ -19,7 +19,7 @@ from pliant.schemas.formats.jsontext import (
     validate_value,
     warn_dropped,
 )
-from pliant.schemas.formats.problems import (
+from pliant.schemas.file_io.problems import (
     NOT_FINITE,
     as_pointer,
     details,
@@ -28,8 +28,8 @@ from pliant.schemas.formats.problems import (
     nonfinite,
     pointer,
 )
-from pliant.schemas.formats.record import Record
-from pliant.schemas.formats.version import a_file, check_schema_id, schema_id
+from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.version import a_file, check_schema_id, schema_id
 
 R = TypeVar("R", bound=Record)
 

@@ -11,7 +11,7 @@ KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event",
 MAJOR: Final = 1
 MINORS: Final = {"event": 1}
 """The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
-may end in a checksum (:mod:`pliant.schemas.formats.seals`)."""
+may end in a checksum (:mod:`pliant.schemas.file_io.seals`)."""
 _FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 

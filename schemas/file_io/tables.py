@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.formats.arrays import value_array
-from pliant.schemas.formats.bulk import garbage_collection_paused
-from pliant.schemas.formats.columns import Column, Table
-from pliant.schemas.formats.files import PARQUET_MAGIC
-from pliant.schemas.formats.jsontext import warn_dropped
-from pliant.schemas.formats.limits import check_footer, check_strings
-from pliant.schemas.formats.rows import AnyRow, broken_rules, rows_from_columns, validate_row
-from pliant.schemas.formats.version import a_file, check_schema_id, schema_id
+from pliant.schemas.file_io.arrays import value_array
+from pliant.schemas.file_io.bulk import garbage_collection_paused
+from pliant.schemas.file_io.columns import Column, Table
+from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.file_io.jsontext import warn_dropped
+from pliant.schemas.file_io.limits import check_footer, check_strings
+from pliant.schemas.file_io.rows import AnyRow, broken_rules, rows_from_columns, validate_row
+from pliant.schemas.file_io.version import a_file, check_schema_id, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ def parse_parquet(
 def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     """The Arrow table in a Parquet file.
 
-    :raises BadInputError: it is damaged, or would become too large (:mod:`pliant.schemas.formats.limits`).
+    :raises BadInputError: it is damaged, or would become too large (:mod:`pliant.schemas.file_io.limits`).
     """
     import pyarrow as pa
 
