@@ -2,7 +2,7 @@
 
 A gang says which plan it needs next; the executor publishes it, and then the gang takes it up.
 
-While it trains, a newer plan changes its workers (see ``allocation/how_to_rescale.py``). New ones that live are waited
+While it trains, a newer plan changes its workers (``how_to_rescale.py``). New ones that live are waited
 for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
 next plan at once, and the others go on. Where that cannot be, the rest is sent home and the attempt has
 failed. A slot on which new workers die is reported as a setback.
