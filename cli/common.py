@@ -16,6 +16,7 @@ import typer
 
 from pliant.cli.console import abandon, say, settings
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
+from pliant.schemas.text.wording import without_long_words
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
@@ -92,7 +93,7 @@ def _fail(message: str, code: int) -> int:
     if settings.debug:
         raise  # noqa: PLE0704 - called from an except clause only
     for line in message.splitlines():
-        say(line)
+        say(without_long_words(line))
     return code
 
 

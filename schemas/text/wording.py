@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
 def shortened(text: str, limit: int = 60) -> str:
     """A value of a file as a message shows it: a long one is cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def without_long_words(line: str, limit: int = 300) -> str:
+    """A line of a message: the middle of a word that is too long to be read is left out."""
+    return re.sub(rf"\S{{{limit},}}", lambda word: f"{word[0][: limit // 2]}…{word[0][-limit // 4 :]}", line)
 
 
 def counted(count: int, noun: str) -> str:

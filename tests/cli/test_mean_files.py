@@ -237,3 +237,20 @@ def test_an_option_with_too_many_digits_is_refused(here: Path, arguments: tuple[
     assert done.exception is None or isinstance(done.exception, SystemExit)
     assert done.exit_code == code
     assert "bug" not in done.stderr
+
+
+def test_of_a_word_that_is_too_long_to_be_read_a_message_shows_both_ends(here: Path) -> None:
+    *events, last = Path("events.jsonl").read_text().splitlines(keepends=True)
+    unknown = json.loads(last) | {"job": f"first{'9' * 5000}last"}
+    Path("events.jsonl").write_text("".join([*events, json.dumps(unknown) + "\n"]))
+    (line,) = call("report", "events.jsonl").stderr.splitlines()
+    assert re.search('"first9+…9+last"', line)
+    assert len(line) < 500
+
+
+def test_more_epochs_than_a_job_can_have_are_refused(here: Path) -> None:
+    recipe = json.loads(Path("synth.json").read_text())
+    (model,) = [model for model in recipe["models"] if "epochs" in model]
+    model["epochs"] = [1, 2**63]
+    read("synth.json", json.dumps(recipe).encode())
+    assert "/epochs/1: 9.22337e+18 is too large" in call(*READERS["synth.json"]).stderr

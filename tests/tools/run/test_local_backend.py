@@ -15,6 +15,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends import devices as gpus
+from pliant.tools.run.backends import local
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
@@ -267,6 +268,20 @@ def test_where_the_system_takes_note_of_children_by_itself_ends_are_told_all_the
         ended(site)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_keeper_that_has_ended_and_is_gone_before_it_is_looked_at_has_its_exit_code(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it may be where the launcher ignores SIGCHLD and is slow."""
+
+    def gone(pid: int) -> str:
+        os.waitpid(pid, 0)
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr(local, "birth", gone)
+    site.start("raise SystemExit(3)")
+    until(lambda: site.poll() == (UnitStatus("exited", 3),))
 
 
 def test_a_clock_that_is_set_loses_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

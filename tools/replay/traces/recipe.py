@@ -70,6 +70,10 @@ def refuse(pointer: str, text: str) -> NoReturn:
     raise PydanticCustomError("recipe", "{problem}", {"problem": text, "pointer": pointer})
 
 
+MOST_EPOCHS: Final = 1e9
+"""Of a job: more cannot be meant, and random whole numbers have 64 bits."""
+
+
 class Model(Record):
     """One kind of job among those of a trace. What it leaves out is drawn from what the recipe says."""
 
@@ -109,6 +113,8 @@ class Model(Record):
             refuse("/epochs", "epochs and gpu_seconds are both given, expected one kind of work")
         if self.epochs and self.epochs[0] > self.epochs[1]:
             refuse("/epochs", f"{self.epochs[1]:g} is below {self.epochs[0]:g}, expected [from, to]")
+        if self.epochs and self.epochs[1] > MOST_EPOCHS:
+            refuse("/epochs/1", f"{self.epochs[1]:g} is too large, expected at most {MOST_EPOCHS:g}")
         _sizes_are_numbers(self.gpus)
         return self
 

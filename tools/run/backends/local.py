@@ -116,7 +116,10 @@ class LocalBackend:
                 setsigmask=(),
                 setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
             )
-        self._children[pid] = born = birth(pid)
+        try:
+            self._children[pid] = born = birth(pid)
+        except psutil.NoSuchProcess:  # it has ended, and the system takes note of ends by itself
+            born = ""
         return record.model_copy(update={"pid": pid, "born": born})
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
