@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -12,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.parts.figure import Figure
+from benchmarks.parts.installed import as_installed
 from pliant.cli.main import COMMANDS, GROUPS
 
 PLIANT = (sys.executable, "-m", "pliant.cli")
@@ -54,7 +54,7 @@ def _inputs(folder: Path) -> tuple[Path, Path]:
 
 
 def _cpu_s(arguments: list[str], cache: str, runs: int = RUNS) -> float:
-    cached = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
+    cached = as_installed(cache)
     spent = []
     for _ in range(runs + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -7,8 +7,9 @@ CPU time of a fixed loop, the unit in which replays of other simulators are meas
 
 The figures of ``w6`` replay the Pollux artifact's workload-6 as its simulator does (``--compat pollux``); its
 data are looked for in PLIANT_DATA. ``engine``: from inputs in memory to events in memory; ``process``: all.
-Each is the least of several processes, in units of the least of as many calibrations around them. What that
-simulator takes was recorded once, in the same units, and is printed beside.
+Each is the least of several processes, in units of the least of as many calibrations around them. Byte code
+is cached, as after installing. What that simulator takes was recorded once, in the same units, and is printed
+beside.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from benchmarks.parts.figure import Figure
+from benchmarks.parts.installed import as_installed
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
@@ -30,6 +31,9 @@ from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
+
+if TYPE_CHECKING:
+    from benchmarks.parts.figure import Figure
 
 SEED: Final = 20250117
 DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -59,6 +63,7 @@ _MEDIAN_S: Final = 3600 * _LOAD / _JOBS_PER_GPU_HOUR / 3.0802
 def figures(large: int = 1_000_000, medium: int = 100_000, small: int = 1_000) -> list[Figure]:
     """All figures; the sizes of the traces are only ever smaller in a test."""
     from benchmarks import import_rows
+    from benchmarks.parts.figure import Figure
 
     before_s = calibration_s()
     ares, fifo = _measured("process", "ares", medium, 2048), _measured("process", "fifo", large, 2048)
@@ -78,6 +83,7 @@ def figures(large: int = 1_000_000, medium: int = 100_000, small: int = 1_000) -
 
 def _workload_6() -> list[Figure]:
     """Costs in calibration units; none where the data are not there."""
+    from benchmarks.parts.figure import Figure
     from pliant.tools.replay.importers.run import import_trace
 
     source = DATA / "pollux"
@@ -125,7 +131,8 @@ def _measured(what: str, policy: str, jobs: int, gpus: int) -> dict[str, float]:
 def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
     """What one step says in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.replay_speed", step, str(folder), policy, *size]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = as_installed(folder / "byte_code")
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout or "{}")
     return found
 

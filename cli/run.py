@@ -191,11 +191,10 @@ def _something_is_piped_in() -> bool:
 def _name_assumptions(cluster: str, profile: str | None) -> None:
     """Say what speeds the decisions about jobs to come take for granted."""
     from pliant.cli.assumptions import heed
-    from pliant.schemas.io import profile_to_columns, read_cluster, read_profile
+    from pliant.schemas.io import read_cluster, read_profile
     from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
 
-    rows = None if profile is None else profile_to_columns(read_profile(profile).rows)
-    kinds = None if rows is None else list(kinds_measured(rows))
+    kinds = None if profile is None else list(kinds_measured(read_profile(profile).rows))
     heed(speeds_assumed({model for model, _ in kinds or ()}, read_cluster(cluster), kinds))
 
 

@@ -119,9 +119,12 @@ def _name_rejected(found: Schedule) -> None:
 
 def _assumed(found: Schedule) -> Sequence[Assumption]:
     """The speeds that a schedule takes for granted."""
-    from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
+    from pliant.tools.schedule.assumptions import speeds_assumed
 
-    measured = None if found.profile is None else kinds_measured(found.profile)
+    profile, measured = found.profile, None
+    if profile is not None:
+        rows = zip(profile["kind"], profile["model"], profile["gpu_type"], strict=True)
+        measured = [(model, gpu_type) for kind, model, gpu_type in rows if kind == "train"]
     return speeds_assumed({job.model for job in found.jobs}, found.cluster, measured)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,7 @@ def to_columns(
     """Rows as columns, in the order of the table."""
     columns: dict[str, list[Any]] = {}
     for column in table.columns:
-        values = [getattr(row, column.name) for row in rows]
+        values = list(map(attrgetter(column.name), rows))
         columns[column.name] = (
             [_as_text(v) for v in values] if column.type == "json" and json_as_text else values
         )

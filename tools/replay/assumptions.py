@@ -14,8 +14,7 @@ from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
 
 def assumed(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> tuple[Assumption, ...]:
     """All that one replay takes for granted, each thing once however many jobs it concerns."""
-    columns = inputs.profile_columns
-    measured = None if columns is None else kinds_measured(columns)
+    measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
     return (*speeds, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
 

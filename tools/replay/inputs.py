@@ -82,14 +82,9 @@ class Inputs:
         return frozenset(job.model for job in self.jobs)
 
     @cached_property
-    def profile_columns(self) -> dict[str, list[object]] | None:
-        """The profile's rows as columns."""
-        return None if self.profile is None else profile_to_columns(self.profile.rows)
-
-    @cached_property
     def profile_hash(self) -> str | None:
         """The hash of the profile; None: there is none."""
-        return None if self.profile_columns is None else profile_hash(self.profile_columns)
+        return None if self.profile is None else profile_hash(profile_to_columns(self.profile.rows))
 
 
 def trace_name(path: str) -> str | None:

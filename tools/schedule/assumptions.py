@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.profile import ProfileRow
 from pliant.schemas.text.wording import listed
 from pliant.tools.profile.throughput import stand_in
 
@@ -16,10 +16,9 @@ Kind = tuple[str, str]
 """A model and a GPU type."""
 
 
-def kinds_measured(columns: Mapping[str, Sequence[Any]]) -> Iterator[Kind]:
-    """The model and the GPU type of each training row of a profile, which comes as columns."""
-    rows = zip(columns["kind"], columns["model"], columns["gpu_type"], strict=True)
-    return ((model, gpu_type) for kind, model, gpu_type in rows if kind == "train")
+def kinds_measured(rows: Iterable[ProfileRow]) -> Iterator[Kind]:
+    """The model and the GPU type of each training row of a profile."""
+    return ((row.model, row.gpu_type) for row in rows if row.kind == "train")
 
 
 def speeds_assumed(
@@ -32,9 +31,9 @@ def speeds_assumed(
     """
     if measured is None:
         return [_without_profile(cluster)]
-    rows: dict[str, Counter[str]] = {}
-    for model, gpu_type in measured:
-        rows.setdefault(model, Counter())[gpu_type] += 1
+    rows: dict[str, dict[str, int]] = {}
+    for (model, gpu_type), count in Counter(measured).items():
+        rows.setdefault(model, {})[gpu_type] = count
     found: dict[tuple[str, str], list[str]] = {}
     for gpu_type in sorted({node.gpu_type for node in cluster.nodes if node.gpus}):
         for model in sorted(set(models) & rows.keys()):
