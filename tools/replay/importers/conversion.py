@@ -1,9 +1,11 @@
-"""Rows in, jobs out: what is shared by all formats about bad rows, dropped rows and names."""
+"""Rows in, jobs out: what all formats share about bad rows, dropped rows and names, and the account."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from pydantic_core import ValidationError
@@ -12,7 +14,6 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.rows import AnyRow, broken_rules, validate_row
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
-from pliant.tools.replay.importers.summary import ImportSummary
 
 T = TypeVar("T")
 Progress = Callable[[int, int | None], None]
@@ -37,6 +38,46 @@ def checked(row: AnyRow) -> AnyRow:
     for pointer, message in broken_rules(row):
         raise MalformedRowError(pointer.removeprefix("/"), message)
     return row
+
+
+@dataclass(slots=True)
+class ImportSummary:
+    """Counts and sentences of one import, filled while it runs."""
+
+    format: str
+    rows: int = 0
+    """Rows read: jobs and measurements, dropped ones included."""
+    jobs: int = 0
+    nodes: int = 0
+    profile_rows: int = 0
+    convergence_rows: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows that gave no job, by reason."""
+    assumptions: dict[str, int | None] = field(default_factory=dict)
+    """What the input does not say and was decided here; the number of times, or None: throughout."""
+    files: list[str] = field(default_factory=list)
+    """Files written, ``-`` for stdout."""
+
+    def assume(self, sentence: str) -> None:
+        """State what holds for the whole import."""
+        self.assumptions.setdefault(sentence, None)
+
+    def assume_here(self, sentence: str) -> None:
+        """State what holds for one more row."""
+        self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + 1
+
+    def lines(self) -> list[str]:
+        """The summary as lines for people."""
+        made = f"{self.jobs} jobs"
+        if self.profile_rows or self.convergence_rows:
+            made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
+        if self.nodes:
+            made += f", {self.nodes} nodes"
+        lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]
+        lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
+        for sentence, count in self.assumptions.items():
+            lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))
+        return lines
 
 
 class Conversion:

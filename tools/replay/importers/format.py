@@ -21,6 +21,8 @@ NO_DURATION: Final = "ran for no time"
 BACKWARDS: Final = "ended before they started"
 NOT_FINISHED: Final = "had not finished when the trace ended"
 UNKNOWN_MODEL: Final = "unknown"
+MOST_GPUS: Final = 65_536
+"""Of one measurement: its placement names every node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from pliant.schemas.errors import UsageError
 from pliant.tools.replay.importers.format import Format
 from pliant.tools.replay.importers.formats import (
     alibaba_v2023,
@@ -14,22 +13,22 @@ from pliant.tools.replay.importers.formats import (
     pai,
     philly,
     pollux,
-    sia,
     slurm,
     tiresias,
 )
 
 FORMATS: Final[dict[str, Format]] = {
-    module.FORMAT.name: module.FORMAT
-    for module in (philly, helios, pai, alibaba_v2023, pollux, sia, ones, tiresias, gavel, slurm)
+    each.name: each
+    for each in (
+        philly.FORMAT,
+        helios.FORMAT,
+        pai.FORMAT,
+        alibaba_v2023.FORMAT,
+        pollux.FORMAT,
+        pollux.SIA,
+        ones.FORMAT,
+        tiresias.FORMAT,
+        gavel.FORMAT,
+        slurm.FORMAT,
+    )
 }
-
-
-def format_named(name: str) -> Format:
-    """The format of a name.
-
-    :raises UsageError: there is none.
-    """
-    if name not in FORMATS:
-        raise UsageError(f"there is no format {name!r}, expected one of {', '.join(FORMATS)}")
-    return FORMATS[name]

@@ -16,11 +16,10 @@ from pliant.schemas.file_io.outputs import check_folder, check_output
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_placement import with_triangulations
-from pliant.tools.replay.importers.conversion import Conversion, Progress
+from pliant.tools.replay.importers.conversion import Conversion, ImportSummary, Progress
 from pliant.tools.replay.importers.format import FolderFormat, Imported, TraceFormat
 from pliant.tools.replay.importers.ordered import OrderedJobs
-from pliant.tools.replay.importers.registry import format_named
-from pliant.tools.replay.importers.summary import ImportSummary
+from pliant.tools.replay.importers.registry import FORMATS
 
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
@@ -48,7 +47,9 @@ def import_trace(
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
-    found = format_named(name)
+    if name not in FORMATS:
+        raise UsageError(f"there is no format {name!r}, expected one of {', '.join(FORMATS)}")
+    found = FORMATS[name]
     summary = ImportSummary(name)
     conversion = Conversion(summary, lenient=lenient, progress=progress)
     if isinstance(found, TraceFormat):

@@ -17,6 +17,8 @@ from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
 
 GZIP: Final = b"\x1f\x8b"
 """Bytes that a gzipped file begins with."""
+_BEGINNING: Final = 1000
+"""Characters of a first line that tell formats apart."""
 
 
 @contextmanager
@@ -45,6 +47,14 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
         raise BadInputError.one(source, "is gzipped, and cut short or damaged") from None
+
+
+def first_line(path: str) -> str:
+    """The beginning of a file's first line; empty for stdin, which can be read only once."""
+    if path == PIPE:
+        return ""
+    with open_text(path) as stream:
+        return stream.readline(_BEGINNING)
 
 
 @contextmanager

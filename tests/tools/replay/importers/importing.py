@@ -11,8 +11,8 @@ import pytest
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
+from pliant.tools.replay.importers.conversion import ImportSummary
 from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.importers.summary import ImportSummary
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
@@ -26,7 +25,7 @@ from pliant.tools.replay.importers.format import (
     executed_seconds,
 )
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
-from pliant.tools.replay.importers.text_input import open_text
+from pliant.tools.replay.importers.text_input import first_line
 
 COLUMNS: Final = (
     "name", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time",
@@ -88,10 +87,7 @@ def _pod_lists(paths: Sequence[str]) -> list[str]:
 
 
 def _lists_nodes(path: str) -> bool:
-    if path == PIPE:
-        return False
-    with open_text(path) as stream:
-        return stream.readline().strip().split(",")[0] == NODES[0]
+    return first_line(path).strip().split(",")[0] == NODES[0]
 
 
 def _node(row: InputRow) -> Node:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,27 +23,20 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.importers.conversion import Conversion, checked
 from pliant.tools.replay.importers.csv_rows import csv_rows
+from pliant.tools.replay.importers.format import MOST_GPUS, Imported
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 _STEPS: Final = re.compile(r"(placements|scalability)(?:-(.+))?\.csv")
-_MOST_GPUS: Final = 65_536
-"""Of one row: a placement names every node."""
 _VALIDATION: Final = re.compile(r"validation-([1-9][0-9]{0,17})\.csv")
 _TIMES: Final = ("local_bsz", "step_time", "sync_time")
 _SHAPES: Final = {"placements": ("placement",), "scalability": ("num_nodes", "num_replicas")}
 _EPOCH: Final = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """All measurements of a folder, in the order of application, file name and row."""
+def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Imported:
+    """The measurements of a folder, in the order of application, file name and row; no jobs.
 
-    profile: tuple[ProfileRow, ...]
-    convergence: tuple[ConvergenceRow, ...]
-
-
-def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Measurements:
-    """The measurements of every application; ``gpu_type`` is that of files without one in their name.
+    :param gpu_type: that of files without one in their name.
 
     :raises BadInputError: no application is there.
     """
@@ -63,7 +55,7 @@ def read_measurements(folder: Path, gpu_type: str, conversion: Conversion) -> Me
         for path, batch in _validation_files(application):
             rows = csv_rows(path, conversion, _EPOCH)
             convergence += conversion.convert(rows, partial(_epoch, application.name, batch))
-    return Measurements(tuple(profile), tuple(convergence))
+    return Imported(profile=profile, convergence=convergence)
 
 
 def _applications(folder: Path) -> list[Path]:
@@ -139,8 +131,8 @@ def _placement(row: InputRow) -> Shape:
 
 def _even_split(row: InputRow) -> Shape:
     nodes, gpus = row.count("num_nodes"), row.count("num_replicas")
-    if gpus > _MOST_GPUS:
-        raise MalformedRowError("num_replicas", f"{gpus} is above {_MOST_GPUS:,}")
+    if gpus > MOST_GPUS:
+        raise MalformedRowError("num_replicas", f"{gpus} is above {MOST_GPUS:,}")
     if not 0 < nodes <= gpus:
         raise MalformedRowError("num_nodes", f"{nodes} nodes for {gpus} replicas, expected 1 to {gpus}")
     share, more = divmod(gpus, nodes)

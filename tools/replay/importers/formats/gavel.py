@@ -11,6 +11,7 @@ step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the others of one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,8 +33,7 @@ LONG: Final = (
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
     """Throughputs of a folder and, if one is wanted, the jobs of a trace."""
     found = read_throughputs(folder / FILE, conversion)
-    jobs = () if workload is None else tuple(read_workload(workload, conversion))
-    return Imported(jobs, found.profile, interference=found.interference)
+    return found if workload is None else replace(found, jobs=tuple(read_workload(workload, conversion)))
 
 
 def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:

@@ -20,23 +20,14 @@ from pliant.schemas.file_io.jsontext import parse_json
 from pliant.schemas.file_io.record import LARGEST_BATCH
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.importers.conversion import Conversion, checked
+from pliant.tools.replay.importers.format import MOST_GPUS, Imported
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 FILE: Final = "simulation_throughputs.json"
 ALONE: Final = "null"
-_MOST_GPUS: Final = 65_536
-"""Of one entry: a placement names every node."""
 _SPREAD: Final = "_unconsolidated"
 _KEY: Final = re.compile(r"\('(.+)', (\d+)\)")
 _TYPE: Final = re.compile(r"(.+) \(batch size (\d+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class Throughputs:
-    """Profile rows of jobs alone, and the document of pairs."""
-
-    profile: tuple[ProfileRow, ...]
-    interference: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +44,8 @@ class Place:
         return ",".join(["1"] * self.gpus) if self.spread else str(self.gpus)
 
 
-def read_throughputs(path: Path, conversion: Conversion) -> Throughputs:
-    """All entries of the file.
+def read_throughputs(path: Path, conversion: Conversion) -> Imported:
+    """Job types alone as profile rows, and the document of pairs.
 
     :raises BadInputError: it is no JSON of the expected form.
     """
@@ -68,7 +59,7 @@ def read_throughputs(path: Path, conversion: Conversion) -> Throughputs:
     for row, packed in conversion.convert(_entries(document, path), _alone):
         profile.append(row)
         pairs += packed
-    return Throughputs(tuple(profile), {"pairs": pairs})
+    return Imported(profile=profile, interference={"pairs": pairs})
 
 
 def model_and_batch(job_type: str) -> tuple[str, int]:
@@ -111,7 +102,7 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
 def _parsed(key: str) -> tuple[str, int]:
     match = _KEY.fullmatch(key)
     gpus = whole_number(match[2]) if match else None
-    return (match[1], gpus) if match and gpus and gpus <= _MOST_GPUS else (key, 0)
+    return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
 
 
 def _alone(record: InputRow) -> tuple[ProfileRow, list[dict[str, Any]]]:

@@ -25,7 +25,7 @@ from pliant.tools.replay.importers.format import (
 )
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError, parse_timestamp
 from pliant.tools.replay.importers.json_rows import json_rows
-from pliant.tools.replay.importers.text_input import open_text
+from pliant.tools.replay.importers.text_input import first_line
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
@@ -38,20 +38,13 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     assume_no_models(conversion)
     assume_utc(conversion)
     for path in paths:
-        if _is_reduced(path):
+        if first_line(path).startswith(REDUCED[0]):
             yield from conversion.convert(
                 csv_rows(path, conversion, REDUCED), partial(_reduced_job, conversion)
             )
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
             yield from conversion.convert(json_rows(path), partial(_job, conversion))
-
-
-def _is_reduced(path: str) -> bool:
-    if path == "-":
-        return False
-    with open_text(path) as stream:
-        return stream.read(len(REDUCED[0])) == REDUCED[0]
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:

@@ -15,7 +15,7 @@ from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
 from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import NO_DURATION, NO_GPU, TraceFormat, executed_job
 from pliant.tools.replay.importers.input_row import InputRow
-from pliant.tools.replay.importers.text_input import open_text
+from pliant.tools.replay.importers.text_input import first_line
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
 
@@ -23,7 +23,7 @@ COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "iterations", "model_name"
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
     """Jobs of each file."""
     for path in paths:
-        if _is_distribution(path):
+        if first_line(path).strip() == "duration":
             conversion.summary.assume(
                 "a distribution states GPU time alone: every job has one GPU, the model 'unknown' and is "
                 "submitted at 0; sample from it with `pliant trace synth`"
@@ -34,13 +34,6 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
         else:
             conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
             yield from conversion.convert(csv_rows(path, conversion, COLUMNS), partial(_job, conversion))
-
-
-def _is_distribution(path: str) -> bool:
-    if path == "-":
-        return False
-    with open_text(path) as stream:
-        return stream.readline().strip() == "duration"
 
 
 def _sample(conversion: Conversion, row: InputRow) -> Job:
