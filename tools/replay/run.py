@@ -67,7 +67,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     compat = preset(run.conditions.compat)
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
     jobs = settle(compat, inputs.jobs, policy)
-    trained = prepared(run.conditions, replace(inputs, jobs=tuple(jobs)), policy, run.simulated)
+    trained = prepared(run.conditions, compat, replace(inputs, jobs=tuple(jobs)), policy, run.simulated)
     session = Session(policy, inputs.cluster, trained.throughput, seed=run.seed, oracle=trained.oracle)
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())

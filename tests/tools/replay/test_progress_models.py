@@ -8,11 +8,11 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.compat.epochs import EpochRules, SimulatorEpochs
+from pliant.tools.replay.compat.epochs import SimulatorEpochs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
-from pliant.tools.replay.progress.epochs import Epochs
+from pliant.tools.replay.progress.epochs import Cut, Epochs
 from pliant.tools.replay.progress.goodput import Goodput, efficiency
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.replay.run import Inputs, Run, replay
@@ -80,20 +80,20 @@ def test_every_epoch_starts_from_the_speed_of_the_gpus_not_of_the_epoch_before(s
     assert trained(spec, Epochs({"m": uneven}, stepwise=stepwise)) == 70  # steps of a second each
 
 
+def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
+    return SimulatorEpochs({"m": TABLE}, Epochs({"m": TABLE}).cut, max_epochs)
+
+
 def test_by_gain_an_epoch_is_so_much_progress():
-    rules = EpochRules(length="gain")
-    assert trained(epochs_job(8), SimulatorEpochs({"m": TABLE}, rules)) == 20, (
-        "a step of the smallest batch gains 1"
-    )
-    first, second = 10 / (5 / 3) * 2, 10 / (3 / 2) * 2  # gains 5/3 and 3/2, two seconds a step
-    assert trained(epochs_job(16), SimulatorEpochs({"m": TABLE}, rules)) == pytest.approx(first + second)
+    model = simulator_epochs()
+    assert trained(epochs_job(8), model) == 20, "a step of the smallest batch gains 1"
+    epochs_s = [model.epoch_seconds(TABLE, Cut(16, 2.0), epoch) for epoch in (0, 1)]
+    assert epochs_s == pytest.approx([10 / (5 / 3) * 2, 10 / (3 / 2) * 2])  # gains 5/3 and 3/2
 
 
 def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
-    rules = EpochRules(length="gain", whole_seconds=True)
-    assert trained(epochs_job(16), SimulatorEpochs({"m": TABLE}, rules)) == 12 + 13  # 12.0 and 13.33
-    one = EpochRules(max_epochs={"m": 1})
-    assert trained(epochs_job(8), SimulatorEpochs({"m": TABLE}, one)) == 10
+    assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
+    assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
     assert trained(half, Epochs({"m": TABLE})) == 15
 

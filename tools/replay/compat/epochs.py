@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.replay.compat.whole_seconds import WholeSecondPieces
@@ -14,58 +12,40 @@ from pliant.tools.replay.progress.trajectory import Pieces
 from pliant.tools.schedule.jobs import JobState, Observation
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRules:
-    """What an epoch is. The defaults are ours, the rest is how others simulate."""
-
-    length: Literal["iterations", "gain"] = "iterations"
-    """iterations: an epoch is as many steps as the validation runs took. gain: it is a fixed amount of
-    progress (the least of the validation runs), and a step brings the gain that their gradients show."""
-    whole_seconds: bool = False
-    """Epochs end at whole seconds."""
-    max_epochs: Mapping[str, int] = field(default_factory=dict)
-    """Epochs by model; for others those of the job, else those that every validation run has."""
-
-
 class SimulatorEpochs(Epochs):
-    """Epochs by the rules of a simulator."""
+    """Epochs that are a fixed amount of progress, the least of the validation runs, in whole seconds."""
 
     def __init__(
         self,
         tables: Mapping[str, Validation],
-        rules: EpochRules,
-        cut: Callable[[JobState], Cut | None] | None = None,
+        cut: Callable[[JobState], Cut | None],
+        max_epochs: Mapping[str, int],
         *,
         round_s: float | None = None,
         stepwise: bool = False,
     ) -> None:
-        """``cut``: how batches are cut; None: evenly. ``round_s``: seconds between decisions."""
+        """``max_epochs``: by model; others have those of the job. ``round_s``: seconds between decisions."""
         super().__init__(tables, stepwise=stepwise)
-        self._rules = rules
         self._cut = cut
+        self._max_epochs = max_epochs
         self._round_s = round_s
 
     def epochs(self, job: JobState) -> float:
-        """Those of the rules, else those of the job."""
-        most = self._rules.max_epochs.get(job.spec.model)
-        return super().epochs(job) if most is None else most
+        """Those of the model, else those of the job."""
+        return self._max_epochs.get(job.spec.model) or super().epochs(job)
 
     def cut(self, job: JobState) -> Cut | None:
         """As the simulator cuts."""
-        return super().cut(job) if self._cut is None else self._cut(job)
+        return self._cut(job)
 
     def epoch_seconds(self, table: Validation, cut: Cut, epoch: int) -> float:
-        """By steps or by gain."""
-        if self._rules.length == "iterations":
-            return super().epoch_seconds(table, cut, epoch)
+        """A step brings the gain that the gradients of the validation runs show."""
         before = table.least_progress[epoch - 1] if epoch else 0.0
         return (table.least_progress[epoch] - before) / (table.gains(cut.batch)[epoch] / cut.step_seconds)
 
     def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
-        """Of whole seconds, where the rules say so."""
-        if self._rules.whole_seconds:
-            return WholeSecondPieces(bounds, rates, self._round_s)
-        return super().pieces(bounds, rates)
+        """Of whole seconds."""
+        return WholeSecondPieces(bounds, rates, self._round_s)
 
 
 def split(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.replay.compat.epochs import SteppedCut
 from pliant.tools.replay.progress.epochs import Epochs, epoch_of
@@ -16,18 +17,21 @@ class Truth:
 
     def __init__(
         self,
-        most_gpus: Mapping[str, int],
         model: Epochs,
         cut: SteppedCut,
         times: ThroughputByPlacement,
-        consolidated: Mapping[str, int],
+        cluster: Cluster,
+        most_gpus: Mapping[str, int],
     ) -> None:
-        """``most_gpus``: of some models; ``consolidated``: GPUs of a node by GPU type."""
-        self._most_gpus = most_gpus
+        """``most_gpus``: of some models."""
         self._model = model
         self._cut = cut
         self._times = times
-        self._node_gpus = consolidated
+        self._most_gpus = most_gpus
+        self._node_gpus: dict[str, int] = {}
+        """Of the largest node, by GPU type."""
+        for node in cluster.nodes:
+            self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
         self._left: dict[tuple[object, ...], list[float]] = {}
         """Remaining steps by epoch, of each kind of job."""
         self._jobs: dict[str, tuple[list[float], float]] = {}

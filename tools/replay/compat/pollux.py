@@ -1,4 +1,4 @@
-"""Replaying as published simulators do: their quirks by name, and presets that switch them on together.
+"""Replaying as published simulators do: presets that switch all quirks of one on together.
 
 docs/replay-compat.md says what each does and why one would not want it otherwise.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.digits import whole_number
 from pliant.schemas.job import Batch, Gpus, Job
 from pliant.tools.profile.by_placement import ThroughputByPlacement
-from pliant.tools.replay.compat.epochs import EpochRules, SimulatorEpochs, SteppedCut
+from pliant.tools.replay.compat.epochs import SimulatorEpochs, SteppedCut
 from pliant.tools.replay.compat.oracle import Truth
 from pliant.tools.replay.compat.whole_seconds import whole_second_end
-from pliant.tools.replay.engine.simulated_cluster import Quirks, exact_end
+from pliant.tools.replay.engine.simulated_cluster import Quirks
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.schedule.oracle import Oracle
@@ -24,6 +24,12 @@ from pliant.tools.schedule.policy import Policy
 
 ROW: Final = "row"
 """Label in which importers note the place of a job in its file."""
+
+
+def file_order(job: Job) -> tuple[float, str]:
+    """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
+    row = whole_number(job.labels.get(ROW, ""))
+    return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +41,16 @@ class Compat:
     """Seconds between decisions, unless the replay says otherwise; None: what the policy prefers."""
     cost_s: float = 0.0
     """Seconds without progress after a start and after every change, unless the replay says otherwise."""
-    first_round: int = 0
-    """Number of the first round; 1: time passes before the first decision."""
-    file_order: bool = False
-    """Of jobs and ties between them: the order of the workload file instead of (submit_time, id)."""
-    epochs: EpochRules = field(default_factory=EpochRules)
-    """How an epoch ends and how fast it passes."""
-    cut: Literal["even", "stepped"] = "even"
-    """How a batch is cut for the GPUs: see :class:`SteppedCut`."""
+    quirks: Quirks = field(default_factory=Quirks)
+    """Of the simulated cluster."""
+    max_epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of the jobs of some models."""
     most_local: Mapping[str, int] = field(default_factory=dict)
     """Largest local batch of some models, below the measured ones."""
     most_gpus: Mapping[str, int] = field(default_factory=dict)
     """Largest size of some models, for policies that choose sizes."""
     settled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """GPUs and global batch that jobs of some models keep, for policies that choose both."""
-    free_rebatch: bool = False
-    """Whether a job that keeps its GPUs takes up another batch at no cost."""
-    oracle: bool = False
-    """Policies that were published with true knowledge of the future get it."""
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Parameters of policies, unless the replay says otherwise."""
 
@@ -61,26 +59,11 @@ POLLUX: Final = Compat(
     name="pollux",
     interval_s=60.0,
     cost_s=30.0,
-    first_round=1,
-    file_order=True,
-    epochs=EpochRules(
-        length="gain",
-        whole_seconds=True,
-        max_epochs={
-            "bert": 2,
-            "cifar10": 100,
-            "ncf": 10,
-            "imagenet": 90,
-            "deepspeech2": 80,
-            "yolov3": 50,
-        },
-    ),
-    cut="stepped",
+    quirks=Quirks(free_rebatch=True, first_round=1, order=file_order, segment_end=whole_second_end),
+    max_epochs={"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 80, "yolov3": 50},
     most_local={"yolov3": 8},
     most_gpus={"ncf": 1},
     settled={"ncf": (1, 32768)},
-    free_rebatch=True,
-    oracle=True,
     parameters={
         "tiresias": {"placement": "emptiest"},
         "optimus": {"placement": "emptiest"},
@@ -95,30 +78,15 @@ NONE: Final = Compat()
 
 def simulator_model(
     compat: Compat, inputs: Inputs, times: ThroughputByPlacement, round_s: float | None, *, stepwise: bool
-) -> tuple[ProgressModel, Oracle | None]:
+) -> tuple[ProgressModel, Oracle]:
     """How jobs train in the simulator, and what policies know in it.
 
     :param round_s: seconds between decisions.
     :param stepwise: the batch may change after each epoch.
     """
-    cut = SteppedCut(times, inputs.tables) if compat.cut == "stepped" else None
-    model = SimulatorEpochs(inputs.tables, compat.epochs, cut, round_s=round_s, stepwise=stepwise)
-    if cut is None or not compat.oracle:
-        return model, None
-    node_gpus: dict[str, int] = {}
-    for node in inputs.cluster.nodes:
-        node_gpus[node.gpu_type] = max(node.gpus, node_gpus.get(node.gpu_type, 1))
-    return model, Truth(compat.most_gpus, model, cut, times, node_gpus)
-
-
-def quirks(compat: Compat) -> Quirks:
-    """What the simulated cluster does otherwise."""
-    return Quirks(
-        free_rebatch=compat.free_rebatch,
-        first_round=compat.first_round,
-        order=file_order if compat.file_order else None,
-        segment_end=whole_second_end if compat.epochs.whole_seconds else exact_end,
-    )
+    cut = SteppedCut(times, inputs.tables)
+    model = SimulatorEpochs(inputs.tables, cut, compat.max_epochs, round_s=round_s, stepwise=stepwise)
+    return model, Truth(model, cut, times, inputs.cluster, compat.most_gpus)
 
 
 def preset(name: str | None) -> Compat:
@@ -143,9 +111,3 @@ def settle(compat: Compat, jobs: Iterable[Job], policy: Policy) -> list[Job]:
 def _settled(job: Job, gpus: int, batch: int) -> Job:
     update = {"gpus": Gpus(requested=gpus), "batch": Batch(size=batch), "elastic": "none"}
     return job.model_copy(update=update)
-
-
-def file_order(job: Job) -> tuple[float, str]:
-    """Sort key of a job by the row of its file; jobs without one come after, by arrival."""
-    row = whole_number(job.labels.get(ROW, ""))
-    return (0.0, f"{row:018}") if row is not None else (1 + job.submit_time, job.id)

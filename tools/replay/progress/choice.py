@@ -11,8 +11,8 @@ from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.text.wording import counted
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.replay.compat.pollux import Compat, preset, quirks, simulator_model
-from pliant.tools.replay.engine.costs import FREE, Cost
+from pliant.tools.replay.compat.pollux import Compat, simulator_model
+from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions, ProgressName
@@ -53,18 +53,19 @@ class ByJob:
 
 
 @garbage_collection_paused()
-def prepared(conditions: Conditions, inputs: Inputs, policy: Policy, simulated: SimulatedCluster) -> Prepared:
+def prepared(
+    conditions: Conditions, compat: Compat, inputs: Inputs, policy: Policy, simulated: SimulatedCluster
+) -> Prepared:
     """All that follows from the conditions.
 
     :raises UsageError: a profile or a convergence table is missing, or they contradict themselves.
     :raises BadInputError: a job has no table that it needs.
     """
-    compat = preset(conditions.compat)
     _check(conditions, compat, inputs)
     asked_s = _interval(conditions.interval, compat, policy)
     throughput = inputs.throughput
     times = None
-    if inputs.profile is not None and (conditions.speeds == "placement" or compat.cut == "stepped"):
+    if inputs.profile is not None and (conditions.speeds == "placement" or compat.name):
         throughput = times = ThroughputByPlacement(inputs.profile, inputs.cluster.speeds, compat.most_local)
         times.load(
             (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
@@ -77,14 +78,14 @@ def prepared(conditions: Conditions, inputs: Inputs, policy: Policy, simulated: 
         model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
     else:
         model = _model(name, conditions, inputs, stepwise=stepwise)
-    cost = Cost(compat.cost_s) if compat.cost_s else FREE
+    cost = Cost(compat.cost_s)
     found = replace(
         simulated,
         start_cost=simulated.start_cost or cost,
         rescale_cost=simulated.rescale_cost or cost,
         progress=simulated.progress if model is None else lambda: model,
         measured=stepwise,
-        quirks=quirks(compat) if compat.name else simulated.quirks,
+        quirks=compat.quirks if compat.name else simulated.quirks,
     )
     by_table = bool(inputs.tables) and any(job.convergence in inputs.tables for job in inputs.jobs)
     return Prepared(throughput, found, asked_s, oracle, name or ("epochs" if by_table else "samples"))

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
-from pliant.tools.replay.compat.epochs import EpochRules, split
+from pliant.tools.replay.compat.epochs import split
 from pliant.tools.replay.compat.pollux import NONE, POLLUX, Compat, file_order, preset
 from pliant.tools.replay.compat.whole_seconds import WholeSecondPieces, whole_second_end
 from pliant.tools.replay.engine.agenda import Rounds
@@ -172,8 +172,8 @@ def test_what_a_replay_states_wins_over_the_preset(reference_data, tmp_path):
 
 def test_every_quirk_is_documented():
     text = (Path(__file__).parents[4] / "docs" / "replay-compat.md").read_text()
-    names = {each.name for each in fields(Compat)} - {"name", "epochs"}
-    names |= {f"epochs.{each.name}" for each in fields(EpochRules)}
+    names = {each.name for each in fields(Compat)} - {"name", "quirks"}
+    names |= {f"quirks.{each.name}" for each in fields(Quirks)}
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
     stated = {f"{key}={value}".lower() for each in POLLUX.parameters.values() for key, value in each.items()}
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
