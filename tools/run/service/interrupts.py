@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 _CAUGHT: Final = (signal.SIGINT, signal.SIGTERM)
@@ -24,9 +24,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._note) for number in heeded}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 import torch
@@ -14,10 +13,6 @@ BETWEEN_VOTES_S: Final = 0.1
 """Workers agree at every step, but not more often than this."""
 MOST_STEPS: Final = 32
 """From one vote to the next."""
-_POLL_S: Final = 0.01
-_TRIES: Final = 100
-"""A plan that a worker cannot do without is tried for two seconds."""
-_log = logging.getLogger("pliant")
 
 
 def ballot(generation: int, *, save: bool) -> int:

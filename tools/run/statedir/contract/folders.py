@@ -21,39 +21,39 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptDir:
-    """One start of one job: everything between two launches of its gang."""
+class Folder:
+    """A folder whose files have fixed names."""
 
     path: Path
 
-    @property
-    def launch(self) -> Path:
-        """How it was started."""
-        return self.path / "launch.json"
 
-    @property
-    def reached(self) -> Path:
-        """The generation that trains, written by rank 0."""
-        return self.path / "reached"
+class Inside:
+    """A path of this name in the folder that it is asked of."""
 
-    @property
-    def progress(self) -> Path:
-        """Events of the workers, an event file of its own."""
-        return self.path / "progress.jsonl"
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    @property
-    def logs(self) -> Path:
-        """Folder of the workers' output."""
-        return self.path / "logs"
+    def __get__(self, folder: Folder, kind: type[Folder]) -> Path:
+        return folder.path / self._name
+
+
+class AttemptDir(Folder):
+    """One start of one job: everything between two launches of its gang."""
+
+    launch = Inside("launch.json")
+    """How it was started."""
+    reached = Inside("reached")
+    """The generation that trains, written by rank 0."""
+    progress = Inside("progress.jsonl")
+    """Events of the workers, an event file of its own."""
+    logs = Inside("logs")
+    """Folder of the workers' output."""
+    meetings = Inside("meet")
+    """Folder of the folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
 
     def plan(self, generation: int) -> Path:
         """The plan of one generation."""
         return self.path / f"plan-{generation}.json"
-
-    @property
-    def meetings(self) -> Path:
-        """Folder of the folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
-        return self.path / "meet"
 
     def presence(self, worker: int) -> Path:
         """Whether one worker is ready, and alive."""
@@ -76,26 +76,15 @@ class AttemptDir:
         return self.logs / f"launcher-{unit}.log"
 
 
-@dataclass(frozen=True, slots=True)
-class JobDir:
+class JobDir(Folder):
     """One job's folder. Job ids are validated by the schema, so an id is always a plain folder name."""
 
-    path: Path
-
-    @property
-    def plan(self) -> Path:
-        """The newest plan."""
-        return self.path / "plan.json"
-
-    @property
-    def progress(self) -> Path:
-        """How far it is right now."""
-        return self.path / "progress.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
+    plan = Inside("plan.json")
+    """The newest plan."""
+    progress = Inside("progress.json")
+    """How far it is right now."""
+    checkpoints = Inside("checkpoints")
+    """Folder of the checkpoints."""
 
     def attempt(self, number: int) -> AttemptDir:
         """The folder of attempt ``number`` (from 1)."""
