@@ -23,10 +23,12 @@ from pliant.tools.run.statedir.log.events import (
     run_event,
     submit_event,
 )
+from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.from_log import correct
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -34,6 +36,7 @@ from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster
 
 NODES = cluster(4, 4)
+BASIS = Basis.of(NODES, None)
 BEGAN_S = 1_700_000_000.0
 HAPPENINGS = (
     *["submit"] * 5,
@@ -49,6 +52,10 @@ HAPPENINGS = (
 
 
 REPORTS = ("progress", "progress", "epoch", "checkpoint")
+
+
+def rebuilding(basis: Basis = BASIS) -> Rebuilding:
+    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, CurveThroughput()))
 
 
 class Story:

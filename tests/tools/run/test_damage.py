@@ -36,7 +36,7 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
 from tests.builders import job
-from tests.tools.run.stories import BEGAN_S, NODES, Story
+from tests.tools.run.stories import BEGAN_S, NODES, Story, rebuilding
 
 BAD_INPUT, LOCKED, USAGE = 3, 75, 2
 
@@ -220,7 +220,7 @@ def test_after_a_repair_nothing_speaks_of_another_log(
 ) -> None:
     """The snapshot is of the log as it was."""
     with State(state.path) as written:
-        renew_snapshot(state, written.log, None)
+        renew_snapshot(state, written.log, rebuilding())
     without(state, lambda event: event.event == "progress")
     told(state)
     caplog.clear()

@@ -114,7 +114,7 @@ def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
     return found.job.model_copy(update={"submit_time": max(0.0, found.submitted_s - origin_s)})
 
 
-def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -> int:
+def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
     """Write the snapshot of a log as it is now. The caller holds the lock.
 
     Returns by how many bytes the log grows until the next one is worth its cost. That is an eighth of the
@@ -124,18 +124,15 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding | None) -
     :raises PliantError: the log cannot be read, or the snapshot not be written.
     """
     before = read_snapshot(dirs)
-    if before is None or not before.place.is_in(dirs.events):
-        before = None
-    kept = before.session if before is not None and rebuilding is not None else None
-    if kept is not None and rebuilding is not None and kept.facts.basis != rebuilding.basis:
+    kept = before.session if before is not None and before.place.is_in(dirs.events) else None
+    if kept is not None and kept.facts.basis != rebuilding.basis:
         kept = None
     reader = LogReader(dirs.events, before.place if before is not None and kept is not None else None)
-    events = [event for _, event in reader.read()]
-    session = None if rebuilding is None else _session(rebuilding, kept, events, dirs)
+    session = _session(rebuilding, kept, (event for _, event in reader.read()), dirs)
     data = b"\n".join(_lines(reader.place, log, session))
     head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data)}
     atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
-    return reader.place.bytes if rebuilding is not None and session is None else len(data) // 8
+    return reader.place.bytes if session is None else len(data) // 8
 
 
 def _session(

@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.lock import Lock, holder_of
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, on_clock
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.snapshot import Rebuilding, read_snapshot, renew_snapshot
+from pliant.tools.run.statedir.log.snapshot import read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.watch.between_runs import history, look_at
 from pliant.tools.schedule.from_log import session_from_events
@@ -36,13 +36,7 @@ from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.lazy_dict import LazyDict
 from pliant.tools.schedule.session.saved import Basis, Past
 from pliant.tools.schedule.session.session import Session
-from tests.tools.run.stories import BEGAN_S, NODES, Story
-
-BASIS = Basis.of(NODES, None)
-
-
-def rebuilding(basis: Basis = BASIS) -> Rebuilding:
-    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, CurveThroughput()))
+from tests.tools.run.stories import BASIS, BEGAN_S, NODES, Story, rebuilding
 
 
 def written(folder: Path, events: list[Event], *cuts: int, basis: Basis = BASIS) -> StateDir:
