@@ -33,7 +33,7 @@ from pliant.tools.run.elastic.report import history
 from pliant.tools.run.elastic.report import report as progress
 from pliant.tools.run.elastic.report.report import Reporter
 from pliant.tools.run.elastic.state.state import Counters, Mean
-from pliant.tools.run.service.allocation.change_steps import StartJob, Target
+from pliant.tools.run.service.allocation.change_steps import Step, Target
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.plan_file import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import Prepared
@@ -133,10 +133,11 @@ def log_bytes() -> Figure:
     with tempfile.TemporaryDirectory() as folder, State(folder) as state:
         job = _job(0)
         share = Share(job, (("n0", WORKERS),), job.batch.size)
-        start = StartJob(Target(share, tuple(Slot("n0", index) for index in range(WORKERS))), "start")
+        target = Target(share, tuple(Slot("n0", index) for index in range(WORKERS)))
+        start = Step(job.id, "start", None, target)
         state.record([submit_event(job, 0.0), change_event(start, 1.0)])
         before = state.dirs.events.stat().st_size
-        plan = make_plan(start.after, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
+        plan = make_plan(target, 1, 1, {"n0": NodeInfo("n0", WORKERS)})
         attempt = state.dirs.job(job.id).attempt(1)
         train_an_hour(state.dirs.job(job.id), plan)
         said = Said(job.id, 1, tuple(Tail(attempt.progress).read()), settled=True)

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
-from pliant.tools.run.service.allocation.change_steps import Step, StopJob, Target
-from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.change_steps import Step, Target
 from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.executor import next_handle
@@ -42,13 +41,12 @@ def describe(steps: Iterable[Step], dirs: StateDir, nodes: Mapping[str, NodeInfo
 
 
 def _lines(step: Step, dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> list[str]:
-    if isinstance(step, StopJob):
-        return [f"{step.event} {step.job_id}: {_slots(step.before.slots)} -> nothing"]
-    before = "nothing" if not hasattr(step, "before") else _slots(step.before.slots)
+    head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
+    if step.after is None:
+        return [head]
     attempt = next_handle(dirs, step.job_id)
-    head = f"{step.event} {step.job_id}: {before} -> {_slots(step.after.slots)} (attempt {attempt.attempt})"
     commands = units(step.after, dirs.job(step.job_id).path, attempt.files, nodes, PORT)
-    return [head, _plan(step.after), *(_command(unit) for unit in commands)]
+    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *(_command(unit) for unit in commands)]
 
 
 def _plan(target: Target) -> str:
@@ -62,8 +60,8 @@ def _command(unit: Unit) -> str:
     return f"  {unit.node}: cd {shlex.quote(unit.cwd)} && {shlex.join(['env', *env, *unit.argv])}"
 
 
-def _slots(slots: Iterable[Slot]) -> str:
-    return " ".join(map(str, slots))
+def _slots(target: Target | None) -> str:
+    return "nothing" if target is None else " ".join(map(str, target.slots))
 
 
 def _held(log: RunLog, dirs: StateDir) -> dict[str, Target]:

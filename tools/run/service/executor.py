@@ -18,7 +18,7 @@ from itertools import groupby
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import make_folder
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
-from pliant.tools.run.service.allocation.change_steps import Step, StopJob, Target, plan_steps
+from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.commands import meets_at_port, units
@@ -93,11 +93,11 @@ class Executor:
         """Jobs that something else runs of than the targets say."""
         wanted = self.targets.keys() - self._unclear.unreadable
         serving = {job_id for job_id, gang in self.gangs.items() if gang.serves(self.targets.get(job_id))}
-        return {*self._condemned, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
+        return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     def released(self, ended: Iterable[str]) -> list[str]:
         """Those of the jobs that have ended of which nothing runs any more."""
-        busy = (self.gangs, self._condemned, self._unclear.jobs)
+        busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
     def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
@@ -107,7 +107,7 @@ class Executor:
     def apply(self, steps: Iterable[Step]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""
         for step in steps:
-            if isinstance(step, StopJob):
+            if step.after is None:
                 del self.targets[step.job_id]
             else:
                 self.targets[step.job_id] = step.after
@@ -178,7 +178,7 @@ class Executor:
         reports: list[Report] = []
         self._look_at_unclear()
         for job_id, gang in sorted(self.gangs.items()):
-            if job_id not in self._condemned:
+            if job_id not in self._condemned.jobs:
                 with self._faults.of(job_id, tries_again=True):
                     gang.statuses = self._backend.poll([gang.handle])[gang.handle]
                     reports += self._look(job_id, gang)
@@ -233,9 +233,9 @@ class Executor:
         for job_id, gang in sorted(self.gangs.items()):
             with self._faults.of(job_id):
                 target = self.targets.get(job_id)
-                if job_id not in self._condemned and not gang.stopping and not gang.serves(target):
+                if job_id not in self._condemned.jobs and not gang.stopping and not gang.serves(target):
                     self.switch(gang, target)
-        taken = {*self.gangs, *self._condemned, *self._unclear.jobs}
+        taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
         awaited = sorted(self.targets.keys() - taken)
         busy = self._busy() if awaited else set()
         for job_id in awaited:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,7 +22,7 @@ from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableErr
 from pliant.tools.run.statedir.fault import may_pass
 
 
-class Condemned(Collection[str]):
+class Condemned:
     """The jobs whose attempts are to end, and why.
 
     :param next_handle: the attempt after the newest one of a job.
@@ -33,14 +33,10 @@ class Condemned(Collection[str]):
         self._next_handle = next_handle
         self._reasons: dict[str, str] = {}
 
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._reasons
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reasons)
-
-    def __len__(self) -> int:
-        return len(self._reasons)
+    @property
+    def jobs(self) -> Set[str]:
+        """Their ids."""
+        return self._reasons.keys()
 
     def add(self, job_id: str, reason: str) -> None:
         """One more; its first reason counts."""

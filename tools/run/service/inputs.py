@@ -6,8 +6,9 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
@@ -31,7 +32,7 @@ from pliant.schemas.trace_hash import trace_hash
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.loop import Loop, Parts
+from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.runnable import runnable
 from pliant.tools.run.statedir.clock import Clock, origin
@@ -119,19 +120,17 @@ class Prepared:
             found = _own_schedule(self.options, self.dirs)
             known = {job.id for job in found.jobs}
             self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd(), known)
-        found, log = self.schedule, state.log
+        found = self.schedule
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
         if self.resumed:
             session = self._session(state, policy, throughput)
-            self.executor.adopt(log)
+            self.executor.adopt(state.log)
         else:
             session = session_from_schedule(found, policy, throughput)
             self._begin(state, policy.default_interval_s, policy.bounds)
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
-        origin_s = self._origin_s(state, policy, throughput)
-        parts = self._parts(state, session, origin_s, follow=follow)
-        loop = Loop(parts, [job for job in found.jobs if job.id not in known])
+        loop = self._loop(state, session, known, follow=follow)
         if self.resumed:
             loop.carry_on()
         else:
@@ -144,26 +143,32 @@ class Prepared:
         if not self.resumed:
             self._begin(state, None)
         policy = make_policy(found.policy.name, found.policy.parameters)
-        throughput = throughput_for(_profile(found), found.cluster)
-        origin_s = self._origin_s(state, policy, throughput)
-        parts = self._parts(state, Session(policy, found.cluster, throughput), origin_s, asks=False)
-        loop = Loop(parts, [job for job in found.jobs if job.id not in state.log.jobs])
+        session = Session(policy, found.cluster, throughput_for(_profile(found), found.cluster))
+        loop = self._loop(state, session, state.log.jobs.keys(), asks=False)
         loop.reconcile()
         return loop
 
-    def _parts(
-        self, state: State, session: Session, origin_s: float, *, asks: bool = True, follow: bool = False
-    ) -> Parts:
-        own = (self.executor, self.clock, origin_s, self.options.retries)
-        return Parts(state, self.schedule, session, *own, asks=asks, follow=follow)
+    def _loop(
+        self, state: State, session: Session, known: Set[str], *, asks: bool = True, follow: bool = False
+    ) -> Loop:
+        """A loop with this session; snapshots are made of it from now on.
 
-    def _origin_s(self, state: State, policy: Policy, throughput: Throughput) -> float:
-        """UTC seconds at which the clock of the schedule shows 0; later snapshots count from it, too."""
+        :param known: jobs that have arrived.
+        """
         found = self.schedule
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         basis = Basis.of(found.cluster, _profile(found), origin_s)
-        state.rebuilding = Rebuilding(basis, lambda: Session(policy, found.cluster, throughput))
-        return origin_s
+        new = partial(Session, session.policy, found.cluster, session.speeds.throughput)
+        state.rebuilding = Rebuilding(basis, new)
+        return Loop(
+            *(state, found, session, self.executor),
+            clock=self.clock,
+            origin_s=origin_s,
+            retries=self.options.retries,
+            asks=asks,
+            follow=follow,
+            ahead=[job for job in found.jobs if job.id not in known],
+        )
 
     def _session(self, state: State, policy: Policy, throughput: Throughput) -> Session:
         found, source = self.schedule, str(self.dirs.events)

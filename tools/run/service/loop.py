@@ -11,12 +11,11 @@ Whatever is decided is in the log before it is done, so a loop that dies is carr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.allocation.change_steps import Step, StopJob
+from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decisions, Failed, on_clock_of
 from pliant.tools.run.service.executor import Executor
@@ -46,44 +45,43 @@ from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.session.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a loop is made of."""
-
-    state: State
-    schedule: Schedule
-    """The last one: policy, cluster, profile, and the jobs still to come."""
-    session: Session
-    """Where the policy is not asked: one without jobs, that says which of them can be served."""
-    executor: Executor
-    clock: Callable[[], float]
-    origin_s: float
-    retries: int = RETRIES
-    asks: bool = True
-    """Whether the policy decides as things happen."""
-    follow: bool = False
-    """Whether more jobs may be submitted at any time; then an error of the policy ends nothing."""
-
-
 class Loop:
     """What runs, on its way to what shall run."""
 
-    def __init__(self, parts: Parts, ahead: Iterable[Job] = ()) -> None:
-        """:param ahead: jobs of the schedule that the log does not know."""
-        self.state = parts.state
-        self.session = parts.session
-        self.executor = parts.executor
-        self.executor.suspects = parts.state.log.suspects
-        self.clock = parts.clock
-        self._schedule = parts.schedule
-        self._schedule_file = ScheduleFile(self.state.dirs.schedule)
-        self._origin_s = parts.origin_s
-        self._retries = parts.retries
-        self._follow = parts.follow
-        self._arrivals = Arrivals(self.state, parts.session, parts.clock, parts.origin_s, ahead)
-        decisions = Decisions(parts.session, parts.schedule.time, forgiving=parts.follow)
-        self._decisions = decisions if parts.asks else None
-        self._faults = Faults(self.state.dirs.path, self._give_up)
+    def __init__(
+        self,
+        state: State,
+        schedule: Schedule,
+        session: Session,
+        executor: Executor,
+        *,
+        clock: Callable[[], float],
+        origin_s: float,
+        retries: int = RETRIES,
+        asks: bool = True,
+        follow: bool = False,
+        ahead: Iterable[Job] = (),
+    ) -> None:
+        """:param schedule: the last one: policy, cluster, profile, and the jobs still to come.
+
+        :param session: where the policy is not asked, one without jobs that says which can be served.
+        :param asks: whether the policy decides as things happen.
+        :param follow: more jobs may be submitted at any time, and an error of the policy ends nothing.
+        :param ahead: jobs of the schedule that the log does not know.
+        """
+        self.state = state
+        self.session = session
+        self.executor = executor
+        self.executor.suspects = state.log.suspects
+        self.clock = clock
+        self._schedule = schedule
+        self._schedule_file = ScheduleFile(state.dirs.schedule)
+        self._origin_s = origin_s
+        self._retries = retries
+        self._follow = follow
+        self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
+        self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
+        self._faults = Faults(state.dirs.path, self._give_up)
         self._given_up: dict[str, str] = {}
         """Reasons by job, until they are in the log."""
         self._looked_s = 0.0
@@ -272,7 +270,7 @@ class Loop:
     def _stop(self, job_id: str) -> None:
         """A job shall hold nothing any more; its workers are stopped by the next turns."""
         if (held := self.executor.targets.get(job_id)) is not None:
-            self.executor.apply([StopJob(held)])
+            self.executor.apply([Step(job_id, "preempt", held, None)])
 
     def _change(self, shares: Mapping[str, Share], now: float, before: Iterable[Event]) -> None:
         """Write down what was decided and what shall run, then make it so."""

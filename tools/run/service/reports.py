@@ -8,7 +8,7 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
-from pliant.tools.run.service.allocation.change_steps import Step, StopJob
+from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.lost_workers import Setback
@@ -106,8 +106,8 @@ def report_events(
 
 def change_event(step: Step, time_s: float, reason: str = "") -> Event:
     """What a job shall hold from now on."""
-    if isinstance(step, StopJob):
-        return Event(time_s, "preempt", step.job_id, gpus=0, placement=(), detail={"reason": reason})
+    if step.after is None:
+        return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
     share = step.after.share
     return Event(
         time_s,

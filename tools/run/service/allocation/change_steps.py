@@ -14,6 +14,8 @@ from pliant.schemas.job import Job
 from pliant.tools.run.service.allocation.slots import Slot, alike, filled, kept
 from pliant.tools.run.statedir.share import Share
 
+Change = Literal["start", "resume", "grow", "shrink", "move", "preempt"]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -34,51 +36,16 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class StopJob:
-    """A job gives up all its slots."""
+class Step:
+    """A change for one job: it gets slots, goes on with others or with another cut, or gives up all."""
 
-    before: Target
-    event: Literal["preempt"] = "preempt"
-
-    @property
-    def job_id(self) -> str:
-        """Whose step it is."""
-        return self.before.job.id
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeJob:
-    """A running job goes on with other slots or another cut of its batch."""
-
-    before: Target
-    after: Target
-
-    @property
-    def job_id(self) -> str:
-        """Whose step it is."""
-        return self.after.job.id
-
-    @property
-    def event(self) -> Literal["grow", "shrink", "move"]:
-        """What it is called in the log; a change of the batch alone is a ``move`` to the same place."""
-        change = len(self.after.slots) - len(self.before.slots)
-        return "grow" if change > 0 else "shrink" if change < 0 else "move"
-
-
-@dataclass(frozen=True, slots=True)
-class StartJob:
-    """A job gets slots; ``resume`` if it had some before."""
-
-    after: Target
-    event: Literal["start", "resume"]
-
-    @property
-    def job_id(self) -> str:
-        """Whose step it is."""
-        return self.after.job.id
-
-
-Step = StopJob | ResizeJob | StartJob
+    job_id: str
+    event: Change
+    """What it is called in the log; a change of the batch alone is a ``move`` to the same place."""
+    before: Target | None
+    """None: it holds nothing."""
+    after: Target | None
+    """None: it gives up all its slots."""
 
 
 def plan_steps(
@@ -103,20 +70,17 @@ def plan_steps(
         for job_id, share in shares.items()
     }
     taken = {slot for slots in survivors.values() for slot in slots}
-    steps: dict[type[Step], list[Step]] = {StopJob: [], ResizeJob: [], StartJob: []}
-    steps[StopJob] = [StopJob(target) for job_id, target in sorted(held.items()) if job_id not in shares]
+    gone = sorted(held.keys() - shares.keys())
+    stops = [Step(job_id, "preempt", held[job_id], None) for job_id in gone]
+    resizes, starts = list[Step](), list[Step]()
     for job_id, share in shares.items():
         slots = filled(survivors[job_id], share.placement, node_gpus, taken, doubt)
         taken.update(slots)
-        step = _step(held.get(job_id), Target(share, slots), again=job_id in started)
-        if step is not None:
-            steps[type(step)].append(step)
-    return [step for kind in steps.values() for step in kind]
-
-
-def _step(before: Target | None, after: Target, *, again: bool) -> Step | None:
-    if before is None:
-        return StartJob(after, "resume" if again else "start")
-    if set(before.slots) == set(after.slots) and before.cut == after.cut:
-        return None
-    return ResizeJob(before, after)
+        before, after = held.get(job_id), Target(share, slots)
+        if before is None:
+            starts.append(Step(job_id, "resume" if job_id in started else "start", None, after))
+        elif set(before.slots) != set(after.slots) or before.cut != after.cut:
+            added = len(after.slots) - len(before.slots)
+            event: Change = "grow" if added > 0 else "shrink" if added < 0 else "move"
+            resizes.append(Step(job_id, event, before, after))
+    return [*stops, *resizes, *starts]
