@@ -10,7 +10,7 @@ import typer
 from pliant.cli.console import note
 
 if TYPE_CHECKING:
-    from pliant.schemas.assumption import Assumption
+    from pliant.schemas.runinfo import Assumption
 
 STRICT = Annotated[
     bool,

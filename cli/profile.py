@@ -21,7 +21,7 @@ from pliant.cli.console import (
 from pliant.cli.profile_points import kept_points, points_beside
 from pliant.cli.profile_predict import Format, Wanted, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
-from pliant.schemas.file_io.digits import whole_number
+from pliant.schemas.text.digits import whole_number
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster

@@ -13,8 +13,8 @@ from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from pliant.schemas.assumption import Assumption
     from pliant.schemas.profile import Profile
+    from pliant.schemas.runinfo import Assumption
     from pliant.schemas.schedule import Schedule
     from pliant.tools.schedule.decide import Question
 

@@ -9,7 +9,7 @@ import typer
 from pliant.cli.console import note
 from pliant.cli.trace_import import trace_import
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.digits import whole_number
+from pliant.schemas.text.digits import whole_number
 from pliant.schemas.text.wording import counted
 
 

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.documents import document_bytes, parse_document
-from pliant.schemas.file_io.events import EventWriter, event_lines, parse_events
-from pliant.schemas.file_io.files import PIPE, atomic_write, read_bytes, source_name, write_bytes
+from pliant.schemas.file_io.events import event_lines, parse_events
+from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.jobs import job_lines, parse_jobs
 from pliant.schemas.file_io.jsonlines import header
 from pliant.schemas.file_io.rows import rows_from_columns
@@ -28,30 +27,6 @@ from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
-
-__all__ = [
-    "EventWriter",
-    "atomic_write",
-    "check_fits",
-    "check_profiled",
-    "profile_from_columns",
-    "profile_hash",
-    "profile_to_columns",
-    "read_cluster",
-    "read_convergence",
-    "read_events",
-    "read_jobs",
-    "read_metrics",
-    "read_profile",
-    "read_schedule",
-    "write_cluster",
-    "write_convergence",
-    "write_events",
-    "write_jobs",
-    "write_metrics",
-    "write_profile",
-    "write_schedule",
-]
 
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 from pliant.schemas.file_io.columns import About, Broken, Table
-from pliant.schemas.file_io.digits import whole_number
+from pliant.schemas.text.digits import whole_number
 
 MEASURED: Final = (
     "step_seconds", "compute_seconds", "sync_seconds", "samples_per_second", "stdev_seconds", "peak_memory",

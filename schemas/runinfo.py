@@ -7,12 +7,11 @@ event is a :class:`SubmitDetail`. So a report needs the event file alone.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.record import (
     MOST,
@@ -27,6 +26,16 @@ from pliant.schemas.job import Job
 
 _SLOWEST: Final = 1e-18
 """Samples per second of a job: slower, and the times of its work are not finite."""
+
+
+class Assumption(Record):
+    """One thing that the inputs leave open or that an option says in vain."""
+
+    kind: Literal["speed", "gpu_type", "progress", "unused_option"]
+    """``speed``: there is no profile; ``gpu_type``: it lacks a GPU type of the cluster; ``progress``: jobs
+    name validation runs that are not there; ``unused_option``: an option names a model that no job has."""
+    text: str
+    """One line for people."""
 
 
 class PromisedBounds(Record):

@@ -24,7 +24,8 @@ import numpy as np
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, PliantError
-from pliant.schemas.io import atomic_write, write_cluster, write_jobs
+from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.report.expectation import Expectation
 from pliant.tools.report.metrics import run_metrics

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 from pydantic_core import ValidationError, from_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.file_io.digits import TOO_MANY
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.problems import as_pointer, details, location
 from pliant.schemas.file_io.version import a_file, check_schema_id
+from pliant.schemas.text.digits import TOO_MANY
 
 T = TypeVar("T")
 

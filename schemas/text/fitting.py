@@ -31,7 +31,7 @@ def one_line(text: str) -> str:
     )
 
 
-def shortened(text: str, width: int) -> str:
+def cut_to_width(text: str, width: int) -> str:
     """The text, cut after its last word that fits into ``width`` columns; a number is never cut."""
     if width_of(text) <= width:
         return text

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pliant.schemas.text.fitting import one_line, shortened, width_of
+from pliant.schemas.text.fitting import cut_to_width, one_line, width_of
 
 GAP: Final = "  "
 
@@ -79,7 +79,7 @@ def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], 
     for at in kept:
         text, room = row[at], widths[at]
         if not text.isascii() or len(text) > room:
-            text = shortened(text, room)
+            text = cut_to_width(text, room)
             room -= width_of(text) - len(text)
         cells.append(text.rjust(room) if columns[at].right else text.ljust(room))
     return GAP.join(cells).rstrip() + "\n"

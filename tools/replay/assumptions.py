@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pliant.schemas.assumption import Assumption
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text.wording import counted, listed
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs

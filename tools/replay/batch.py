@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.runinfo import Assumption
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine.engine import Advance
 from pliant.tools.replay.engine.simulated_cluster import simulated_cluster

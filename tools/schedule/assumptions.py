@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text.wording import listed
 from pliant.tools.profile.throughput import stand_in
 

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.schemas.text.fitting import one_line, shortened, width_of, wrapped
+from pliant.schemas.text.fitting import cut_to_width, one_line, width_of, wrapped
 from pliant.schemas.text.table import Column, text_table
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -22,14 +22,14 @@ def test_one_line_acts_on_no_terminal(text: str) -> None:
 
 
 def test_text_is_cut_between_words() -> None:
-    assert shortened("waits for 2 GPUs; 3 jobs are ahead", 20) == "waits for 2 GPUs; 3…"
-    assert shortened("waits for 2 GPUs", 16) == "waits for 2 GPUs"
-    assert shortened("experiment-123456789", 13) == "experiment-…"
+    assert cut_to_width("waits for 2 GPUs; 3 jobs are ahead", 20) == "waits for 2 GPUs; 3…"
+    assert cut_to_width("waits for 2 GPUs", 16) == "waits for 2 GPUs"
+    assert cut_to_width("experiment-123456789", 13) == "experiment-…"
 
 
 @given(texts.map(one_line), widths)
 def test_cut_text_fits_and_its_numbers_are_those_of_the_text(text: str, width: int) -> None:
-    cut = shortened(text, width)
+    cut = cut_to_width(text, width)
     assert width_of(cut) <= width
     assert numbers(text)[: len(numbers(cut))] == numbers(cut)
 

@@ -7,7 +7,8 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.io import EventWriter, write_events
+from pliant.schemas.file_io.events import EventWriter
+from pliant.schemas.io import write_events
 from pliant.tools.report.read_run import fold, read_run
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, shared, submit

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.digits import whole_number
 from pliant.schemas.job import Batch, Gpus, Job
+from pliant.schemas.text.digits import whole_number
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.replay.compat.epochs import SimulatorEpochs, SteppedCut
 from pliant.tools.replay.compat.oracle import Truth

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.digits import TOO_MANY
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.file_io.limits import check_text
+from pliant.schemas.text.digits import TOO_MANY
 from pliant.tools.replay.importers.input_row import InputRow
 from pliant.tools.replay.importers.text_input import open_text
 

@@ -14,7 +14,6 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from pliant.schemas.errors import BadInputError, Problem, UsageError
-from pliant.schemas.file_io.digits import TOO_MANY, whole_number
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.jsontext import BOM, parse_json
 from pliant.schemas.file_io.problems import Location, as_pointer, problems_of
@@ -30,6 +29,7 @@ from pliant.schemas.file_io.record import (
     WorkAmount,
 )
 from pliant.schemas.job import Elasticity
+from pliant.schemas.text.digits import TOO_MANY, whole_number
 from pliant.tools.replay.traces.recipe_oasis import OasisRanges
 
 GpuTimeClass = Literal["S", "M", "L", "XL"]

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.digits import whole_number
+from pliant.schemas.text.digits import whole_number
 from pliant.tools.run.statedir.contract.files import UnreadableError, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome

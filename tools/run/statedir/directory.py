@@ -10,8 +10,8 @@ from typing import Final, Self
 from pliant.schemas.errors import PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.event_log import LogReader
+from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.file_io.files import remove_temporaries
-from pliant.schemas.io import EventWriter
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock

@@ -23,9 +23,9 @@ from pydantic import TypeAdapter
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.files import remove_temporaries, sync_folder
+from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_folder
 from pliant.schemas.file_io.jobs import parse_jobs
-from pliant.schemas.io import atomic_write, write_jobs
+from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.layout import StateDir

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.schemas.text.wording import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.policy_error import PolicyError
@@ -141,5 +142,4 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return shortened(repr(value), 80)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.io import check_fits, read_cluster, read_jobs
+from pliant.schemas.checks import check_fits
+from pliant.schemas.io import read_cluster, read_jobs
 from pliant.schemas.job import EpochWork, Job
 
 ROOT = Path(__file__).parents[4]

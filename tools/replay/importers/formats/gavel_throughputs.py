@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.digits import whole_number
 from pliant.schemas.file_io.files import read_bytes
 from pliant.schemas.file_io.jsontext import parse_json
 from pliant.schemas.file_io.record import LARGEST_BATCH
 from pliant.schemas.profile import ProfileRow
+from pliant.schemas.text.digits import whole_number
 from pliant.tools.replay.importers.conversion import Conversion, checked
 from pliant.tools.replay.importers.format import MOST_GPUS, Imported
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.io import EventWriter
+from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.state.state import Counters
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.digits import whole_number
+from pliant.schemas.text.digits import whole_number
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, counts

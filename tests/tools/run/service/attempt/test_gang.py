@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from pliant.schemas.event import Event
-from pliant.schemas.io import EventWriter
+from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLevel, UnitStatus
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot

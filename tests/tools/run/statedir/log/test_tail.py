@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.event import Event
-from pliant.schemas.io import EventWriter
+from pliant.schemas.file_io.events import EventWriter
 from pliant.tools.run.statedir.log.tail import Tail
 
 
