@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pliant.cli.console import abandon, say, settings
+from pliant.cli.console import say, settings
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
+from pliant.schemas.file_io.pipes import abandon
 from pliant.schemas.text.wording import without_long_words
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.pipes import abandon, stdout, write_stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,13 +71,6 @@ def say(line: str) -> None:
         abandon(sys.stderr)
 
 
-def abandon(stream: TextIO) -> None:
-    """Point a stream at nothing: what it still buffers would fail once more at exit."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, stream.fileno())
-    os.close(nothing)
-
-
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person is at the other end; not where the stream was closed (``<&-``, ``>&-``)."""
     return stream is not None and stream.isatty()
@@ -118,32 +111,8 @@ def nothing_comes_in() -> bool:
 
 def out_text(text: str) -> None:
     """Write the product to stdout as text."""
-    with _whole():
-        _stdout().write(text)
-        sys.stdout.flush()
-
-
-def out_bytes(data: bytes) -> None:
-    """Write the product to stdout as bytes."""
-    with _whole():
-        _stdout().buffer.write(data)
-        sys.stdout.buffer.flush()
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    """What stdout refuses, it refuses once: what is left of it in the buffer fails no later write or exit."""
-    try:
-        yield
-    except OSError:
-        abandon(sys.stdout)
-        raise
-
-
-def _stdout() -> TextIO:
-    if sys.stdout is None:
-        raise UsageError("stdout is closed: leave it open, or name a file with -o")
-    return sys.stdout
+    stream = stdout()
+    write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, out_bytes, out_text, reader_left
+from pliant.cli.console import is_terminal, out_text, reader_left
 from pliant.cli.escaped_text import Shown
 from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.pipes import write_stdout
 
 
 def log(
@@ -61,14 +62,14 @@ def log(
 
     if job is None and tail is not None and not follow:
         for line in last_events(state, tail):
-            out_bytes(line)
+            write_stdout(line)
         return
     if job is None:
         raise UsageError("name the job whose output to print, or give --tail N or --repair")
     shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     for chunk in job_output(state, job, follow=follow, lines=tail):
         if chunk:
-            out_bytes(chunk if shown is None else shown.of(chunk))
+            write_stdout(chunk if shown is None else shown.of(chunk))
         elif sys.stdout is not None and reader_left(sys.stdout):
             raise BrokenPipeError
 

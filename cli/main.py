@@ -13,8 +13,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
-from pliant.cli.console import abandon, say
+from pliant.cli.console import say
 from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.file_io.pipes import abandon
 
 TOOLS: Final = "The tools"
 LIVE: Final = "Live state"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.cli.console import note
-from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.file_io.pipes import PIPE
 
 if TYPE_CHECKING:
     from pliant.tools.profile.measuring.points import PointsFile

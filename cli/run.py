@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.common import run_command
-from pliant.cli.console import is_terminal, note, out_bytes, out_text, stderr
+from pliant.cli.console import is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.pipes import write_stdout
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
@@ -261,7 +262,7 @@ def _sinks() -> tuple[Sink, ...]:
     """Events go to the next program in the pipe, if there is one."""
     from pliant.tools.run.statedir.log.stream import EventStream
 
-    return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(out_bytes),)
+    return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(write_stdout),)
 
 
 def _words() -> tuple[Sink, ...]:

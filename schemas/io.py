@@ -18,9 +18,10 @@ from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.events import event_lines, parse_events
-from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
+from pliant.schemas.file_io.files import read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.jobs import job_lines, parse_jobs
 from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.file_io.rows import rows_from_columns
 from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.job import Job

@@ -6,15 +6,13 @@ import errno
 import os
 import secrets
 import stat
-import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
+from pliant.schemas.file_io.pipes import PIPE, nothing_came_in, read_stdin, stdout, write_stdout
 
-PIPE: Final = "-"
 PARQUET_MAGIC: Final = b"PAR1"
 _TEMPORARY: Final = ".pliant-"
 _PROBE: Final = 65536
@@ -34,7 +32,7 @@ def read_bytes(path: str | Path) -> bytes:
     """
     source = source_name(path)
     try:
-        data = _read_stdin() if str(path) == PIPE else Path(path).read_bytes()
+        data = read_stdin() if str(path) == PIPE else Path(path).read_bytes()
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
     except IsADirectoryError:
@@ -42,27 +40,13 @@ def read_bytes(path: str | Path) -> bytes:
     except (OSError, ValueError) as error:
         raise read_failure(error, source) from error
     if not data:
-        raise BadInputError.one(source, "is empty" if str(path) != PIPE else _nothing_came_in())
+        raise BadInputError.one(source, "is empty" if str(path) != PIPE else nothing_came_in())
     return data
-
-
-def _nothing_came_in() -> str:
-    """What is wrong with an empty stdin; who wrote nothing into a pipe has said why before it closed it."""
-    with suppress(OSError, ValueError, AttributeError):
-        if stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-            return "nothing came in: the command before this one wrote nothing; what it says is the cause"
-    return "nothing came in"
 
 
 def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
     """The expected error that a failed reading of a file stands for."""
     return BadInputError.one(source, f"cannot be read: {_reason(error)}")
-
-
-def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise UsageError("stdin is closed: pipe the input in, or name a file")
-    return sys.stdin.buffer.read()
 
 
 def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -72,19 +56,31 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     :raises UsageError: Parquet would go to a terminal, or the place cannot be written.
     :raises ServiceMissingError: the disk is full or broken; nothing is half-written.
     """
-    if str(path) == PIPE:
-        _write_stdout(data)
-    else:
-        atomic_write(path, data, mode=mode)
+    _write(path, (data,), mode)
 
 
 def write_chunks(path: str | Path, chunks: Iterable[bytes]) -> None:
     """Like :func:`write_bytes`, of a product that is made piece by piece and never whole in memory."""
-    if str(path) == PIPE:
+    _write(path, chunks)
+
+
+def _write(path: str | Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
+    if str(path) != PIPE:
+        _write_file(path, chunks, mode)
+        return
+    try:
         for chunk in chunks:
-            _write_stdout(chunk)
-    else:
-        _write_file(path, chunks)
+            _refuse_terminal(chunk)
+            write_stdout(chunk)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise write_error(error, "<stdout>") from error
+
+
+def _refuse_terminal(data: bytes) -> None:
+    if data.startswith(PARQUET_MAGIC) and stdout().isatty():
+        raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
 
 
 def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
@@ -98,7 +94,7 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     _write_file(path, (data,), mode)
 
 
-def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
+def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
     target = Path(path)
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
@@ -204,29 +200,6 @@ def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
-
-
-def _write_stdout(data: bytes) -> None:
-    if sys.stdout is None:
-        raise UsageError("stdout is closed: leave it open, or name a file with -o")
-    if data.startswith(PARQUET_MAGIC) and sys.stdout.isatty():
-        raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _abandon_stdout()
-        raise write_error(error, "<stdout>") from error
-
-
-def _abandon_stdout() -> None:
-    """Point stdout at nothing: what it still buffers would fail once more when the interpreter exits."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
 
 
 def _reason(error: OSError | ValueError) -> str:

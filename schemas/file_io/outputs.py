@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.files import PIPE, make_and_remove, write_error
+from pliant.schemas.file_io.files import make_and_remove, write_error
+from pliant.schemas.file_io.pipes import PIPE, stdout
 
 
 def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
@@ -19,8 +19,7 @@ def check_output(path: str | Path, *, makes_folder: bool = False) -> None:
     :raises ServiceMissingError: the disk is full or broken.
     """
     if str(path) == PIPE:
-        if sys.stdout is None:
-            raise UsageError("stdout is closed: leave it open, or name a file with -o")
+        stdout()
         return
     target = Path(path)
     try:

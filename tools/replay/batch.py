@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
-from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.runinfo import Assumption
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.engine.engine import Advance

@@ -11,7 +11,8 @@ from pliant.schemas.checks import check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.bulk import garbage_collection_paused
-from pliant.schemas.file_io.files import PIPE, source_name
+from pliant.schemas.file_io.files import source_name
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT, EVENT_NAMES
 from pliant.schemas.file_io.arrays import number_array, text_array
-from pliant.schemas.file_io.files import PIPE, make_folder, write_bytes
+from pliant.schemas.file_io.files import make_folder, write_bytes
 from pliant.schemas.file_io.outputs import check_output
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.file_io.version import schema_id
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.summary import Summary

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import RESCALES, Event
-from pliant.schemas.file_io.files import PIPE
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.rows import by_model, rescales

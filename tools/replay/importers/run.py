@@ -11,8 +11,9 @@ from typing import Final
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import PIPE, atomic_write, write_chunks
+from pliant.schemas.file_io.files import atomic_write, write_chunks
 from pliant.schemas.file_io.outputs import check_folder, check_output
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_placement import with_triangulations

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO, cast
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import PIPE, source_name
+from pliant.schemas.file_io.files import source_name
 from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
+from pliant.schemas.file_io.pipes import PIPE
 
 GZIP: Final = b"\x1f\x8b"
 """Bytes that a gzipped file begins with."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, LockedError, UsageError
-from pliant.schemas.file_io.files import PIPE, source_name
+from pliant.schemas.file_io.files import source_name
+from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.io import (
     profile_from_columns,
     profile_to_columns,
