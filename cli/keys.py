@@ -7,7 +7,6 @@ import sys
 import termios
 import time
 import tty
-from types import TracebackType
 from typing import Any, Self
 
 from pliant.cli.console import nothing_comes_in
@@ -29,9 +28,7 @@ class Keys:
             tty.setcbreak(self._terminal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._terminal is not None:
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, ValidationError
@@ -139,9 +138,7 @@ class EventWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _append(self, lines: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas import io
+from pliant.schemas.checks import check_fits, check_profiled
 from pliant.schemas.errors import BadInputError
 from tests.builders import cluster, job, mixed_cluster
 
@@ -276,30 +277,30 @@ def test_a_newer_minor_version_is_still_checked() -> None:
 def test_a_job_larger_than_the_cluster_is_refused() -> None:
     jobs = [job("small", gpus=8), job("shrinks", gpus=16, low=2), job("huge", gpus=16)]
     with pytest.raises(BadInputError) as caught:
-        io.check_fits(jobs, cluster(4, 4), "jobs.jsonl")
+        check_fits(jobs, cluster(4, 4), "jobs.jsonl")
     assert str(caught.value) == 'jobs.jsonl: job "huge" needs 16 GPUs, the cluster has 8'
-    io.check_fits(jobs[:2], cluster(4, 4), "jobs.jsonl")
+    check_fits(jobs[:2], cluster(4, 4), "jobs.jsonl")
 
 
 def test_a_model_without_a_profile_is_refused() -> None:
     jobs = [job("a", model="resnet51"), job("b", model="bert"), job("c", model="zzz")]
     with pytest.raises(BadInputError) as caught:
-        io.check_profiled(jobs, {"resnet50", "bert"}, "jobs.jsonl")
+        check_profiled(jobs, {"resnet50", "bert"}, "jobs.jsonl")
     assert str(caught.value).splitlines() == [
         'jobs.jsonl: job "a": model "resnet51" is not profiled, expected something like "resnet50"',
         'jobs.jsonl: job "c": model "zzz" is not profiled, expected one of bert, resnet50',
     ]
-    io.check_profiled(jobs[1:2], {"bert"}, "jobs.jsonl")
+    check_profiled(jobs[1:2], {"bert"}, "jobs.jsonl")
 
 
 def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
     both = mixed_cluster(one=(4,), two=(2, 2))
-    io.check_fits([job("fits", gpus=4), job("shrinks", gpus=6, low=4)], both, "jobs.jsonl")
+    check_fits([job("fits", gpus=4), job("shrinks", gpus=6, low=4)], both, "jobs.jsonl")
     with pytest.raises(BadInputError) as caught:
-        io.check_fits([job("gang", gpus=6)], both, "jobs.jsonl")
+        check_fits([job("gang", gpus=6)], both, "jobs.jsonl")
     assert str(caught.value) == 'jobs.jsonl: job "gang" needs 6 GPUs of one type, the cluster has 4'
     with pytest.raises(BadInputError, match='job "a" needs 1 GPU, the cluster has 0'):
-        io.check_fits([job("a")], cluster(), "jobs.jsonl")
+        check_fits([job("a")], cluster(), "jobs.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import EventWriter
 
 SUBMIT = Event(0.0, "submit", "a", detail={"name": "träin"})
 START = Event(1.0, "start", "a", 2, (("n0", 2),), 32)
@@ -24,14 +25,14 @@ FINISH = Event(9.5, "finish", "a", 0)
 def log(tmp_path: Path) -> Path:
     """A log of two appends."""
     path = tmp_path / "events.jsonl"
-    with io.EventWriter(path) as writer:
+    with EventWriter(path) as writer:
         writer.append([SUBMIT, START])
         writer.append([FINISH])
     return path
 
 
 def test_events_of_two_sessions_are_one_log(log: Path) -> None:
-    with io.EventWriter(log) as writer:
+    with EventWriter(log) as writer:
         writer.append(iter([SUBMIT]))
         writer.append([])
     assert io.read_events(log) == (SUBMIT, START, FINISH, SUBMIT)
@@ -55,7 +56,7 @@ def test_opening_mends_a_log_as_readers_saw_it(log: Path) -> None:
     for length in range(len(whole) + 1):
         log.write_bytes(whole[:length])
         seen = io.read_events(log) if length else ()
-        with io.EventWriter(log) as writer:
+        with EventWriter(log) as writer:
             writer.append([FINISH])
         assert io.read_events(log) == (*seen, FINISH)
 
@@ -63,7 +64,7 @@ def test_opening_mends_a_log_as_readers_saw_it(log: Path) -> None:
 def test_a_long_torn_line_is_cut(log: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = log.read_bytes()
     log.write_bytes(before + b'{"time": 3, "detail": "' + b"x" * 200_000)
-    io.EventWriter(log).close()
+    EventWriter(log).close()
     assert log.read_bytes() == before
     assert "the last line is torn (a crash while writing) and is cut off" in caplog.text
 
@@ -80,7 +81,7 @@ def test_a_full_disk_appends_nothing_and_the_log_goes_on(
 ) -> None:
     real = getattr(os, call)
     before = log.read_bytes()
-    with io.EventWriter(log) as writer:
+    with EventWriter(log) as writer:
 
         def fail(descriptor: int, *data: Any) -> int:
             real(descriptor, *(part[:7] for part in data))
@@ -105,7 +106,7 @@ def test_an_append_is_one_write_and_one_force_to_disk(log: Path, monkeypatch: py
             return real(*arguments)
 
         monkeypatch.setattr(os, call, note)
-    with io.EventWriter(log) as writer:
+    with EventWriter(log) as writer:
         writer.append([SUBMIT, START, FINISH])
     assert calls == ["write", "fsync"]
 
@@ -113,18 +114,18 @@ def test_an_append_is_one_write_and_one_force_to_disk(log: Path, monkeypatch: py
 def test_a_file_of_another_kind_is_not_appended_to(tmp_path: Path) -> None:
     io.write_jobs([], tmp_path / "jobs.jsonl")
     with pytest.raises(BadInputError, match="this is a 'job' file, expected an 'event' file"):
-        io.EventWriter(tmp_path / "jobs.jsonl")
+        EventWriter(tmp_path / "jobs.jsonl")
     (tmp_path / "notes").write_text("not ended by a line end")
     with pytest.raises(BadInputError, match="is not a schema identifier"):
-        io.EventWriter(tmp_path / "notes")
+        EventWriter(tmp_path / "notes")
     assert (tmp_path / "notes").read_text() == "not ended by a line end"
     with pytest.raises(UsageError, match="no such file or directory"):
-        io.EventWriter(tmp_path / "none" / "events.jsonl")
+        EventWriter(tmp_path / "none" / "events.jsonl")
 
 
 def test_an_event_that_no_reader_accepts_is_not_appended(log: Path) -> None:
     before = log.read_bytes()
-    with io.EventWriter(log) as writer, pytest.raises(ValueError, match="breaks the schema"):
+    with EventWriter(log) as writer, pytest.raises(ValueError, match="breaks the schema"):
         writer.append([START, Event(-1.0, "finish", "a")])
     assert log.read_bytes() == before
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
+from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.launch import Ended
 from pliant.tools.profile.measuring.points import Measured, PointsFile
 from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
-from pliant.tools.profile.measuring.rows import Origin
 from pliant.tools.profile.measuring.search import is_measured
 
 
@@ -23,7 +25,7 @@ class LaunchLog:
         self._kept = kept
         self._key = key
         self._clock = clock
-        self._points: list[Measured] = []
+        self._points: list[tuple[Measured, Point]] = []
         self._costs: Measured | None = None
         for found in kept.of(key):
             self._remember(found)
@@ -38,7 +40,7 @@ class LaunchLog:
         Costs are measured at the end of a launch, after a step: where they alone are left, one point is
         measured once more.
         """
-        known = tuple(found.point for found in self._points if found.point is not None)
+        known = tuple(point for _, point in self._points)
         rest = below(request, known).model_copy(update={"known": known})
         if not is_measured(rest, workers):
             return rest
@@ -71,19 +73,20 @@ class LaunchLog:
     def facts(self) -> Mapping[str, str]:
         """What the workers reported of their machine; empty: nothing was measured."""
         last = self._points[-1:]
-        return {name: getattr(found, name) for found in last for name in ("torch", "device", "driver")}
+        return {name: getattr(found, name) for found, _ in last for name in ("torch", "device", "driver")}
 
-    def found(self, origin: Origin) -> list[tuple[Point, Origin]]:
-        """Every point with its origin: ``origin`` with what is known of this launch."""
-        if (costs := self._costs) is not None:
-            origin = replace(
-                origin, start_s=costs.start_s, relaunch_s=costs.relaunch_s, rescale_s=costs.rescale_s
-            )
-        return [
-            (found.point, replace(origin, parameters=found.parameters, measured_at=found.measured_at))
-            for found in self._points
-            if found.point is not None
-        ]
+    def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
+        """The profile rows of all points; those of training steps that fit have the costs of the launch."""
+        rows = [_row(found, point, model, gpu_type, workers) for found, point in self._points]
+        if (costs := self._costs) is None:
+            return rows
+        with_costs = partial(
+            replace,
+            start_seconds=costs.start_s,
+            relaunch_seconds=costs.relaunch_s,
+            rescale_seconds=costs.rescale_s,
+        )
+        return [with_costs(row) if row.kind == "train" and row.feasible else row for row in rows]
 
     def _add(self, outcome: Outcome, **fields: object) -> None:
         facts = {name: getattr(outcome, name) for name in ("parameters", "torch", "device", "driver")}
@@ -95,7 +98,7 @@ class LaunchLog:
         if found.point is None:
             self._costs = found
         else:
-            self._points.append(found)
+            self._points.append((found, found.point))
 
 
 def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
@@ -107,3 +110,38 @@ def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRe
     fits = max((point.local_batch for point in seen if point.feasible), default=0)
     misfit = min(misfits)
     return request.model_copy(update={"fits": min(max(fits, request.fits), misfit - 1), "misfit": misfit})
+
+
+def _row(found: Measured, point: Point, model: str, gpu_type: str, workers: int) -> ProfileRow:
+    row = ProfileRow(
+        kind="train",
+        model=model,
+        gpu_type=gpu_type,
+        nodes=1,
+        gpus=workers,
+        placement=str(workers),
+        local_batch=point.local_batch,
+        accum_steps=point.accum,
+        step_seconds=statistics.fmean(point.step_s) if point.feasible else None,
+        stdev_seconds=statistics.pstdev(point.step_s) if point.feasible else None,
+        iterations=len(point.step_s),
+        peak_memory=point.peak_memory if point.feasible else None,
+        parameters=found.parameters,
+        feasible=point.feasible,
+        measured_at=found.measured_at,
+    )
+    if point.weights:
+        return replace(row, kind="allreduce", model="", parameters=point.weights)
+    if row.step_seconds is None:
+        return row
+    step_s, compute_s = row.step_seconds, None
+    if workers == 1:
+        compute_s = step_s
+    elif point.compute_s:
+        compute_s = min(step_s, statistics.fmean(point.compute_s))
+    return replace(
+        row,
+        compute_seconds=compute_s,
+        sync_seconds=None if compute_s is None else step_s - compute_s,
+        samples_per_second=workers * point.local_batch * point.accum / step_s,
+    )

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
@@ -18,8 +18,7 @@ from pliant.tools.profile.measuring.launch_log import LaunchLog
 from pliant.tools.profile.measuring.node import MeasuredNode, node_to_measure
 from pliant.tools.profile.measuring.plan import ModelPlan, Options, model_plans, powers
 from pliant.tools.profile.measuring.points import PointsFile, launch_key
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
-from pliant.tools.profile.measuring.rows import Origin, allreduce_row, train_row
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome
 from pliant.tools.profile.rows import merged
 
 Launch = Callable[[Script, int, MeasurementRequest, Advance], Ended]
@@ -67,7 +66,9 @@ def measure(
     for text in (*node.notes, *(line for plan in plans for line in plan.notes)):
         note(text)
     reduces = options.allreduce and all(row.gpu_type != node.gpu_type for row in allreduce)
-    expected = sum(_points(plan) for plan in plans) + (_allreduce_points(node) if reduces else 0)
+    expected = sum(_points(plan) for plan in plans)
+    if reduces:
+        expected += len(_sizes(node)) * len(WEIGHTS[node.slots])
     bench = Bench(node, options, clock, start, Meter(progress, expected), kept or PointsFile())
     if before := bench.measured_before(plans, reduces=reduces):
         note(f"{before} of {max(before, expected)} points were already measured")
@@ -146,11 +147,7 @@ class Bench:
     def allreduce(self) -> list[ProfileRow]:
         """All-reduce rows of the node: doubling numbers of workers, a grid of weights."""
         script, request = self._all_reduces()
-        return [
-            allreduce_row(point, origin)
-            for gpus in _sizes(self.node)
-            for point, origin in self._points(script, gpus, request, request)
-        ]
+        return [row for gpus in _sizes(self.node) for row in self._rows(script, gpus, request, request)]
 
     def _wanted(self, plan: ModelPlan) -> MeasurementRequest:
         """What is measured on one worker, where the whole plan begins."""
@@ -167,7 +164,7 @@ class Bench:
     def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
         """What the file says about itself."""
         facts = {
-            "tool": f"pliant {_version()}",
+            "tool": f"pliant {version('pliant')}",
             "host": platform.node(),
             **self.facts,
             "command": command_line,
@@ -187,12 +184,7 @@ class Bench:
     def _rows(
         self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
     ) -> list[ProfileRow]:
-        return [train_row(point, origin) for point, origin in self._points(script, workers, request, wanted)]
-
-    def _points(
-        self, script: Script, workers: int, request: MeasurementRequest, wanted: MeasurementRequest
-    ) -> list[tuple[Point, Origin]]:
-        """The points of a request, started again below every batch that ran out of memory.
+        """The rows of a request, started again below every batch that ran out of memory.
 
         What is kept of it is not measured again.
 
@@ -211,8 +203,7 @@ class Bench:
                 break
             log.misfit(ended.outcome)
         self.facts = {**self.facts, **log.facts}
-        model = "" if request.weights else script.name
-        return log.found(Origin(model, self.node.gpu_type, workers, None, 0.0))
+        return log.rows(script.name, self.node.gpu_type, workers)
 
     def _advance(self, log: LaunchLog, before: int, outcome: Outcome) -> None:
         log.take(outcome, before)
@@ -224,11 +215,6 @@ def largest_that_fits(rows: Iterable[ProfileRow]) -> int:
     return max((row.local_batch for row in rows if row.feasible), default=0)
 
 
-def _allreduce_points(node: MeasuredNode) -> int:
-    """How many all-reduces are measured."""
-    return len(_sizes(node)) * len(WEIGHTS[node.slots])
-
-
 def _sizes(node: MeasuredNode) -> tuple[int, ...]:
     """Numbers of workers that all-reduces are measured on."""
     return powers(2, node.workers) if node.workers > 1 else ()
@@ -237,10 +223,3 @@ def _sizes(node: MeasuredNode) -> tuple[int, ...]:
 def _points(plan: ModelPlan) -> int:
     gangs = len(plan.global_batches) + len(plan.gangs_of_largest)
     return len(plan.local_batches) + gangs * len(plan.gpus)
-
-
-def _version() -> str:
-    try:
-        return version("pliant")
-    except PackageNotFoundError:
-        return "unknown"
