@@ -131,7 +131,7 @@ class _Page:
         return [
             (found.log.policy_error,),
             *(
-                (job.id, job.state, job.placement, job.global_batch, job.failures, progress(job))
+                (job.id, job.state, job.log.placement, job.log.global_batch, job.log.failures, progress(job))
                 for job in statuses(found, found.log.last_s)
                 if self.job in (None, job.id)
             ),

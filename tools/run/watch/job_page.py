@@ -15,6 +15,7 @@ from pliant.schemas.text.times import clock_text, when_text
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.profile.torchrun.last_words import last_lines
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
@@ -82,18 +83,18 @@ def _happened(event: Event) -> Happened | None:
     return Happened(event.time, event.event, words, reason, policys, event.gpus)
 
 
-def _held(event: Event) -> str:
-    where = " ".join(f"{node}:{count}" for node, count in event.placement or ())
-    batch = "" if event.global_batch is None else f", batch {event.global_batch}"
-    return f"{in_gpus(event.gpus or 0)} ({where}){batch}"
+def _held(at: Event | JobLog) -> str:
+    where = " ".join(f"{node}:{count}" for node, count in at.placement or ())
+    batch = "" if at.global_batch is None else f", batch {at.global_batch}"
+    return f"{in_gpus(at.gpus or 0)} ({where}){batch}"
 
 
 def error_lines(dirs: StateDir, job: JobStatus) -> list[str]:
     """The last lines that the last attempt that failed wrote on stderr, fit for a terminal."""
-    if not job.failed_attempt and job.state != "failed":
+    if not job.log.failed_attempt and job.state != "failed":
         return []
     folder = dirs.job(job.id)
-    attempt = folder.attempt(job.failed_attempt or max(1, folder.newest_attempt()))
+    attempt = folder.attempt(job.log.failed_attempt or max(1, folder.newest_attempt()))
     launchers = sorted(attempt.logs.glob("launcher-*.log"))
     workers = [path for unit in range(len(launchers) or 1) for path in attempt.worker_errors(unit)]
     return last_lines(workers, *launchers, most=ERROR_LINES)
@@ -136,36 +137,36 @@ def _facts(
     yield "state", job.state
     yield "why", job.why
     yield _until_label(job), _until(job, now_s)
-    if job.gpus:
-        where = " ".join(f"{node}:{count}" for node, count in job.placement)
-        batch = "" if job.global_batch is None else f", batch {job.global_batch}"
-        yield "holds", f"{in_gpus(job.gpus)} ({where}){batch}"
+    if job.log.gpus:
+        yield "holds", _held(job.log)
     yield "progress", _progress(job)
-    yield "loss", "" if job.loss is None else f"{job.loss:.4g}"
-    yield "stall", "" if job.stall_s is None else f"the last change of its GPUs took {job.stall_s:.2g} s"
+    loss, stall_s = job.log.loss, job.log.stall_s
+    yield "loss", "" if loss is None else f"{loss:.4g}"
+    yield "stall", "" if stall_s is None else f"the last change of its GPUs took {stall_s:.2g} s"
     yield "policy", job.policy_says if explain else ""
-    if job.ended_s is None and status.holder is None:
+    if job.log.ended_s is None and status.holder is None:
         yield "run", run_line(status, state)
 
 
 def _until_label(job: JobStatus) -> str:
-    if job.ended_s is not None:
+    if job.log.ended_s is not None:
         return "ended"
-    return "ends" if job.gpus else "retried" if job.retry_s is not None else "starts"
+    return "ends" if job.log.gpus else "retried" if job.retry_s is not None else "starts"
 
 
 def _until(job: JobStatus, now_s: float) -> str:
-    if job.ended_s is not None:
-        return when_text(job.ended_s, now_s)
+    if job.log.ended_s is not None:
+        return when_text(job.log.ended_s, now_s)
     if job.until_s is not None:
         return when_text(max(job.until_s, now_s), now_s)
     return "unknown"
 
 
 def _progress(job: JobStatus) -> str:
-    if job.total_samples and math.isfinite(job.total_samples):
-        done = f"{job.samples_done:,.0f} of {job.total_samples:,.0f} samples"
-        parts = [f"{progress(job)} ({done})" if job.samples_done else done]
+    samples, total = job.log.samples_done, job.log.total_samples
+    if total and math.isfinite(total):
+        done = f"{samples:,.0f} of {total:,.0f} samples"
+        parts = [f"{progress(job)} ({done})" if samples else done]
     else:
         parts = [progress(job)]
     parts += [] if job.samples_per_second is None else [f"{job.samples_per_second:.4g} samples/s"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,7 +13,6 @@ from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.watch.status import Status, measured_ends
-from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.prediction import Prediction
 
 CHANGING: Final = {
@@ -34,32 +33,10 @@ _NOTHING: Final = Prediction()
 class JobStatus:
     """One job; times are UTC seconds."""
 
-    id: str
+    log: JobLog
+    """What the log says of it, with the newest that its workers report."""
     state: str
     """One of :data:`STATES`."""
-    min_gpus: int
-    """The fewest GPUs that it runs on."""
-    submitted_s: float | None = None
-    gpus: int = 0
-    placement: NodeGpus = ()
-    global_batch: int | None = None
-    samples_done: float = 0.0
-    total_samples: float | None = None
-    samples_per_second: float | None = None
-    """As measured; None: not yet, or it does not run."""
-    loss: float | None = None
-    stall_s: float | None = None
-    """What the last change of its GPUs cost."""
-    started_s: float | None = None
-    ended_s: float | None = None
-    retry_s: float | None = None
-    """When it is started once more after a failure, at the earliest."""
-    failures: int = 0
-    """In a row."""
-    retries: int = 0
-    """How many of these are retried."""
-    failed_attempt: int = 0
-    """The last attempt that failed; 0: none did."""
     why: str = ""
     brief: str = ""
     """Why in a few words, beside the state; empty: as ``why``."""
@@ -67,20 +44,36 @@ class JobStatus:
     expected: Prediction = field(default=_NOTHING)
 
     @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.log.job.id
+
+    @property
+    def retry_s(self) -> float | None:
+        """When it is started once more after a failure, at the earliest; None: it does not wait for that."""
+        return None if self.log.gpus or self.log.ended else self.log.retry_s
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """As measured; None: not yet, or it does not run."""
+        return self.log.samples_per_second if self.log.gpus else None
+
+    @property
     def until_s(self) -> float | None:
-        """When this state is expected to end; None: it has, or nobody knows."""
-        if self.ended_s is not None:
+        """When this state is expected to end; None: it has, or that is not known."""
+        if self.log.ended:
             return None
         if self.retry_s is not None:
             return self.retry_s
-        return self.expected.end_s if self.gpus else self.expected.start_s
+        return self.expected.end_s if self.log.gpus else self.expected.start_s
 
     @property
     def progress(self) -> float | None:
         """Share of the work that is done; None: unknown."""
         if self.state == "finished":
             return 1.0
-        return min(1.0, self.samples_done / self.total_samples) if self.total_samples else None
+        job = self.log
+        return min(1.0, job.samples_done / job.total_samples) if job.total_samples else None
 
 
 @garbage_collection_paused()
@@ -89,7 +82,7 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
     expected = measured_ends(status.log, now_s) if status.outlook is None else status.outlook
     waiting = sum(not job.gpus for job in status.log.active.values())
     taken_up = [_status(job, now_s, status, expected, waiting) for job in in_order(status.log)]
-    submitted = [_submitted(job, now_s, status, expected) for job in status.submitted]
+    submitted = [_submitted(job, asked_s, now_s, expected) for job, asked_s in status.submitted]
     return [*taken_up, *submitted]
 
 
@@ -110,27 +103,10 @@ def _status(
     job_id = job.job.id
     if job_id in status.launched:
         job = replace(job, change=None)
-    retries = job.retry_s is not None and not job.gpus and not job.ended
     prediction = expected.get(job_id, _NOTHING)
     return JobStatus(
-        id=job_id,
+        job,
         state="cancelling" if job_id in status.cancelled and not job.ended else _state(job),
-        min_gpus=job.job.min_gpus,
-        submitted_s=job.submitted_s,
-        gpus=job.gpus,
-        placement=job.placement,
-        global_batch=job.global_batch,
-        samples_done=job.samples_done,
-        total_samples=job.total_samples,
-        samples_per_second=job.samples_per_second if job.gpus else None,
-        loss=job.loss,
-        stall_s=job.stall_s,
-        started_s=job.started_s,
-        ended_s=job.ended_s,
-        retry_s=job.retry_s if retries else None,
-        failures=job.failures,
-        retries=job.retries,
-        failed_attempt=job.failed_attempt,
         why=_why(job, now_s, prediction, waiting - 1, status),
         brief=_brief(job, prediction, status),
         policy_says="" if job.ended else status.reasons.get(job_id, ""),
@@ -200,18 +176,10 @@ def _retry(job: JobLog, now_s: float) -> str:
     return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
 
 
-def _submitted(job: Job, now_s: float, status: Status, expected: Mapping[str, Prediction]) -> JobStatus:
+def _submitted(job: Job, asked_s: float, now_s: float, expected: Mapping[str, Prediction]) -> JobStatus:
     """A job that no run has taken up."""
-    asked_s = status.asked_s.get(job.id)
-    found = expected.get(job.id, _NOTHING)
-    return JobStatus(
-        id=job.id,
-        state="submitted",
-        min_gpus=job.min_gpus,
-        submitted_s=asked_s,
-        why="" if asked_s is None else _not_yet(job, now_s, asked_s),
-        expected=found,
-    )
+    why = _not_yet(job, now_s, asked_s)
+    return JobStatus(JobLog(job, asked_s), "submitted", why, expected=expected.get(job.id, _NOTHING))
 
 
 def _not_yet(job: Job, now_s: float, asked_s: float) -> str:
@@ -227,6 +195,6 @@ def standing(job: JobLog) -> str:
     return "waiting to retry" if job.phase == "preempted" and job.retry_s is not None else job.phase
 
 
-def known_ids(status: Status) -> Iterable[str]:
+def known_ids(status: Status) -> list[str]:
     """The ids of all jobs that are there."""
-    return sorted({*status.log.jobs, *(job.id for job in status.submitted)})
+    return sorted({*status.log.jobs, *(job.id for job, _ in status.submitted)})

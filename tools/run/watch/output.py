@@ -23,6 +23,7 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.log.view import repairable
 from pliant.tools.run.statedir.private import check_job, check_seen
+from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
 _POLL_S: Final = 0.5
@@ -71,10 +72,9 @@ def job_output(
 
 def _check_known(dirs: StateDir, job_id: str) -> None:
     """A job that was submitted is known; the spool is read first, for a job moves from there to the log."""
-    status = Watcher(dirs.path).look()
-    known = {*status.log.jobs, *(job.id for job in status.submitted)}
+    known = known_ids(Watcher(dirs.path).look())
     if job_id not in known:
-        raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(sorted(known)) or 'none'}")
+        raise UsageError(f"{dirs.path} has no job {job_id}; it has: {', '.join(known) or 'none'}")
 
 
 class _Output:

@@ -54,22 +54,22 @@ def row(job: JobStatus, now_s: float, *, explain: bool = False) -> tuple[str, ..
 
 def size(job: JobStatus) -> str:
     """GPUs and global batch."""
-    if not job.gpus:
+    if not job.log.gpus:
         return "-"
-    return str(job.gpus) if job.global_batch is None else f"{job.gpus}/{job.global_batch}"
+    return str(job.log.gpus) if job.log.global_batch is None else f"{job.log.gpus}/{job.log.global_batch}"
 
 
 def progress(job: JobStatus) -> str:
     """Share of the work done, or samples where the work is unknown."""
-    if job.progress is not None and (job.samples_done or job.gpus or job.state == "finished"):
+    if job.progress is not None and (job.log.samples_done or job.log.gpus or job.state == "finished"):
         return f"{100 if job.state == 'finished' else min(99, int(100 * job.progress))} %"
-    return f"{job.samples_done:.0f} samples" if job.samples_done else "-"
+    return f"{job.log.samples_done:.0f} samples" if job.log.samples_done else "-"
 
 
 def until(job: JobStatus, now_s: float) -> str:
     """When the state ends: a job that runs, or one that waits and then starts; since when it has ended."""
-    if job.ended_s is not None:
-        return f"since {clock_text(job.ended_s, now_s)}"
+    if job.log.ended_s is not None:
+        return f"since {clock_text(job.log.ended_s, now_s)}"
     return "-" if job.until_s is None else when_text(max(job.until_s, now_s), now_s)
 
 

@@ -45,14 +45,12 @@ class Status:
     log: RunLog
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why jobs hold what they hold, or wait, as the policy said last."""
-    submitted: tuple[Job, ...] = ()
-    """Jobs that no run has taken up yet."""
+    submitted: tuple[tuple[Job, float], ...] = ()
+    """Jobs that no run has taken up yet, and when they were submitted, by the system's clock of then."""
     cancelled: frozenset[str] = frozenset()
     """Jobs that shall be cancelled."""
     holder: int | None = None
     """The process that runs it; None: nobody does."""
-    asked_s: Mapping[str, float] = field(default_factory=dict)
-    """When the submitted jobs were submitted, by the system's clock of then."""
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
     launched: frozenset[str] = frozenset()
@@ -84,16 +82,14 @@ class Watcher:
         log = self._view.refresh()
         self._reports.lay_over(log)
         schedule = self._schedule()
-        asked = [job for request in requests for job in request.jobs if job.id not in log.jobs]
+        asked = ((job, request.asked_s) for request in requests for job in request.jobs)
+        submitted = tuple((job, asked_s) for job, asked_s in asked if job.id not in log.jobs)
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
-        asked_s = {job.id: request.asked_s for request in requests for job in request.jobs}
         holder = holder_of(self.dirs.lock)
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
-        launched = _launched(self.dirs, log)
-        return Status(
-            *(log, _reasons(schedule), tuple(asked), cancelled, holder, asked_s, expected), launched
-        )
+        reasons, launched = _reasons(schedule), _launched(self.dirs, log)
+        return Status(log, reasons, submitted, cancelled, holder, expected, launched)
 
     def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
         """Predict once more where something has happened, or measured speeds have had time to change."""

@@ -96,14 +96,14 @@ def test_a_job_that_waits_says_when_it_starts() -> None:
 
 
 def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
-    status = Status(log(START), submitted=(job("c"),), cancelled=frozenset({"a"}))
+    status = Status(log(START), submitted=((job("c"), 13.0),), cancelled=frozenset({"a"}))
     states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
     assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
 
 
 def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it() -> None:
     jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
-    status = Status(log(), submitted=jobs, asked_s={"now": 2e9, "later": 2e9})
+    status = Status(log(), submitted=tuple((each, 2e9) for each in jobs))
 
     def why(now_s: float) -> list[str]:
         return [each.why for each in statuses(status, now_s)][2:]

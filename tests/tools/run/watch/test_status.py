@@ -91,7 +91,7 @@ def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, s
 
 
 def test_an_id_longer_than_the_terminal_is_cut_and_every_state_is_shown_beside_it() -> None:
-    found = Status(RunLog(), submitted=(job("experiment-" + "x" * 100), job("short")))
+    found = Status(RunLog(), submitted=((job("experiment-" + "x" * 100), NOW_S), (job("short"), NOW_S)))
     lines = status_text(found, 0.0, 40).splitlines()
     assert lines[1].startswith("experiment-xx")
     assert [line.split()[-1] for line in lines] == ["state", "submitted", "submitted"]
@@ -100,7 +100,7 @@ def test_an_id_longer_than_the_terminal_is_cut_and_every_state_is_shown_beside_i
 
 
 def test_on_a_terminal_too_narrow_for_the_state_the_id_alone_is_shown() -> None:
-    found = Status(RunLog(), submitted=(job("experiment-" + "x" * 100),))
+    found = Status(RunLog(), submitted=((job("experiment-" + "x" * 100), NOW_S),))
     lines = status_text(found, 0.0, 15).splitlines()
     assert lines[1] == "experiment-xxx…"
 
