@@ -15,8 +15,10 @@ from pliant.schemas.file_io.record import (
     PositiveFloat,
     Record,
 )
+from pliant.schemas.text.wording import counted
 
 MOST_NODES: Final = 1_000_000
+DEVICE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$"
 
 
 class Node(Record):
@@ -41,6 +43,19 @@ class Node(Record):
     switch: str | None = None
     """Name of the switch the node hangs on; nodes of one switch are near each other."""
     labels: dict[str, str] = Field(default_factory=dict)
+    devices: tuple[Annotated[str, Field(pattern=DEVICE_NAME)], ...] = ()
+    """Which GPUs of the machine these are, as CUDA_VISIBLE_DEVICES names them. Default: the next in order."""
+
+    @model_validator(mode="after")
+    def _has_a_device_for_each_gpu(self) -> Self:
+        if not self.devices:
+            return self
+        if self.count is not None:
+            raise _bad_devices("is for one node, expected no count beside it")
+        if len(set(self.devices)) != self.gpus or len(self.devices) != self.gpus:
+            found = counted(len(set(self.devices)), "device")
+            raise _bad_devices(f"names {found}, expected {self.gpus} as in gpus")
+        return self
 
 
 class Cluster(Record):
@@ -87,9 +102,18 @@ class Cluster(Record):
         )
 
     @property
+    def minor(self) -> int:
+        """1: its nodes name their devices."""
+        return int(any(node.devices for node in self.nodes))
+
+    @property
     def total_gpus(self) -> int:
         """All GPUs (or CPU slots) of the cluster."""
         return sum(node.gpus * (node.count or 1) for node in self.nodes)
+
+
+def _bad_devices(problem: str) -> PydanticCustomError:
+    return PydanticCustomError("devices", "{problem}", {"problem": problem, "pointer": "/devices"})
 
 
 def _names(node: Node) -> list[str]:

@@ -36,7 +36,7 @@ def schema_text(kind: str) -> str:
     if kind == "job":
         described = _lines_schema(kind, Job.model_json_schema())
     elif kind in _DOCUMENTS:
-        described = {"$schema": _DIALECT, "$id": schema_id(kind), **_DOCUMENTS[kind].model_json_schema()}
+        described = _document_schema(kind, _DOCUMENTS[kind].model_json_schema())
     else:
         described = _table_schema(_TABLES[kind])
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
@@ -47,6 +47,17 @@ def main(folder: Path = FOLDER) -> None:
     folder.mkdir(exist_ok=True)
     for kind in KINDS:
         atomic_write(folder / f"{kind}.json", schema_text(kind).encode())
+
+
+def _document_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
+    if kind in MINORS:
+        _allow_minors(kind, described["properties"]["schema"])
+    return {"$schema": _DIALECT, "$id": schema_id(kind), **described}
+
+
+def _allow_minors(kind: str, named: dict[str, Any]) -> None:
+    """A file says the minor version that first had all that it holds."""
+    named["enum"] = [named.pop("const"), *(schema_id(kind, n + 1) for n in range(MINORS[kind]))]
 
 
 def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +82,7 @@ def _table_schema(table: Table[Any]) -> dict[str, Any]:
 def _log_schema() -> dict[str, Any]:
     """A line of a live log may end in a checksum; then its header names the minor version that brought it."""
     described = _lines_schema(EVENT.kind, _object_schema(EVENT))
-    named = described["properties"]["schema"]
-    named["enum"] = [named.pop("const"), *(schema_id(EVENT.kind, n + 1) for n in range(MINORS[EVENT.kind]))]
+    _allow_minors(EVENT.kind, described["properties"]["schema"])
     described["properties"]["crc"] = {"type": "string", "pattern": "^[0-9a-f]{16}$", "description": CRC_DOC}
     return described
 

@@ -128,6 +128,11 @@ class Schedule(Record):
     policy_state: PolicyState | None = None
     decision_seconds: NonNegativeFloat | None = None
 
+    @property
+    def minor(self) -> int:
+        """1: the nodes of its cluster name their devices."""
+        return self.cluster.minor
+
     @model_validator(mode="after")
     def _jobs_are_unique(self) -> Self:
         _refuse_twice("allocations", [allocation.job for allocation in self.allocations], "job")

@@ -101,7 +101,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
     nodes = [
         Node(
             name=name,
-            gpus=draw(st.integers(0, 16)),
+            gpus=(gpus := draw(st.integers(0, 16))),
+            devices=draw(st.sampled_from([(), tuple(f"GPU-{name}{at}" for at in range(gpus))])),
             gpu_type=draw(names),
             cpus=draw(maybe(positive)),
             memory=draw(maybe(st.integers(0, 2**50))),

@@ -54,6 +54,11 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         defer_build=True,
     )
 
+    @property
+    def minor(self) -> int:
+        """The minor version of its kind that first had all that it holds."""
+        return 0
+
     def __eq__(self, other: object) -> bool:
         """As values; one and the same object, such as a shared default, without looking at them."""
         return self is other or super().__eq__(other)

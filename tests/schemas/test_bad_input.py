@@ -159,6 +159,14 @@ def test_documents_name_the_line_of_the_value() -> None:
     [
         ('[{"name": "a"}]', "/nodes/0/gpus: is missing"),
         (
+            '[{"name": "a", "gpus": 2, "devices": ["0", "0"]}]',
+            "/nodes/0/devices: names 1 device, expected 2 as in gpus",
+        ),
+        (
+            '[{"name": "a", "gpus": 1, "count": 2, "devices": ["0"]}]',
+            "/nodes/0/devices: is for one node, expected no count beside it",
+        ),
+        (
             '[{"name": "a", "gpus": 1000000000}]',
             "/nodes/0/gpus: 1000000000 is above 1,024, expected 1,024 or less",
         ),
@@ -257,7 +265,7 @@ def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogC
     newer = {**GOOD, "shape": "round", "gpus": {"requested": 4, "vendor": "x"}}
     Path("jobs").write_text('{"schema":"pliant.job/1.3"}\n' + json.dumps(newer) + "\n")
     Path("cluster").write_text(
-        '{"schema": "pliant.cluster/1.1", "nodes": [{"name": "n", "gpus": 1, "x": 1}]}'
+        '{"schema": "pliant.cluster/1.9", "nodes": [{"name": "n", "gpus": 1, "x": 1}]}'
     )
     with caplog.at_level(logging.WARNING, "pliant"):
         jobs, nodes = io.read_jobs("jobs"), io.read_cluster("cluster").nodes

@@ -66,6 +66,12 @@ def test_the_written_forms_stay_as_they_are(tmp_path: Path) -> None:
         '{\n"schema": "pliant.cluster/1",\n"nodes": [\n'
         '  {"name": "n0", "gpus": 4},\n  {"name": "n1", "gpus": 4}\n]\n}\n'
     )
+    node = Node(name="n0", gpus=1, devices=("GPU-aa11",))
+    io.write_cluster(Cluster(nodes=(node,)), tmp_path / "named")
+    assert (tmp_path / "named").read_text() == (
+        '{\n"schema": "pliant.cluster/1.1",\n"nodes": [\n'
+        '  {"name": "n0", "gpus": 1, "devices": ["GPU-aa11"]}\n]\n}\n'
+    )
     io.write_events([Event(1.0, "start", "a", 2, (("n0", 2),), detail={"why": "é"})], tmp_path / "events")
     assert (tmp_path / "events").read_text() == (
         '{"schema":"pliant.event/1"}\n'
