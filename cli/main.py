@@ -35,7 +35,10 @@ COMMANDS: Final = (
     ("schema", FILES),
     ("policies", FILES),
 )
-GROUPS: Final = (("trace", FILES, "Make job traces: import published ones, or generate."),)
+GROUPS: Final = (
+    ("trace", FILES, "Make job traces: import published ones, or generate."),
+    ("cluster", FILES, "Make cluster files: find out what there is."),
+)
 
 
 class _OnDemand(TyperGroup):
@@ -87,6 +90,7 @@ def _made(name: str) -> Any:
         if each == name:
             made.command(name, rich_help_panel=panel)(command(getattr(module, name)))
             return get_command(made)
+    made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:
         made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
     found: Any = get_command(made)

@@ -14,7 +14,6 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends import devices as gpus
 from pliant.tools.run.backends import local
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.processes import birth
@@ -369,37 +368,6 @@ def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
         ("n0", 2, True, None),
         ("n1", 3, True, None),
     ]
-
-
-def test_gpus_are_given_out_in_order_and_no_more_than_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpus, "count_gpus", lambda: 4)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [node.devices for node in LocalBackend(cluster(2, 2), tmp_path).nodes()] == [
-        ("0", "1"),
-        ("2", "3"),
-    ]
-    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 4"):
-        LocalBackend(cluster(4, 2), tmp_path).nodes()
-
-
-def test_only_the_gpus_that_the_caller_was_given_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpus, "count_gpus", lambda: 8)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-1f")
-    assert [node.devices for node in LocalBackend(cluster(1, 1), tmp_path).nodes()] == [("5",), ("GPU-1f",)]
-    with pytest.raises(BadInputError, match="4 GPUs on the local backend, this machine has 2 to use"):
-        LocalBackend(cluster(2, 2), tmp_path).nodes()
-    assert gpus.visible_gpus({"CUDA_VISIBLE_DEVICES": "3,-1,2"}) == ("3",)
-    assert gpus.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
-
-
-def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
-        gpus.count_gpus()
 
 
 def test_a_backend_that_is_not_there_is_a_missing_service(tmp_path: Path) -> None:

@@ -1,33 +1,157 @@
-"""Which GPUs of this machine may be used: those the environment leaves, of those the driver reports."""
+"""The GPUs of this machine: those that the NVIDIA driver lists, and of them those that may be used here.
+
+A GPU in MIG mode is its instances: each is a device of its own, with memory and a name of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import takewhile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
 
-from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
-def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs as CUDA_VISIBLE_DEVICES names them: what ``env`` has there, else the numbers of all.
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, or an instance of one in MIG mode."""
 
-    As CUDA reads that variable, a GPU of a negative number, and what stands after it, does not count.
+    name: str
+    """Its UUID: CUDA_VISIBLE_DEVICES takes it, whatever order CUDA puts devices in."""
+    card: str
+    """UUID of the GPU that it is, or is an instance of."""
+    number: int
+    """Of that GPU, as the driver counts."""
+    model: str
+    """As the driver calls it: ``NVIDIA A100-SXM4-40GB``, of an instance ``… MIG 1g.5gb``."""
+    memory: int
+    """Bytes."""
 
-    :raises ServiceMissingError: as :func:`count_gpus`.
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the driver says."""
+
+    driver: str
+    """Its version."""
+    gpus: tuple[Gpu, ...]
+    faults: tuple[str, ...] = ()
+    """GPUs that cannot be used, each with the reason."""
+
+
+def visible_gpus(env: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that ``env`` leaves to CUDA, in its order.
+
+    :raises ServiceMissingError: as :func:`list_gpus`.
     """
-    there = count_gpus()
-    if "CUDA_VISIBLE_DEVICES" not in env:
-        return tuple(map(str, range(there)))
-    names = [name.strip() for name in env["CUDA_VISIBLE_DEVICES"].split(",")]
-    usable = takewhile(lambda name: name and not name.startswith("-"), names)
-    return tuple(usable)[:there]
+    return visible_of(list_gpus().gpus, env.get(VISIBLE))
 
 
-def count_gpus() -> int:
-    """GPUs that the driver reports.
+def visible_of(gpus: Sequence[Gpu], names: str | None) -> tuple[Gpu, ...]:
+    """Those of the GPUs that CUDA_VISIBLE_DEVICES names; None: it is not set, so all.
+
+    As CUDA reads that variable, the first name that is not one of a GPU ends the list.
+    """
+    if names is None:
+        return tuple(gpus)
+    found: dict[Gpu, None] = {}
+    for name in names.split(","):
+        gpu = named(gpus, name.strip())
+        if gpu is None:
+            break
+        found[gpu] = None
+    return tuple(found)
+
+
+def named(gpus: Sequence[Gpu], name: str) -> Gpu | None:
+    """The GPU of that number, UUID or beginning of a UUID; None: there is none, or more than one.
+
+    A number, or the UUID of a GPU in MIG mode, means the first of its instances: CUDA uses no other then.
+    """
+    if name.isdecimal():
+        return next((gpu for gpu in gpus if str(gpu.number) == name), None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    meant = {gpu.name if name.startswith("MIG-") else gpu.card: gpu for gpu in reversed(gpus)}
+    found = [gpu for uuid, gpu in meant.items() if uuid.startswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def devices_by_node(cluster: Cluster, gpus: Sequence[Gpu]) -> list[tuple[str, ...]]:
+    """For each node the names of its GPUs: those that it names, else the next that no other node names.
+
+    :raises BadInputError: a named one is not among them or named twice, or there are too few.
+    """
+    if cluster.total_gpus > len(gpus):
+        text = f"{cluster.total_gpus} GPUs on the local backend, this machine has {len(gpus)} to use"
+        raise _bad(text)
+    nodes = cluster.expanded()
+    claimed = [_claimed(node, gpus) for node in nodes]
+    taken = [name for names in claimed for name in names]
+    if twice := sorted({name for name in taken if taken.count(name) > 1}):
+        raise _bad(f"the device {twice[0]} is named twice")
+    left = iter([gpu.name for gpu in gpus if gpu.name not in taken])
+    return [
+        names or tuple(next(left) for _ in range(node.gpus))
+        for node, names in zip(nodes, claimed, strict=True)
+    ]
+
+
+def _claimed(node: Node, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    found = {name: named(gpus, name) for name in node.devices}
+    for name, gpu in found.items():
+        if gpu is None:
+            where = f"is not there, or {VISIBLE} leaves it out"
+            raise _bad(f"the device {name} of node {node.name} {where}: see pliant cluster discover")
+    return tuple(gpu.name for gpu in found.values() if gpu is not None)
+
+
+def _bad(message: str) -> BadInputError:
+    return BadInputError.one("cluster", message, pointer="/nodes")
+
+
+def list_gpus() -> Listed:
+    """What the driver reports; a GPU that it cannot be asked about is left out, and said to be.
 
     :raises ServiceMissingError: the NVML bindings are not installed, or there is no driver.
     """
+    with _nvml() as nvml:
+        gpus: list[Gpu] = []
+        faults = []
+        for number in range(nvml.nvmlDeviceGetCount()):
+            try:
+                found = _on_card(nvml, number)
+            except nvml.NVMLError as error:
+                faults.append(f"GPU {number}: {error}")
+                continue
+            gpus += found
+            if not found:
+                faults.append(f"GPU {number} is in MIG mode and has no instances")
+        return Listed(nvml.nvmlSystemGetDriverVersion(), tuple(gpus), tuple(faults))
+
+
+def processes_on(gpus: Sequence[Gpu]) -> dict[str, list[int]]:
+    """Numbers of the processes that compute on each card, by its UUID; where the driver does not say, none.
+
+    :raises ServiceMissingError: as :func:`list_gpus`.
+    """
+    found: dict[str, list[int]] = {}
+    with _nvml() as nvml:
+        for card in dict.fromkeys(gpu.card for gpu in gpus):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(card)
+                found[card] = sorted({each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+            except nvml.NVMLError:
+                found[card] = []
+    return found
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
@@ -38,8 +162,42 @@ def count_gpus() -> int:
     try:
         pynvml.nvmlInit()
         try:
-            return int(pynvml.nvmlDeviceGetCount())
+            yield pynvml
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise ServiceMissingError(f"the NVIDIA driver cannot be asked for its GPUs: {error}") from error
+
+
+def _on_card(nvml: Any, number: int) -> list[Gpu]:
+    """The GPU of that number, or its instances where it is in MIG mode."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    card = nvml.nvmlDeviceGetUUID(handle)
+    return [
+        Gpu(
+            name=nvml.nvmlDeviceGetUUID(each),
+            card=card,
+            number=number,
+            model=nvml.nvmlDeviceGetName(each),
+            memory=int(nvml.nvmlDeviceGetMemoryInfo(each).total),
+        )
+        for each in (_instances(nvml, handle) if _in_mig_mode(nvml, handle) else [handle])
+    ]
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:  # a GPU, or a driver, that knows no MIG
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _instances(nvml: Any, handle: Any) -> list[Any]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        except nvml.NVMLError:  # none of that number
+            continue
+    return found

@@ -23,7 +23,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.text.wording import counted
 from pliant.tools.profile.torchrun.processes import child_environment, kill, strays, tree
 from pliant.tools.run.backends.addresses import LOOPBACK, check_own
-from pliant.tools.run.backends.devices import visible_gpus
+from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
 from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
@@ -56,29 +56,20 @@ class LocalBackend:
         """Of the attempts that have units which run."""
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """The nodes of the cluster file; the GPUs of this machine are given out in its order.
+        """The nodes of the cluster file, with the GPUs that they name, else those of this machine in order.
 
-        :raises BadInputError: the cluster file has more GPUs than there are, or an address that is public or
-            another machine's.
+        :raises BadInputError: the cluster file has more GPUs than there are, names one that is not there, or
+            has an address that is public or another machine's.
         """
-        devices = self._devices() if self._cluster.slots == "gpu" else None
-        infos, first = [], 0
-        for node in self._cluster.expanded():
-            address = check_own(node.name, node.address or LOOPBACK)
-            own = None if devices is None else devices[first : first + node.gpus]
-            infos.append(NodeInfo(node.name, node.gpus, True, address, own))
-            first += node.gpus
-        return infos
-
-    def _devices(self) -> tuple[str, ...]:
-        devices, wanted = visible_gpus(os.environ), self._cluster.total_gpus
-        if wanted > len(devices):
-            raise BadInputError.one(
-                "cluster",
-                f"{wanted} GPUs on the local backend, this machine has {len(devices)} to use",
-                pointer="/nodes",
-            )
-        return devices
+        nodes = self._cluster.expanded()
+        addresses = [check_own(node.name, node.address or LOOPBACK) for node in nodes]
+        devices: Sequence[tuple[str, ...] | None] = [None] * len(nodes)
+        if self._cluster.slots == "gpu":
+            devices = devices_by_node(self._cluster, visible_gpus(os.environ))
+        return [
+            NodeInfo(node.name, node.gpus, True, address, own)
+            for node, address, own in zip(nodes, addresses, devices, strict=True)
+        ]
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Start all units, or none; those of an attempt that has some already are added to them."""

@@ -1,0 +1,60 @@
+"""``pliant cluster discover`` as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pliant.cli.main import app
+from pliant.schemas.io import read_cluster
+from tests.tools.run.fake_nvml import Card, install
+
+
+def discover(*words: str):
+    return CliRunner().invoke(app, ["cluster", "discover", *words])
+
+
+def test_the_cluster_goes_to_stdout_and_words_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-a"), Card("GPU-b"), Card("GPU-c", lost=True))
+    done = discover()
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["nodes"][0]["devices"] == ["GPU-a", "GPU-b"]
+    assert done.stderr == "pliant: left out: GPU 2: GPU is lost\npliant: 2 GPUs on 1 node\n"
+    assert discover("--quiet").stderr == ""
+
+
+def test_what_it_writes_is_read_again_and_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-a"))
+    path = tmp_path / "cluster.json"
+    assert discover("-o", str(path)).stdout == ""
+    assert read_cluster(path).nodes[0].devices == ("GPU-a",)
+    assert json.loads(path.read_text())["schema"] == "pliant.cluster/1.1"
+    checked = CliRunner().invoke(app, ["validate", "-"], input=path.read_text())
+    assert (checked.exit_code, checked.stderr) == (0, "")
+
+
+def test_a_cluster_of_cores_is_as_earlier_versions_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    written = json.loads(discover("--slots", "cpu").stdout)
+    assert (written["schema"], written["slots"]) == ("pliant.cluster/1", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--slots", "gpu"], 69, "this machine has no GPU to use"),
+        (["--slots", "tpu"], 2, "tpu"),
+        (["-o", "missing/cluster.json"], 2, "the folder missing is missing"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_its_exit_code(
+    words: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    done = discover(*words)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,143 @@
+"""The GPUs of this machine, against a driver that a test makes up."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends.devices import (
+    devices_by_node,
+    list_gpus,
+    named,
+    processes_on,
+    visible_gpus,
+    visible_of,
+)
+from pliant.tools.run.backends.local import LocalBackend
+from tests.builders import cluster
+from tests.tools.run.fake_nvml import Card, install
+
+PLAIN = tuple(Card(f"GPU-{name}") for name in ("aa11", "ab22", "cc33", "dd44"))
+SLICED = Card("GPU-5115", "NVIDIA A100-SXM4-40GB", instances=(("MIG-1", "1g.5gb"), ("MIG-2", "2g.10gb")))
+
+
+def names(gpus: tuple) -> list[str]:
+    return [gpu.name for gpu in gpus]
+
+
+def test_a_gpu_in_mig_mode_is_its_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, PLAIN[0], SLICED, Card("GPU-old", knows_mig=False))
+    found = list_gpus()
+    assert names(found.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
+    assert [gpu.number for gpu in found.gpus] == [0, 1, 1, 2]
+    assert found.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    assert (found.gpus[1].card, found.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
+
+
+def test_a_gpu_that_cannot_be_used_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-gone", lost=True), PLAIN[0], Card("GPU-empty", instances=()))
+    found = list_gpus()
+    assert names(found.gpus) == ["GPU-aa11"]
+    assert found.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
+
+
+@pytest.mark.parametrize(
+    ("stated", "left"),
+    [
+        (None, ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]),
+        ("2,0", ["GPU-cc33", "GPU-aa11"]),
+        (" 3 , GPU-cc", ["GPU-dd44", "GPU-cc33"]),
+        ("1,1", ["GPU-ab22"]),
+        ("3,-1,2", ["GPU-dd44"]),
+        ("0,7,1", ["GPU-aa11"]),
+        ("GPU-a,1", []),
+        ("NoDevFiles", []),
+        ("", []),
+    ],
+)
+def test_cuda_s_own_variable_is_read_as_cuda_reads_it(
+    stated: str | None, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *PLAIN)
+    assert names(visible_gpus({} if stated is None else {"CUDA_VISIBLE_DEVICES": stated})) == left
+
+
+def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, SLICED, PLAIN[0])
+    gpus = list_gpus().gpus
+    assert names(visible_of(gpus, "MIG-2,1")) == ["MIG-2", "GPU-aa11"]
+    assert names(visible_of(gpus, "0")) == ["MIG-1"]
+    assert names(visible_of(gpus, "GPU-5115")) == ["MIG-1"]
+    assert named(gpus, "MIG-") is None
+
+
+def test_gpus_are_given_out_in_order_and_no_more_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *PLAIN)
+    assert [node.devices for node in LocalBackend(cluster(2, 2), tmp_path).nodes()] == [
+        ("GPU-aa11", "GPU-ab22"),
+        ("GPU-cc33", "GPU-dd44"),
+    ]
+    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 4"):
+        LocalBackend(cluster(4, 2), tmp_path).nodes()
+
+
+def test_only_the_gpus_that_the_caller_was_given_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *PLAIN)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-aa")
+    assert [node.devices for node in LocalBackend(cluster(1, 1), tmp_path).nodes()] == [
+        ("GPU-dd44",),
+        ("GPU-aa11",),
+    ]
+    with pytest.raises(BadInputError, match="4 GPUs on the local backend, this machine has 2 to use"):
+        LocalBackend(cluster(2, 2), tmp_path).nodes()
+
+
+def test_a_node_gets_the_devices_that_it_names_and_others_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, *PLAIN)
+    gpus = list_gpus().gpus
+    assert devices_by_node(naming((), ("GPU-aa11", "3")), gpus) == [
+        ("GPU-ab22", "GPU-cc33"),
+        ("GPU-aa11", "GPU-dd44"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (("GPU-aa11", "GPU-zz"), (), "the device GPU-zz of node n0 is not there, or CUDA_VISIBLE_DEVICES"),
+        (("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "1"), "the device GPU-ab22 is named twice"),
+    ],
+)
+def test_devices_that_cannot_be_given_out_are_refused(
+    first: tuple[str, ...], second: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *PLAIN)
+    with pytest.raises(BadInputError, match=problem):
+        devices_by_node(naming(first, second), list_gpus().gpus)
+
+
+def naming(*devices: tuple[str, ...]) -> Cluster:
+    """Nodes of two GPUs each that name these."""
+    nodes = tuple({"name": f"n{at}", "gpus": 2, "devices": own} for at, own in enumerate(devices))
+    return Cluster.model_validate({"nodes": nodes})
+
+
+def test_who_computes_on_a_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-a", pids=(12, 7, 12)), Card("GPU-b"))
+    assert processes_on(list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
+
+
+def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
+        list_gpus()

@@ -1,0 +1,1 @@
+"""What a cluster file says, found out: by asking this machine, or Slurm."""
