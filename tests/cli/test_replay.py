@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -102,9 +103,10 @@ def test_a_replay_that_does_not_fit_into_memory_says_how_many_jobs_were_read(
     assert done.stderr.startswith(f"pliant: {told}")
     assert not (here / "out").exists()
     monkeypatch.setattr(batch, "_inputs", Sources("jobs.jsonl", "cluster.json").read())
-    failure = batch._in_worker(Task(Run("fifo"), "out/fifo.parquet"))
-    assert isinstance(failure, batch._Failure)
-    assert (failure.exit_code, failure.message.startswith(told)) == (69, True)
+    with pytest.raises(batch.WorkerError, match=told) as raised:
+        batch._in_worker(Task(Run("fifo"), "out/fifo.parquet"))
+    received = copy.copy(raised.value)  # made as the process that waits for it makes it
+    assert (received.exit_code, str(received)) == (69, str(raised.value))
 
 
 def test_files_that_do_not_fit_into_memory_once_written_are_not_there(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, UsageError
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
@@ -21,10 +20,6 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.replay.summary import Summary
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.registry import make_policy, parse_pairs
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 
 Heed = Callable[[Sequence[Assumption]], None]
 """Takes note of assumptions."""
@@ -42,20 +37,15 @@ class Task:
     """Whether to fail where something would be assumed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """What went wrong in a worker process."""
-
-    message: str
-    exit_code: int
-
-
 class WorkerError(PliantError):
     """What went wrong in a worker process, with the exit code it would have had in this one."""
 
-    def __init__(self, failure: _Failure) -> None:
-        super().__init__(failure.message)
-        self.exit_code = failure.exit_code  # type: ignore[misc]
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message, exit_code)  # both go from process to process
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def tasks_of(
@@ -168,17 +158,10 @@ def _side_by_side(
     with worker_pool(workers, partial(_begin, sources)) as pool:
         futures = {pool.submit(_in_worker, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
-            found[futures[future]] = _result(future)
+            found[futures[future]] = future.result()
             if advance:
                 advance(len(found) * jobs, len(tasks) * jobs)
     return [found[number] for number in range(len(tasks))]
-
-
-def _result(future: Future[Summary | _Failure]) -> Summary:
-    outcome = future.result()
-    if isinstance(outcome, _Failure):
-        raise WorkerError(outcome)
-    return outcome
 
 
 _inputs: Inputs | None = None
@@ -190,14 +173,15 @@ def _begin(sources: Sources) -> None:
     _inputs = sources.read()
 
 
-def _in_worker(task: Task) -> Summary | _Failure:
+def _in_worker(task: Task) -> Summary:
+    """:raises WorkerError: the task fails; other errors may not survive the way between processes."""
     assert _inputs is not None  # noqa: S101
     try:
         return carry_out(_inputs, task)
     except PliantError as error:
-        return _Failure(str(error), error.exit_code)
+        raise WorkerError(str(error), error.exit_code) from None
     except MemoryError:
-        return _Failure(str(_out_of_memory(_inputs)), OutOfMemoryError.exit_code)
+        raise WorkerError(str(_out_of_memory(_inputs)), OutOfMemoryError.exit_code) from None
 
 
 def _out_of_memory(inputs: Inputs) -> OutOfMemoryError:

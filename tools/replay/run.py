@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
@@ -172,7 +172,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
 class Submissions:
     """Describes the jobs of one trace. The text is made when it is written and not kept."""
 
-    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, frozenset[int]]) -> None:
+    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, Collection[int]]) -> None:
         self._speeds = speeds
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
@@ -200,14 +200,15 @@ class Submissions:
             spec.max_gpus(self._cluster_gpus),
         )
         if key not in self._curves:
-            sizes = self._measured_sizes.get(spec.model, frozenset())
+            sizes = self._measured_sizes.get(spec.model, ())
             self._curves[key] = compact_json(submit_detail(job, self._speeds, sizes)["curve"])
         return self._curves[key]
 
 
-def measured_sizes(rows: Iterable[ProfileRow]) -> dict[str, frozenset[int]]:
+def measured_sizes(rows: Iterable[ProfileRow]) -> Mapping[str, Collection[int]]:
     """GPU counts that a profile measured training at, by model."""
     found: dict[str, set[int]] = {}
-    for model, gpus in {(row.model, row.gpus) for row in rows if row.kind == "train"}:
-        found.setdefault(model, set()).add(gpus)
-    return {model: frozenset(sizes) for model, sizes in found.items()}
+    for row in rows:
+        if row.kind == "train":
+            found.setdefault(row.model, set()).add(row.gpus)
+    return found

@@ -38,8 +38,7 @@ class _WholeSecondTrajectory(PieceTrajectory):
         self._whole = pieces
         super().__init__(pieces, done)
 
-    def is_late(self, since_s: float, end_s: float) -> bool:
-        del since_s
+    def is_late(self, end_s: float) -> bool:
         return self._is_short(len(self._whole.rates) - 1) and _is_round(end_s, self._whole.round_s)
 
     def _first_lasts_s(self, left_s: float) -> float:

@@ -82,23 +82,19 @@ class Rounds:
 
     def __init__(self, interval_s: float, first: int = 0) -> None:
         """``first``: number of the first round that is held."""
-        self.interval_s = interval_s
+        self._interval_s = interval_s
         self._next = first
 
     def next_s(self, now_s: float) -> float:
         """The first round that is not before ``now_s`` and comes after the last that was held."""
-        return self._number(now_s) * self.interval_s
-
-    def is_one(self, time_s: float) -> bool:
-        """Whether a round is held at ``time_s``."""
-        return time_s % self.interval_s == 0
+        return self._number(now_s) * self._interval_s
 
     def hold(self, now_s: float) -> None:
         """The round that ``next_s`` names is over."""
         self._next = self._number(now_s) + 1
 
     def _number(self, now_s: float) -> int:
-        found = math.floor(now_s / self.interval_s)
-        while found * self.interval_s < now_s:
+        found = math.floor(now_s / self._interval_s)
+        while found * self._interval_s < now_s:
             found += 1
         return max(self._next, found)

@@ -145,7 +145,7 @@ class RunningJobs:
         if (trajectory := segment.trajectory) is not None:
             job.train_along(from_s, trajectory, held.rate)
             end_s = from_s + trajectory.seconds
-            late = trajectory.is_late(from_s, end_s)
+            late = trajectory.is_late(end_s)
         else:
             job.train_from(from_s, held.rate)
             if held.rate <= 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pliant.schemas.errors import BadInputError
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces
@@ -40,7 +39,7 @@ class Goodput:
             return Segment(0.0)
         table = self._tables.get(job.spec.convergence or "")
         if table is None or job.total_samples is None:
-            noise_scale = self._constant_of(job)
+            noise_scale = self._constant.get(job.spec.model) or self._constant[""]
             rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
             return Segment(rate, noise_scale=noise_scale)
         key = (job.spec.convergence, job.reference_batch, job.global_batch, job.total_samples, speed)
@@ -52,15 +51,6 @@ class Goodput:
             return pieces.segment(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
         trajectory = pieces.trajectory(samples_done)
         return Segment(trajectory.rate, trajectory=trajectory)
-
-    def _constant_of(self, job: JobState) -> float:
-        found = self._constant.get(job.spec.model, self._constant.get(""))
-        if found is None:
-            raise BadInputError(
-                f'job "{job.id}": no noise scale is known for model "{job.spec.model}": name a --convergence '
-                "table that has it, or a --noise-scale"
-            )
-        return found
 
 
 def efficiency(noise_scale: float, reference_batch: float, batch: float) -> float:

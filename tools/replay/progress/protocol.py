@@ -10,7 +10,7 @@ from pliant.tools.schedule.jobs import JobState, Observation, Trajectory
 class EndingTrajectory(Trajectory, Protocol):
     """A trajectory of which the engine also asks when its end is noticed."""
 
-    def is_late(self, since_s: float, end_s: float) -> bool:
+    def is_late(self, end_s: float) -> bool:
         """Whether a decision at the very moment of the end still sees the job."""
         ...
 

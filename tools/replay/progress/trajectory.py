@@ -84,9 +84,9 @@ class PieceTrajectory:
         in_piece_s = at_s - pieces.ends_s[piece]
         return min(pieces.bounds[piece] + in_piece_s * pieces.rates[piece], pieces.bounds[piece + 1])
 
-    def is_late(self, since_s: float, end_s: float) -> bool:
+    def is_late(self, end_s: float) -> bool:
         """Whether a decision at the very moment of the end still sees the job."""
-        del since_s, end_s
+        del end_s
         return False
 
     def _first_lasts_s(self, left_s: float) -> float:

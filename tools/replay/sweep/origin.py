@@ -21,7 +21,8 @@ from pliant.tools.schedule.registry import policy_class
 
 _KIND: Final = "origin"
 _INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures")
-_COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
+COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
+"""Options that may name an event file."""
 _IN_WORDS: Final = {
     "failures": "the node failures",
     "start_cost": "the start cost",
@@ -56,7 +57,7 @@ def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[s
     :param task: its fields, but for its name.
     """
     digests, fields = digests or Digests(), dict(task)
-    costs = [name for name in _COSTS if is_event_file(fields[name] or "")]
+    costs = [name for name in COSTS if is_event_file(fields[name] or "")]
     files = {name: fields.pop(name) for name in (*_INPUTS, *costs)}
     found = {name: digests.file(path) for name, path in files.items() if path is not None}
     code = digests.policy(fields["policy"])

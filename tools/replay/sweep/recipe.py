@@ -20,6 +20,7 @@ from pliant.schemas.file_io.record import (
 )
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
+from pliant.tools.replay.sweep.origin import COSTS
 from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table, refuse
 from pliant.tools.schedule.registry import make_policy
 
@@ -134,9 +135,6 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
     def found(path: str | None) -> str | None:
         return None if path is None else str(folder / path)
 
-    def cost(text: str | None) -> str | None:
-        return found(text) if text is not None and is_event_file(text) else text
-
     traces = tuple(
         trace.model_copy(
             update={
@@ -149,10 +147,6 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
         for trace in recipe.traces
     )
     clusters = tuple(one.model_copy(update={"path": found(one.path)}) for one in recipe.clusters)
-    world = {
-        "failures": found(recipe.failures),
-        "start_cost": cost(recipe.start_cost),
-        "rescale_cost": cost(recipe.rescale_cost),
-        "resume_cost": cost(recipe.resume_cost),
-    }
-    return recipe.model_copy(update={"traces": traces, "clusters": clusters, **world})
+    named = {name: text for name in COSTS if is_event_file(text := getattr(recipe, name) or "")}
+    files = {name: found(path) for name, path in {**named, "failures": recipe.failures}.items()}
+    return recipe.model_copy(update={"traces": traces, "clusters": clusters, **files})

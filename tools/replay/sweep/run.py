@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,17 +100,15 @@ def _outcomes(tasks: Sequence[SweepTask], folder: Path, workers: int) -> Iterato
         yield from (_attempt(task, folder) for task in tasks)
         return
     with worker_pool(workers) as pool:
-        futures = {_submit(pool, task, folder): task for task in tasks}
+        futures: dict[Future[Failure | None], SweepTask] = {
+            pool.submit(_attempt, task, folder): task for task in tasks
+        }
         for future in as_completed(futures):
             try:
                 yield future.result()
             except BrokenProcessPool:
                 text = "a worker process was killed: fewer --workers need less memory"
                 yield Failure(futures[future].name, text)
-
-
-def _submit(pool: ProcessPoolExecutor, task: SweepTask, folder: Path) -> Future[Failure | None]:
-    return pool.submit(_attempt, task, folder)
 
 
 def _attempt(task: SweepTask, folder: Path) -> Failure | None:

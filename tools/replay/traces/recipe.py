@@ -30,7 +30,7 @@ from pliant.schemas.file_io.record import (
 )
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text.digits import TOO_MANY, whole_number
-from pliant.tools.replay.traces.recipe_oasis import OasisRanges
+from pliant.tools.replay.traces.oasis import OasisRanges
 
 GpuTimeClass = Literal["S", "M", "L", "XL"]
 CLASS_HOURS: Final[dict[GpuTimeClass, tuple[float, float]]] = {

@@ -24,10 +24,10 @@ def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "60.3 s cut to 60: the round at 60 comes first"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.3)
     assert trajectory.samples_done(0.0, 120.0) == 120.0, "59.7 s drawn out to 60: over when the round comes"
-    assert not trajectory.is_late(0.0, 180.0)
+    assert not trajectory.is_late(180.0)
     short = WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
-    assert short.is_late(0.0, 60.0)
-    assert not short.is_late(7.0, 67.0), "between rounds nobody looks"
+    assert short.is_late(60.0)
+    assert not short.is_late(67.0), "between rounds nobody looks"
 
 
 def test_pieces_of_no_time_follow_each_other_at_once():
