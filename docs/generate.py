@@ -197,8 +197,14 @@ def stale() -> list[str]:
     return [
         name
         for name, page in PAGES.items()
-        if not (HERE / name).exists() or (HERE / name).read_text() != HEADER + page()
+        if not (HERE / name).exists() or (HERE / name).read_text() != _written(page)
     ]
+
+
+def _written(page: Callable[[], str]) -> str:
+    from pliant.tools.report.rendering.markdown import wrapped_prose
+
+    return HEADER + wrapped_prose(page())
 
 
 def main(arguments: list[str]) -> int:
@@ -209,7 +215,7 @@ def main(arguments: list[str]) -> int:
             print(f"docs/{name} is stale; run `make docs`", file=sys.stderr)
         return 1 if old else 0
     for name, page in PAGES.items():
-        (HERE / name).write_text(HEADER + page())
+        (HERE / name).write_text(_written(page))
     return 0
 
 

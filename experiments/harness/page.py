@@ -15,7 +15,7 @@ from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import Outcome
 from experiments.harness.spec import Experiment, Replays, Subject
 from pliant.schemas.file_io.files import read_bytes
-from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.report.rendering.markdown import markdown_table, wrapped_prose
 
 HEADER: Final = (
     "<!-- Written by `make experiment NAME={}` from its results; edit the template instead. -->\n\n"
@@ -98,7 +98,7 @@ def rendered(subject: Subject, **facts: object) -> str:
         figure=lambda name: f"![{name}]({subject.name}/{name}.svg)",
         **facts,
     )
-    return HEADER.format(subject.name) + text
+    return HEADER.format(subject.name) + wrapped_prose(text)
 
 
 def table_text(rows: Sequence[Compared]) -> str:
