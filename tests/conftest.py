@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
+
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
 TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 OURS = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PLIANT_DATA")
@@ -64,3 +66,13 @@ def reference_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no reference data: set PLIANT_DATA to its folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A real Slurm with four nodes of four GPUs that compute nothing; skips where there can be none."""
+    try:
+        with slurm_cluster() as found:
+            yield found
+    except NoSlurmError as error:
+        pytest.skip(f"needs Slurm: {error}")
