@@ -22,6 +22,7 @@ from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.share import Share
 
 PATIENCE_S: Final = 120.0
@@ -46,7 +47,7 @@ class TrainingJob:
     def go_to(self, workers: int) -> Event:
         """Give the job that number of slots; the event of its first step there, once it trains well."""
         share = Share(self._job, (("n0", workers),), self._job.batch.size)
-        self._executor.apply(self._executor.steps_to({"a": share}))
+        self._executor.apply(self._executor.steps_to({"a": share}, RunLog()))
         event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
         self.train_for(1.0)
         return event

@@ -22,7 +22,7 @@ from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
-from pliant.tools.run.elastic.membership.verdict import Leave
+from pliant.tools.run.elastic.membership.transition import Leave
 from pliant.tools.run.elastic.state.state import Stateful, seed_everything
 from pliant.tools.run.elastic.state.training import Training
 
@@ -45,8 +45,8 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     membership: Membership | None = None
     if isinstance(context, WorkerContext):
         membership, seed = Membership(context, backend), context.plan.seed
-        if isinstance(verdict := membership.check_needed(), Leave):
-            raise SystemExit(verdict.code)
+        if isinstance(told := membership.check_needed(), Leave):
+            raise SystemExit(told.code)
     else:
         join_plainly(context, backend)
     if seed is not None:
@@ -113,7 +113,8 @@ class ElasticJob:
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
-        self._check_new()
+        if self._loop is not None:
+            raise UsageError("job.prepare was called twice: a job trains one model")
         inner = model.to(self.device)
         source = DataSource(dataset, self.device, num_workers, collate_fn)
         if (request := request_from_env()) is not None:
@@ -213,10 +214,6 @@ class ElasticJob:
             return model
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
-
-    def _check_new(self) -> None:
-        if self._loop is not None:
-            raise UsageError("job.prepare was called twice: a job trains one model")
 
     def _quiet(self) -> bool:
         return not self.sync_gradients

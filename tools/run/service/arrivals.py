@@ -52,7 +52,8 @@ class Arrivals:
         """Jobs of the schedule that are still to come, in order of their times."""
         self._check = JobCheck(session.cluster, session.speeds, session.policy)
         self._refused: dict[str, str] = {}
-        self._faults = Faults(state.dirs.path, self._refuse)
+        """Jobs that there was an error in taking up, with the reasons."""
+        self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
 
@@ -141,10 +142,6 @@ class Arrivals:
         if job.id in session.jobs:
             session.reject(job.id, now_s)
         return [self._event(job), reject_event(job.id, now, reason)]
-
-    def _refuse(self, job_id: str, reason: str) -> None:
-        """There was an error in taking up a job."""
-        self._refused.setdefault(job_id, reason)
 
     def _cancel(self, job_id: str) -> Event:
         now = self._clock()

@@ -11,7 +11,7 @@ from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.executor import next_handle
 from pliant.tools.run.service.inputs import Prepared
-from pliant.tools.run.service.loop import startable, steps_to
+from pliant.tools.run.service.loop import startable
 from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -32,7 +32,7 @@ def first_steps(prepared: Prepared, *, resume: bool) -> str:
     executor = prepared.executor
     executor.targets = _held(log, prepared.dirs)
     shares = startable(log, prepared.schedule, prepared.clock())
-    return describe(steps_to(executor, shares, log), prepared.dirs, executor.nodes)
+    return describe(executor.steps_to(shares, log), prepared.dirs, executor.nodes)
 
 
 def describe(steps: Iterable[Step], dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> str:

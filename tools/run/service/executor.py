@@ -100,9 +100,10 @@ class Executor:
         busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
 
-    def steps_to(self, wanted: Mapping[str, Share], started: Iterable[str] = ()) -> list[Step]:
+    def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
         """What :meth:`apply` needs for the shares to run."""
-        return plan_steps(self.targets, wanted, self.node_gpus, set(started), self.suspects.deaths_on)
+        started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
+        return plan_steps(self.targets, wanted, self.node_gpus, started, self.suspects.deaths_on)
 
     def apply(self, steps: Iterable[Step]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""
@@ -120,7 +121,7 @@ class Executor:
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         shares = {job_id: job.share for job_id, job in log.active.items()}
-        self.apply(self.steps_to(shares))
+        self.apply(self.steps_to(shares, log))
 
     def _take_up(self, handle: Handle) -> None:
         """Take over an attempt; one with unclear files is left as it is for now."""

@@ -81,12 +81,13 @@ class Loop:
         self._follow = follow
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
         self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
-        self._faults = Faults(state.dirs.path, self._give_up)
         self._given_up: dict[str, str] = {}
-        """Reasons by job, until they are in the log."""
+        """Jobs that there was an error in the work for, with the reasons, until these are in the log."""
+        self._faults = Faults(state.dirs.path, self._given_up.setdefault)
         self._looked_s = 0.0
         self._ask = False
-        self._drained = False
+        self.drained = False
+        """All jobs were asked to stop."""
 
     # Stop conditions.
 
@@ -102,11 +103,6 @@ class Loop:
         if self.executor.gangs:
             return False
         return self.drained or not (self.session.jobs or self._more_to_come)
-
-    @property
-    def drained(self) -> bool:
-        """Whether all jobs were asked to stop."""
-        return self._drained
 
     # How it begins.
 
@@ -124,7 +120,7 @@ class Loop:
         """Take over what an earlier process left: the log says who holds what, the executor adopted it."""
         lost = [job_id for job_id in self.state.log.active if job_id not in self.session.jobs]
         for job_id in lost:
-            self._give_up(job_id, self.session.turned_away.pop(job_id, "it cannot be taken up again"))
+            self._given_up[job_id] = self.session.turned_away.pop(job_id, "it cannot be taken up again")
         self._end_given_up()
         self._ask = True
 
@@ -174,9 +170,9 @@ class Loop:
         """
         if self.drained:
             return
-        self._drained = True
+        self.drained = True
         now, held = self.clock(), sorted(self._held)
-        self.executor.apply(self.executor.steps_to({}))
+        self.executor.apply(self.executor.steps_to({}, self.state.log))
         for job_id in held:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
@@ -221,13 +217,10 @@ class Loop:
         if self._decisions is not None:
             self._decisions.tell(on_clock_of(event, self._origin_s))
 
-    def _give_up(self, job_id: str, reason: str) -> None:
-        """There was an error in the work for a job, which ends it."""
-        self._given_up.setdefault(job_id, reason)
-
     def _end_given_up(self) -> bool:
         """End the jobs that errors were found in; True: the policy shall be asked."""
-        given_up, self._given_up = self._given_up, {}
+        given_up = dict(self._given_up)
+        self._given_up.clear()
         for job_id, reason in given_up.items():
             if job_id in self.executor.gangs:
                 self.executor.condemn(job_id, reason)
@@ -275,7 +268,7 @@ class Loop:
     def _change(self, shares: Mapping[str, Share], now: float, before: Iterable[Event]) -> None:
         """Write down what was decided and what shall run, then make it so."""
         reasons = _reasons(self._schedule)
-        steps = steps_to(self.executor, shares, self.state.log)
+        steps = self.executor.steps_to(shares, self.state.log)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
         self.state.record([*before, *changes])
         self._schedule_file.write(self._schedule)
@@ -327,12 +320,6 @@ def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]
     waiting = {job_id for job_id, job in log.active.items() if (job.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
     return {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
-
-
-def steps_to(executor: Executor, shares: Mapping[str, Share], log: RunLog) -> list[Step]:
-    """What takes the executor's targets to these shares."""
-    started = [job_id for job_id, job in log.active.items() if job.started_s is not None]
-    return executor.steps_to(shares, started)
 
 
 def _reasons(schedule: Schedule) -> dict[str, str]:

@@ -29,10 +29,10 @@ class Faults:
     """Errors in the work for single jobs.
 
     :param folder: where it is tried whether the disk is full for all jobs, or only for one.
-    :param end: ends a job, for a reason.
+    :param end: ends a job, for a reason; it may come more than once.
     """
 
-    def __init__(self, folder: Path, end: Callable[[str, str], None]) -> None:
+    def __init__(self, folder: Path, end: Callable[[str, str], object]) -> None:
         self._folder = folder
         self._end = end
         self._passing: dict[str, str] = {}

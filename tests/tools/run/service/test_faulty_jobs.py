@@ -45,7 +45,7 @@ def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) ->
     condemned = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
     condemned.add("a", "its folder cannot be written")
     assert list(condemned.finish_off({"a": gang})) == []
-    assert "a" in condemned
+    assert "a" in condemned.jobs
     backend.readable = True
     assert list(condemned.finish_off({"a": gang})) == [("a", 1, "its folder cannot be written")]
-    assert "a" not in condemned
+    assert "a" not in condemned.jobs

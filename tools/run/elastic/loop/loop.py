@@ -17,7 +17,7 @@ from pliant.tools.run.elastic.loop.data_parallel import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.undo import StepStart
 from pliant.tools.run.elastic.membership.membership import Membership
-from pliant.tools.run.elastic.membership.verdict import Continue, Leave, Regroup, Verdict
+from pliant.tools.run.elastic.membership.transition import Continue, Instruction, Leave, Regroup
 from pliant.tools.run.elastic.state.cursor import BETWEEN_EPOCHS, EPOCH_THROUGH, IN_EPOCH
 from pliant.tools.run.elastic.state.state import Mean, seed_everything
 from pliant.tools.run.elastic.state.training import Training
@@ -114,7 +114,8 @@ class TrainingLoop:
         if not self._in_epoch or (self._membership is not None and self._membership.over):
             return
         self._in_epoch = False
-        metric = self._left_metric()
+        # a metric of the epoch counts where it is left after its steps
+        metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
         if micro is not None and micro.last and self._stepped and not self.failed:
             self.training.step_done(micro.step_samples, self._losses)
@@ -213,21 +214,21 @@ class TrainingLoop:
 
     # When the workers change
 
-    def _obey(self, verdict: Verdict) -> bool:
+    def _obey(self, told: Instruction) -> bool:
         """Do what membership says; True: go on, what was asked is done.
 
         :raises SystemExit: this worker leaves.
         """
-        if isinstance(verdict, Continue):
+        if isinstance(told, Continue):
             return True
-        assert self._membership is not None  # noqa: S101 it is where the verdict is from
-        if isinstance(verdict, Regroup):
+        assert self._membership is not None  # noqa: S101 it is what gave the instruction
+        if isinstance(told, Regroup):
             self._let_go()
-            verdict = self._membership.regroup()
-        if isinstance(verdict, Leave):
-            raise SystemExit(verdict.code)
-        if verdict.state is not None:
-            self._take(verdict.state, fresh=verdict.fresh)
+            told = self._membership.regroup()
+        if isinstance(told, Leave):
+            raise SystemExit(told.code)
+        if told.state is not None:
+            self._take(told.state, fresh=told.fresh)
         self._divide()
         self._membership.settle(self.cut.global_batch)
         return False
@@ -312,10 +313,6 @@ class TrainingLoop:
         if self.training.counters == counters:
             self._step_start.put_back_generator()
         return True
-
-    def _left_metric(self) -> float | None:
-        """The metric of an epoch that the author leaves after its steps."""
-        return self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
 
     def _agree_to_begin(self) -> None:
         """Before every epoch but the first: look for news of the time before it, which may have been long."""

@@ -1,6 +1,6 @@
 """A worker's side of ``pliant run``: acting on plans at step boundaries, without stopping where possible.
 
-The loop asks :class:`Membership` at each boundary, and acts on its :data:`Verdict`. All workers act on a
+The loop asks :class:`Membership` at each boundary, and follows its :data:`Instruction`. All workers act on a
 newer plan, or on a signal to one of them, after the same step. A plan with the same workers changes the cut
 of the batch. A plan with others makes all of them meet: those that it does not name leave, those that are
 new get the state from those that have it, and training goes on.
@@ -30,15 +30,16 @@ from pliant.tools.run.elastic.membership.plan_watch import (
 )
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
 from pliant.tools.run.elastic.membership.rendezvous import LeftAloneError, Rendezvous
-from pliant.tools.run.elastic.membership.transition import Transition, share
-from pliant.tools.run.elastic.membership.verdict import (
+from pliant.tools.run.elastic.membership.transition import (
     CONTINUE,
     REGROUP,
     Continue,
+    Instruction,
     Leave,
     NewDivision,
     Regroup,
-    Verdict,
+    Transition,
+    share,
 )
 from pliant.tools.run.elastic.membership.vote import STOP, Vote, ballot
 from pliant.tools.run.elastic.report.report import Change, Reporter
@@ -144,13 +145,13 @@ class Membership:
         if not self._vote.is_open:
             return CONTINUE
         found: list[int] = []
-        if isinstance(verdict := self._together(lambda: found.append(self._vote.result())), Regroup):
-            return verdict
+        if isinstance(told := self._together(lambda: found.append(self._vote.result())), Regroup):
+            return told
         self._agreed = max(self._agreed, *found)
         self._saving.hear(self._vote.saved_step)
         return CONTINUE
 
-    def boundary(self) -> Verdict:
+    def boundary(self) -> Instruction:
         """Do what was agreed, where a later attempt can go on."""
         if not self._agreed:
             return CONTINUE
@@ -162,16 +163,16 @@ class Membership:
         if agreed == STOP or (newer is not None and newer.abort):
             return self._stop_together()
         if save:
-            if isinstance(verdict := self.gather_loss(), Regroup):
-                return verdict
+            if isinstance(told := self.gather_loss(), Regroup):
+                return told
             self._step_since_s = None
             self._saving.save(self._training)
         return CONTINUE if newer is None else self._switch(newer)
 
     def between_epochs(self) -> Continue | Regroup:
         """An epoch is done and more are to come: look for news, for its end may have been long."""
-        verdict = self._together(self._cast)
-        return verdict if isinstance(verdict, Regroup) else self.hear()
+        told = self._together(self._cast)
+        return told if isinstance(told, Regroup) else self.hear()
 
     def gather_loss(self) -> Continue | Regroup:
         """Let all workers know the loss of the epoch so far."""
@@ -219,7 +220,7 @@ class Membership:
             error, before = transition.lost
             self._recurrence.check(error, before, plan.workers, training.cursor)
 
-    def _switch(self, plan: Plan) -> Verdict:
+    def _switch(self, plan: Plan) -> Instruction:
         """Act on a newer plan, at the same step boundary on every worker."""
         began_s, self._step_since_s = time.monotonic(), None
         self._reporter.before_change()
@@ -228,8 +229,8 @@ class Membership:
             self._context.follow(plan)
             self._transition = Transition(change)
             return self._divided(NewDivision())
-        if isinstance(verdict := self.gather_loss(), Regroup):
-            return verdict
+        if isinstance(told := self.gather_loss(), Regroup):
+            return told
         self._transition = Transition(change, began_s, plan)
         return REGROUP
 
@@ -325,8 +326,8 @@ class Membership:
         training, end = self._training, self._exit
         if training.counters != self._saving.counters:
             end.unsaved = self._saving.save(training)
-        if isinstance(verdict := self._together(self._wait_for_all), Regroup):
-            return verdict
+        if isinstance(told := self._together(self._wait_for_all), Regroup):
+            return told
         if training.counters != self._saving.counters and not end.unsaved:
             end.unsaved = "rank 0 did not save the final state"
         end.complete, end.early = True, False
@@ -351,8 +352,8 @@ class Membership:
     def _stop_together(self) -> Regroup | Leave:
         """Save and leave together."""
         training = self._training
-        if isinstance(verdict := self.gather_loss(), Regroup):
-            return verdict
+        if isinstance(told := self.gather_loss(), Regroup):
+            return told
         self._reporter.last_words(training.counters)
         problem = self._saving.save(training)
         try:

@@ -12,7 +12,7 @@ from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface
-from pliant.tools.run.elastic.membership.plan_watch import PlanWatch
+from pliant.tools.run.elastic.membership.plan_watch import Pace, PlanWatch
 from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup
 from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
 from pliant.tools.run.elastic.membership.vanished_peers import Lookout
@@ -121,7 +121,7 @@ class Waiting:
 
     def __init__(self, context: WorkerContext, watch: PlanWatch, *, fresh: bool) -> None:
         self._context, self._watch, self._fresh = context, watch, fresh
-        self._since_s = self._looked_s = time.monotonic()
+        self._since_s, self._looks = time.monotonic(), Pace(_LOOK_S)
         self.failed = 0
         """How often the workers of the plan have met without connecting."""
         self.shortage = ""
@@ -132,10 +132,8 @@ class Waiting:
         pause()
         if self.superseded():
             return True
-        now = time.monotonic()
-        if now - self._looked_s >= _LOOK_S:
-            self._looked_s = now
-            self._check_time(now - self._since_s)
+        if self._looks.is_due():
+            self._check_time(time.monotonic() - self._since_s)
         return False
 
     def superseded(self) -> bool:

@@ -1,17 +1,49 @@
-"""The way from one generation of workers to the next: what is known on it, and who gets whose state."""
+"""The way from one generation of workers to the next: what the loop shall do, and who gets whose state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.membership.transfer import pass_on
-from pliant.tools.run.elastic.membership.verdict import NewDivision
 from pliant.tools.run.elastic.report.report import Change
 from pliant.tools.run.elastic.state.cursor import Cursor
 from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Go on: what was asked is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The workers change, or one was lost: let go of the process group, ask ``regroup``, then ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewDivision:
+    """From here on other workers share the work, or share it otherwise: take the state, then ``settle``."""
+
+    state: Mapping[str, Any] | None = None
+    """Of a worker that is further; None: this one's own counts."""
+    fresh: bool = False
+    """This worker had no state before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the script with this exit code; the outcome is written."""
+
+    code: int = 0
+
+
+Instruction = Continue | Regroup | NewDivision | Leave
+CONTINUE: Final = Continue()
+REGROUP: Final = Regroup()
 
 
 @dataclass(slots=True)

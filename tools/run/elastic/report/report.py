@@ -92,7 +92,7 @@ class Reporter:
     def log(self, losses: Mean) -> None:
         """Count the losses of a step."""
         self._loss.include(losses)
-        self._newest.log(losses)
+        self._newest.loss.include(losses)
 
     def look(self, model: nn.Module, counters: Counters) -> None:
         """Measure the noise of the gradients, if that is asked for; a step is complete."""
@@ -114,7 +114,7 @@ class Reporter:
             self._steps.add(step_s, 1)
             if now < self._due_s:
                 return
-            self._newest.take(self._measured())
+            self._newest.measured |= self._measured()
             if now >= self._keep_due_s and self._newest.measured:
                 self._progress(counters, self._newest.measured)
                 self._keep_due_s = now + plan.history_s
@@ -188,11 +188,12 @@ class _Newest:
 
     def __init__(self, context: WorkerContext) -> None:
         self.warnings = 0
-        self.measured: Mapping[str, float] = {}
+        self.loss = Mean()
+        """Since the last report."""
+        self.measured: dict[str, float] = {}
         """``step_seconds`` and ``noise_scale`` under this plan, where they are known."""
         self._context = context
         self._batch = 0
-        self._loss = Mean()
         self._before: tuple[float, int] | None = None
         self._checkpoint: tuple[float, Counters, float] | None = None
         self._failed = False
@@ -201,21 +202,13 @@ class _Newest:
         """Measure under another plan."""
         self._batch, self.measured, self._before = global_batch, {}, None
 
-    def log(self, losses: Mean) -> None:
-        """Count the losses of a step."""
-        self._loss.include(losses)
-
-    def take(self, measured: Mapping[str, float]) -> None:
-        """Take up what was measured since the last report."""
-        self.measured = {**self.measured, **measured}
-
     def checkpoint_done(self, counters: Counters, took_s: float) -> None:
         """A checkpoint is safe on disk."""
         self._checkpoint = (time.monotonic(), counters.copy(), took_s)
 
     def write(self, counters: Counters) -> None:
         """Replace the file, if this is rank 0."""
-        loss, self._loss = self._loss.value(), Mean()
+        loss, self.loss = self.loss.value(), Mean()
         path = self._context.folder.progress
         if self._context.rank != 0:
             return

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import write_chunks
+from pliant.schemas.file_io.files import remove_temporaries, write_chunks
 from pliant.tools.run.elastic.state.storable import loaded, stored
 
 FORMAT: Final = "pliant.checkpoint/2"
@@ -50,7 +50,7 @@ class Checkpoints:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if not alone:
-            self._remove_unfinished()
+            remove_temporaries(self._folder)
         path = self._folder / f"step-{step:012}.ckpt"
         write_chunks(path, _packed(state))
         self._damaged.discard(path)
@@ -90,11 +90,6 @@ class Checkpoints:
 
     def _newest_first(self) -> list[Path]:
         return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
-
-    def _remove_unfinished(self) -> None:
-        """Temporary files of a writer that was killed."""
-        for path in self._folder.glob(".pliant-*.tmp"):
-            path.unlink(missing_ok=True)
 
 
 def _packed(state: Mapping[str, Any]) -> tuple[bytes, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -128,9 +128,3 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     kind, words, *rest = states["numpy"]
     np.random.set_state((kind, words.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     random.setstate(states["python"])
-
-
-def hyperparameters(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The settings of each parameter group (learning rate, momentum), without its parameters."""
-    for group in groups:
-        yield {name: value for name, value in group.items() if name != "params"}

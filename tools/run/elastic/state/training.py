@@ -26,7 +26,6 @@ from pliant.tools.run.elastic.state.state import (
     Mean,
     Stateful,
     generator_states,
-    hyperparameters,
     restore_generators,
 )
 from pliant.tools.run.elastic.state.storable import check_storable, plain
@@ -109,14 +108,13 @@ class Training:
         """
         self.model.load_state_dict(saved["model"])
         restore_trained(self.model, saved.get("trained", {}))
-        self._groups.restore(saved.get("groups"), saved["optimizer"]["param_groups"])
+        groups = saved["optimizer"]["param_groups"]
+        self._groups.restore(saved.get("groups"), groups)
         self.optimizer.load_state_dict(saved["optimizer"])
         self._restore_helpers(saved["helpers"])
         # making a scheduler and loading it change learning rates: the saved ones count
-        for group, kept in zip(
-            self.optimizer.param_groups, hyperparameters(saved["optimizer"]["param_groups"]), strict=True
-        ):
-            group.update(kept)
+        for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in kept.items() if name != "params"})
         self._lr_scale = saved["lr_scale"]
         self.agreed = list(saved["agreed"])
         self.counters = Counters.from_dict(saved["counters"])

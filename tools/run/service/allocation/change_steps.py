@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pliant.schemas.job import Job
-from pliant.tools.run.service.allocation.slots import Slot, alike, filled, kept
+from pliant.tools.run.service.allocation.slots import Slot, filled, kept
 from pliant.tools.run.statedir.share import Share
 
 Change = Literal["start", "resume", "grow", "shrink", "move", "preempt"]
@@ -53,7 +53,7 @@ def plan_steps(
     wanted: Mapping[str, Share],
     node_gpus: Mapping[str, int],
     started: Collection[str] = (),
-    doubt: Callable[[Slot], int] = alike,
+    doubt: Callable[[Slot], int] | None = None,
 ) -> list[Step]:
     """The steps from ``held`` to ``wanted``, with concrete slots.
 

@@ -36,17 +36,12 @@ def kept(held: Sequence[Slot], placement: NodeGpus) -> tuple[Slot, ...]:
     return tuple(survivors)
 
 
-def alike(_slot: Slot) -> int:
-    """No slot is better than another."""
-    return 0
-
-
 def filled(
     survivors: Sequence[Slot],
     placement: NodeGpus,
     node_gpus: Mapping[str, int],
     taken: Container[Slot],
-    doubt: Callable[[Slot], int] = alike,
+    doubt: Callable[[Slot], int] | None = None,
 ) -> tuple[Slot, ...]:
     """``survivors`` and, after them, slots not ``taken`` that the placement still asks for.
 

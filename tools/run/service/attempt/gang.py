@@ -176,7 +176,8 @@ class Gang:
 
     def stop(self, now_s: float) -> None:
         """Wait for the workers to save and leave; a script that knows nothing of plans gets SIGTERM now."""
-        self._enter("abort" if self._reads_plans() else "term", now_s)
+        reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
+        self._enter("abort" if reads_plans else "term", now_s)
 
     def kill(self, now_s: float) -> None:
         """End it at once."""
@@ -292,9 +293,6 @@ class Gang:
     def _running(self) -> set[int]:
         """Numbers of the units that run."""
         return {number for number, unit in enumerate(self.statuses) if unit.state == "running"}
-
-    def _reads_plans(self) -> bool:
-        return self.target.job.elastic != "none" or self.handle.files.progress.exists()
 
     def _enter(self, stage: Stage, now_s: float, seconds: float | None = None) -> None:
         self._stage = stage

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 from zlib import crc32
@@ -164,12 +165,9 @@ def _lines(
     }
     yield json.dumps(values, separators=(",", ":")).encode()
     yield _RUN.dump_json(log, by_alias=True, exclude=_ELSEWHERE)
+    encoded = partial(_JOB.dump_json, by_alias=True, exclude_defaults=True)
     for job_id in log.jobs:
-        yield raw_of(log.jobs, job_id, _encoded)
+        yield raw_of(log.jobs, job_id, encoded)
     if facts is not None:
         for job_id in (*facts.active, *facts.ended):
             yield states[job_id]
-
-
-def _encoded(job: JobLog) -> bytes:
-    return _JOB.dump_json(job, by_alias=True, exclude_defaults=True)
