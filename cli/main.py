@@ -31,6 +31,7 @@ COMMANDS: Final = (
     ("cancel", LIVE),
     ("status", LIVE),
     ("log", LIVE),
+    ("doctor", LIVE),
     ("validate", FILES),
     ("schema", FILES),
     ("policies", FILES),

@@ -21,7 +21,7 @@ ALLOWED = {
     "tools.report": {"schemas", "tools.report"},
     "cli": {"cli", "schemas", "tools"},
 }
-RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch")
+RUN_LAYERS = ("statedir", "backends", "discovery", "service", "watch", "doctor")
 """Of tools/run: each knows those before it."""
 ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
 """Of tools/run/elastic: likewise. What is beside them may know all."""

@@ -14,7 +14,7 @@ from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingErro
 from pliant.schemas.file_io.pipes import PIPE, nothing_came_in, read_stdin, stdout, write_stdout
 
 PARQUET_MAGIC: Final = b"PAR1"
-_TEMPORARY: Final = ".pliant-"
+TEMPORARY: Final = ".pliant-"
 _PROBE: Final = 65536
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
@@ -152,7 +152,7 @@ def make_and_remove(folder: Path, size_bytes: int = _PROBE) -> None:
 
     :raises OSError: one of the two cannot be done.
     """
-    temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
+    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         write_all(descriptor, bytes(size_bytes))
@@ -171,7 +171,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def remove_temporaries(folder: Path) -> None:
     """Remove what writers that were killed have left in a folder. No process may be writing a file of it."""
-    for left in folder.glob(f"{_TEMPORARY}*.tmp"):
+    for left in folder.glob(f"{TEMPORARY}*.tmp"):
         left.unlink(missing_ok=True)
 
 
@@ -185,7 +185,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _replace(target: Path, chunks: Iterable[bytes], mode: int) -> None:
-    temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}.tmp"
+    temporary = target.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:

@@ -1,0 +1,62 @@
+"""``pliant doctor``: is everything there that runs need?"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pliant.cli.console import note, out_text, width_for
+from pliant.schemas.errors import ServiceMissingError
+
+
+class Form(StrEnum):
+    """For whom it is written."""
+
+    table = "table"
+    json = "json"
+
+
+def doctor(
+    *,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", help="State directory; it need not be there.", show_default="none"),
+    ] = None,
+    backend: Annotated[
+        Literal["local", "slurm"] | None,
+        typer.Option("--backend", help="Where jobs are to run.", show_default="as the cluster says"),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="The cluster (JSON).", show_default="that of the state directory"),
+    ] = None,
+    output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
+) -> None:
+    """Check that everything is there that runs need, and say what to do where it is not.
+
+    A line for each check: ok, warning (runs work, worse than they could) or
+    problem (they fail, or lose something). It looks at versions, the state
+    directory and its file system, clocks, GPUs, Slurm and the loop, and
+    changes nothing. Exits with 69 if there is a problem.
+
+    Example: pliant doctor --state live --cluster cluster.json
+    """
+    import time
+
+    from pliant.schemas.text.wording import counted
+    from pliant.tools.run.doctor.examine import examine
+    from pliant.tools.run.doctor.page import document, page
+
+    checks = examine(state, cluster, backend)
+    as_json = output is Form.json
+    out_text(document(checks, time.time()) if as_json else page(checks, width_for(sys.stdout)))
+    problems = sum(check.verdict == "problem" for check in checks)
+    warnings = sum(check.verdict == "warning" for check in checks)
+    text = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
+    if problems:
+        raise ServiceMissingError(text)
+    note(text)

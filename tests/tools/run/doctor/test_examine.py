@@ -1,0 +1,277 @@
+"""A state directory, a cluster and a machine, whole and broken in every part."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.io import write_cluster
+from pliant.tools.run.doctor import clock as clocks
+from pliant.tools.run.doctor import folder as folders
+from pliant.tools.run.doctor import gpus as looked_at_gpus
+from pliant.tools.run.doctor.check import Check, guarded
+from pliant.tools.run.doctor.clock import Began, clock
+from pliant.tools.run.doctor.examine import examine, worst
+from pliant.tools.run.doctor.probe import Mount, Probed
+from pliant.tools.run.doctor.site import Site, look_around
+from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import submit_event
+from tests.builders import cluster, job
+from tests.tools.run.doctor.looked import found, not_ok
+from tests.tools.run.fake_nvml import Card, install
+
+JOB = job("a", command=("train.py",), work={"samples": 1.0})
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory whose log has one job that waits."""
+    path = tmp_path.resolve() / "live"
+    with State(path) as opened:
+        opened.record([submit_event(JOB, time.time())])
+    write_cluster(cluster(2, slots="cpu"), path / "cluster.json", mode=0o600)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where these tests run there may be little room, a slow disk, or a disk in memory."""
+    monkeypatch.setattr(folders, "mount_of", lambda _path: Mount("ext4"))
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(folders.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
+    monkeypatch.setattr(folders, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
+    install(monkeypatch)
+
+
+def test_a_state_directory_that_waits_for_a_loop_is_a_warning_and_nothing_is_changed(state: Path) -> None:
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
+    checks = examine(state)
+    assert worst(checks) == "warning"
+    assert found(checks, "cluster") == ["ok: 1 node, 2 CPU slots, backend local"]
+    (text,) = not_ok(checks)
+    assert text.startswith("warning: no loop serves 1 job; one wrote last ")
+    assert text.endswith(f"unless cron calls pliant run: pliant run --follow --state {state}")
+    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
+
+
+def test_a_directory_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
+    checks = examine(tmp_path / "a" / "b")
+    assert not_ok(checks) == []
+    assert "is not there yet" in found(checks, "folder")[0]
+    assert not (tmp_path / "a").exists()
+
+
+def test_requests_that_no_loop_has_taken_up_wait_too(tmp_path: Path) -> None:
+    submit(tmp_path / "new", [JOB], "jobs", folder=tmp_path, now_s=time.time(), check_scripts=False)
+    (text,) = not_ok(examine(tmp_path / "new"))
+    assert text.startswith("warning: no loop serves 1 request; unless cron")
+
+
+def test_a_loop_that_holds_the_directory_is_named(state: Path) -> None:
+    with State(state):
+        texts = found(examine(state), "service")
+    assert texts[0].startswith(f"ok: process {os.getpid()} runs it; it wrote last ")
+
+
+@pytest.fixture
+def stopped(state: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock and was stopped."""
+    code = "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.lock import Lock; "
+    code += "lock = Lock(Path(sys.argv[1])); lock.acquire(); print(flush=True); time.sleep(600)"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(state / "lock")], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.send_signal(signal.SIGSTOP)
+    while psutil.Process(holder.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    yield holder
+    holder.kill()
+    holder.communicate()
+
+
+def test_a_loop_that_is_stopped_is_a_problem(state: Path, stopped: subprocess.Popen[bytes]) -> None:
+    (text,) = not_ok(examine(state))
+    assert text.startswith(f"problem: process {stopped.pid} runs it, but is stopped; it wrote")
+    assert text.endswith(f"; kill -CONT {stopped.pid}")
+
+
+def test_a_damaged_log_names_the_command_that_repairs_it(state: Path) -> None:
+    log = state / "events.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"submit"', b'"sumbit"') * 2)
+    (text,) = not_ok(examine(state))
+    assert text.startswith("problem: ")
+    assert f"pliant log --repair --state {state}" in text
+
+
+def test_a_directory_that_others_can_write_in_is_a_problem(state: Path) -> None:
+    state.chmod(0o777)
+    (text,) = not_ok(examine(state))
+    assert "others may write in it" in text
+    assert stat.S_IMODE(state.stat().st_mode) == 0o777
+
+
+@pytest.mark.parametrize("kind", ["file", "circle"])
+def test_what_is_no_folder_is_a_problem(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "live"
+    if kind == "file":
+        path.write_text("")
+    else:
+        path.symlink_to("live")
+    assert worst(examine(path)) == "problem"
+
+
+@pytest.mark.parametrize(
+    ("mount", "backend", "said"),
+    [
+        (Mount("tmpfs"), "local", "warning: {place} is in memory (tmpfs): a reboot empties it"),
+        (
+            Mount("nfs", frozenset(["nolock"])),
+            "local",
+            "warning: nfs: other machines do not see its locks (nolock)",
+        ),
+        (
+            Mount("ext4"),
+            "slurm",
+            "warning: {place} is on ext4, and the nodes have to see it at the same path",
+        ),
+        (Mount("nfs4"), "slurm", "ok: on nfs4, which machines can share"),
+        (Mount(""), "local", "ok: on an unknown file system"),
+    ],
+)
+def test_the_file_system_is_judged_by_who_has_to_see_it(
+    mount: Mount, backend: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "mount_of", lambda _path: mount)
+    texts = found(folders.folder(look_around(tmp_path, None, backend)), "folder")
+    assert any(text.startswith(said.format(place=tmp_path.resolve())) for text in texts), texts
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(1 << 20, "problem"), (1 << 30, "warning"), (1 << 40, "ok")])
+def test_a_disk_that_fills_up_is_noticed_before_it_is_full(
+    free: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    assert worst(folders.folder(look_around(tmp_path, None, None))) == verdict
+
+
+def test_few_files_left_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders.os, "statvfs", lambda _path: SimpleNamespace(f_files=9, f_favail=7))
+    assert "but 7 files at most" in not_ok(folders.folder(look_around(tmp_path, None, None)))[0]
+
+
+@pytest.mark.parametrize(
+    ("probed", "said"),
+    [
+        (Probed(0.001, locks=False, skew_s=0.0), "problem: locks have no effect here: two runs could use it"),
+        (Probed(0.9, locks=True, skew_s=0.0), "warning: a write is on disk after 900 ms"),
+        (OSError(13, "Permission denied"), "cannot be written, or knows no locks: Permission denied"),
+    ],
+)
+def test_what_writing_shows_is_said(
+    probed: Probed | OSError, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(_path: Path) -> Probed:
+        if isinstance(probed, OSError):
+            raise probed
+        return probed
+
+    monkeypatch.setattr(folders, "probe", probe)
+    assert said in "".join(not_ok(folders.folder(look_around(tmp_path, None, None))))
+
+
+def test_clocks_that_disagree_are_noticed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = look_around(state, None, None)
+    assert site.log is not None
+    site.log.last_s = time.time() + 3600
+    monkeypatch.setattr(folders, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
+    jumped, ahead, skewed = not_ok(clock(site, Began(time.time() + 90, time.monotonic())))
+    assert jumped.startswith("warning: this machine's clock was set by -90.0 s while it was looked at")
+    assert ahead.startswith("warning: the log is 1 h ahead: the clock was set back since")
+    assert skewed.startswith("warning: the folder's clock is 40 s behind this machine's")
+
+
+def test_a_clock_that_was_never_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks.time, "time", lambda: 86_400.0)
+    assert worst(clock(Site("local"), Began(86_400.0))) == "problem"
+
+
+GPUS = cluster(2)
+END = "end it, or leave that GPU out with CUDA_VISIBLE_DEVICES"
+
+
+def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looked_at_gpus, "version", lambda _name: "2.13.0")
+    install(monkeypatch, Card("GPU-a"), Card("GPU-b"))
+    assert found(looked_at_gpus.gpus(Site("local", cluster=GPUS))) == [
+        "ok: 2 GPUs to use of 2, driver 570.86.15"
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    first, second = found(looked_at_gpus.gpus(Site("local", cluster=GPUS)))
+    assert first == "ok: 1 GPU to use of 2, driver 570.86.15"
+    assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
+
+
+def test_gpus_that_are_lost_in_use_or_without_cuda_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "live"
+    monkeypatch.setattr(looked_at_gpus, "version", lambda _name: "2.13.0+cpu")
+    ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=ours) as trains:
+        while "PLIANT_JOB_DIR" not in psutil.Process(trains.pid).environ():
+            time.sleep(0.01)
+        install(monkeypatch, Card("GPU-a", pids=(trains.pid, os.getpid())), Card("GPU-b", lost=True))
+        texts = not_ok(looked_at_gpus.gpus(Site("local", StateDir(own), cluster=cluster(1))))
+    assert texts == [
+        "warning: GPU 1: GPU is lost; look at nvidia-smi; it is left out",
+        "problem: torch 2.13.0+cpu is the build without CUDA; install the one with: pip install torch",
+        f"warning: GPU 0 is in use by process {os.getpid()}; {END}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "verdict"), [(GPUS, "problem"), (cluster(2, slots="cpu"), "ok"), (None, "ok")]
+)
+def test_no_driver_is_a_problem_where_the_cluster_has_gpus(
+    nodes: Cluster | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise ServiceMissingError("no driver")
+
+    monkeypatch.setattr(looked_at_gpus, "list_gpus", missing)
+    monkeypatch.setattr(looked_at_gpus, "DRIVER", Path("/dev/no-such-driver"))
+    (check,) = looked_at_gpus.gpus(Site("local", cluster=nodes))
+    assert check.verdict == verdict
+
+
+def test_a_cluster_that_cannot_be_read_is_a_problem_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text("{")
+    checks = examine(None, str(path))
+    assert worst(checks) == "problem"
+    assert {"versions", "cluster", "clock", "GPUs"} <= {check.area for check in checks}
+
+
+def test_an_error_in_a_check_is_a_problem_of_its_area() -> None:
+    def breaks() -> Iterator[Check]:
+        yield Check("clock", "ok", "fine so far")
+        raise RuntimeError("no such\nclock")
+
+    assert found(guarded("clock", breaks)) == [
+        "ok: fine so far",
+        "problem: cannot be looked at: RuntimeError: no such; mend that, and look again",
+    ]
