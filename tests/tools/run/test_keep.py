@@ -18,6 +18,7 @@ from pliant.tools.run.backends import keep
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import read_record
+from pliant.tools.run.statedir.contract.heartbeat import last_beat
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES
 from tests.builders import cluster
 from tests.tools.run.site import until
@@ -164,3 +165,25 @@ def test_a_keeper_that_stands_still_stops_no_output(site: Site) -> None:
     until(lambda: site.own.stat().st_size > before + (4 << 20))  # far more than a pipe holds
     os.kill(site.keeper, signal.SIGCONT)
     assert site.ended() == (UnitStatus("exited", 0),)
+
+
+def test_a_keeper_shows_that_it_runs_as_long_as_it_does(tmp_path: Path) -> None:
+    """Where it and its worker are silent, their host is dead."""
+    site = Site(tmp_path.resolve())
+    path = site.handle.files.keeper(0)
+    until(path.exists)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for _ in range(2):
+        before = last_beat(path)
+        until(lambda before=before: last_beat(path) > before)
+    assert site.ended() == (UnitStatus("exited", 0),)
+
+
+def test_a_keeper_that_cannot_show_itself_keeps_its_unit_all_the_same(tmp_path: Path) -> None:
+    keep.beat(str(tmp_path / "nowhere" / "exit-0"))
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "unit-1.alive").symlink_to(tmp_path / "elsewhere")
+    before = last_beat(tmp_path / "elsewhere")
+    os.utime(tmp_path / "elsewhere", (1.0, 1.0))
+    keep.beat(str(tmp_path / "exit-1"))
+    assert last_beat(tmp_path / "elsewhere") == 1.0 < before, "a link leads nowhere"

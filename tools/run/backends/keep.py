@@ -25,6 +25,7 @@ LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 LOOK_S = 5.0
+BEAT_S = 2.0
 _BLOCK = 1 << 16
 _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
@@ -46,8 +47,17 @@ def main(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, forward)
     adopt_orphans()
-    signal.signal(signal.SIGALRM, lambda _number, _frame: look_after_logs(code_file))
-    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    looked_s = [time.monotonic()]
+
+    def tick(_number: int, _frame: FrameType | None) -> None:
+        beat(code_file)
+        if time.monotonic() - looked_s[0] >= LOOK_S:
+            looked_s[0] = time.monotonic()
+            look_after_logs(code_file)
+
+    beat(code_file)
+    signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, BEAT_S, BEAT_S)
     try:
         os.chdir(folder)
         child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM]))
@@ -61,6 +71,17 @@ def main(arguments: list[str]) -> int:
     _, status = os.waitpid(pid, 0)
     end_orphans()
     return write_code(code_file, os.waitstatus_to_exitcode(status))
+
+
+def beat(code_file: str) -> None:
+    """Show that this process runs; not to be seen harms less than not to run."""
+    attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
+    path = os.path.join(attempt, f"unit-{unit}.alive")
+    with contextlib.suppress(OSError):
+        try:
+            os.utime(path, follow_symlinks=False)
+        except FileNotFoundError:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def adopt_orphans() -> None:

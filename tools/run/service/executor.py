@@ -90,9 +90,13 @@ class Executor:
 
     @property
     def unsettled(self) -> set[str]:
-        """Jobs that something else runs of than the targets say."""
+        """Jobs that something else runs of than the targets say, or may do so."""
         wanted = self.targets.keys() - self._unclear.unreadable
-        serving = {job_id for job_id, gang in self.gangs.items() if gang.serves(self.targets.get(job_id))}
+        serving = {
+            job_id
+            for job_id, gang in self.gangs.items()
+            if gang.serves(self.targets.get(job_id)) and not gang.in_doubt
+        }
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     def released(self, ended: Iterable[str]) -> list[str]:

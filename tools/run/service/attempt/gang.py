@@ -4,8 +4,9 @@ A gang says which plan it needs next; the executor publishes it, and then the ga
 
 While it trains, a newer plan changes its workers (``how_to_rescale.py``). New ones that live are waited
 for as long as it takes. A worker that dies without a word, or stands still for too long, is left out of the
-next plan at once, and the others go on. Where that cannot be, the rest is sent home and the attempt has
-failed. A slot on which new workers die is reported as a setback.
+next plan at once, and the others go on, also where it cannot be killed because its host is dead. Where that
+cannot be, the rest is sent home and the attempt has failed. A slot on which new workers die is reported as a
+setback.
 
 A stop goes through stages, each with its own time: the plan says ``abort`` and the workers save and leave;
 then SIGTERM; then SIGKILL, again and again until all of it is gone.
@@ -90,6 +91,11 @@ class Gang:
     def ended(self) -> bool:
         """Whether none of its units runs."""
         return all(status.state != "running" for status in self.statuses)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether one of its workers may stand still, which a few more looks will show."""
+        return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
 
     @property
     def busy(self) -> set[Slot]:
@@ -261,10 +267,10 @@ class Gang:
         return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
 
     def _end_silent(self, now_s: float) -> None:
-        """Kill workers that stand still."""
-        silent = self._members.silent(now_s, self._timeouts.silent_s)
+        """Kill workers that stand still; they are lost even so, for nothing can be killed on a dead host."""
+        silent = self._members.listen(now_s, self._timeouts)
         if silent:
-            slots = [self._members.slot(worker) for worker in silent]
+            slots = [self._members.slot(worker) for worker in sorted(silent)]
             _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
             self._backend.stop(self.handle, "kill", silent)
 

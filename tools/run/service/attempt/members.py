@@ -11,15 +11,14 @@ from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.plan_file import read_plan_of, read_reached
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.heartbeat import Heartbeats, last_beat
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import Plan
-from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting, last_beat
+from pliant.tools.run.statedir.contract.presence import BEAT_S, Life, Sighting
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
 LOOK_S: Final = 1.0
 """Between two looks at which units have nothing to do."""
-_ABSENCE_S: Final = 5.0
-"""A launcher that was itself away for longer has seen nothing that it could blame a worker for."""
 
 
 class Members:
@@ -29,8 +28,10 @@ class Members:
         self._files = files
         self._slots: dict[int, Slot] = {}
         self._presences: dict[int, str] = {}
+        self._keepers: dict[int, str] = {}
         self._sightings: dict[int, Sighting] = {}
-        self._beats: dict[int, tuple[float, float]] = {}
+        self._beats = Heartbeats()
+        self._silent = frozenset[int]()
         self._looked_s = self._counted_s = float("-inf")
         self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
@@ -48,6 +49,7 @@ class Members:
             if worker not in self._presences:
                 path = self._files.presence(worker)
                 self._presences[worker], self._sightings[worker] = str(path), Sighting(path)
+                self._keepers[worker] = str(self._files.keeper(worker))
 
     def look(self) -> None:
         """Forget what the files said if they may say something else now."""
@@ -79,7 +81,7 @@ class Members:
         return "" if found is None else found.message
 
     def lost(self, trained: Set[int], running: Set[int]) -> set[int]:
-        """Workers that are gone without a word, or with one before they trained.
+        """Workers that are gone without a word, or silent, or gone with a word before they trained.
 
         A crash of the script in training is the job's, and would happen to the others, too.
 
@@ -90,7 +92,8 @@ class Members:
         return early | {
             worker
             for worker in self._workers
-            if worker not in said and (worker not in running or self.life(worker) == "gone")
+            if worker not in said
+            and (worker not in running or worker in self._silent or self.life(worker) == "gone")
         }
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
@@ -125,24 +128,31 @@ class Members:
             if worker in self._slots and last_beat(self._files.presence(worker)) >= since_s + age_s
         }
 
-    def silent(self, now_s: float, limit_s: float) -> list[int]:
-        """Workers that have not shown for so long that they run, while somebody was looking all the time.
+    def listen(self, now_s: float, timeouts: Timeouts) -> frozenset[int]:
+        """Workers that were found silent now: for too long they have not shown that they run.
 
-        They show it once in :data:`BEAT_S`; asked more often than that, it does not look.
+        They show it once in :data:`BEAT_S`; asked more often than that, it finds none. On a host that is dead
+        the keeper of the worker's unit, too, is silent; then a shorter time is enough.
         """
         if 0 <= now_s - self._looked_s < BEAT_S:
-            return []
-        if now_s - self._looked_s > _ABSENCE_S:
-            self._beats.clear()
+            return frozenset()
         self._looked_s = now_s
-        found = []
-        for worker in self._workers:
-            beat = last_beat(self._presences[worker])
-            before, since_s = self._beats.get(worker, (beat, now_s))
-            self._beats[worker] = (beat, since_s if beat == before else now_s)
-            if beat and now_s - self._beats[worker][1] >= limit_s and self.life(worker) == "alive":
-                found.append(worker)
-        return found
+        paths = (self._presences, self._keepers)
+        self._beats.look((path[worker] for worker in self._workers for path in paths), now_s)
+        self._silent = frozenset(worker for worker in self._workers if self._is_silent(worker, timeouts))
+        return self._silent
+
+    def in_doubt(self, timeouts: Timeouts) -> bool:
+        """Whether a worker's last beat is long ago, and it was not looked at for long enough since."""
+        limit_s = timeouts.dead_s
+        return any(self._beats.in_doubt(self._presences[worker], limit_s) for worker in self._workers)
+
+    def _is_silent(self, worker: int, timeouts: Timeouts) -> bool:
+        silence_s = self._beats.silence_s(self._presences[worker], timeouts.silent_s)
+        if silence_s < min(timeouts.dead_s, timeouts.silent_s) or self.life(worker) != "alive":
+            return False
+        keeper_s = self._beats.silence_s(self._keepers[worker], timeouts.dead_s)
+        return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
         """Units that have had nothing to do for longer than each may.

@@ -21,7 +21,9 @@ class Timeouts:
     broken_s: float = 5.0
     """For SIGTERM to the rest of a gang that lost a worker: it only waits for the lost one."""
     silent_s: float = 30.0
-    """For a worker to show that it runs, before it is killed."""
+    """For a worker to show that it runs, before it is killed; the script may hold the interpreter long."""
+    dead_s: float = 10.0
+    """For a worker and the keeper of its unit, before their host counts as dead."""
     exit_s: float = 10.0
     """For a launcher to end after its worker has."""
     linger_s: float = 300.0

@@ -7,6 +7,7 @@ nothing was written; it is not known, so look again; something is wrong.
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Final, TypeVar
@@ -70,6 +71,24 @@ def read_file(path: Path, *, tries: int = 2) -> bytes | None:
                 raise UnreadableError(f"{path}: cannot be read: {text.lower()}") from error
             time.sleep(_AGAIN_S)
     return None
+
+
+def look_again(path: str | Path) -> os.stat_result | None:
+    """What a file is now, however lately this host has asked; None: there is none, or it cannot be opened.
+
+    A host may answer from memory what another host's file is like, for seconds up to a minute. To open a file
+    asks its server, also whether another one has taken its name.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:

@@ -9,6 +9,7 @@ attempts/N/meet/G.R/         where workers of generation G meet in round R, unti
 attempts/N/reached           the generation that trains: "G"
 attempts/N/progress.jsonl    events of the workers (progress, epoch, checkpoint), written by rank 0
 attempts/N/worker-W.alive    worker W is ready to train: locked while it lives, touched every second
+attempts/N/unit-U.alive      the keeper of unit U runs: touched every two seconds
 attempts/N/worker-W.json     how worker W ended: a WorkerOutcome
 attempts/N/exit-U            exit code of unit U (what the backend started), once it has ended
 attempts/N/logs/             standard output and error of each worker
@@ -58,6 +59,10 @@ class AttemptDir(Folder):
     def presence(self, worker: int) -> Path:
         """Whether one worker is ready, and alive."""
         return self.path / f"worker-{worker}.alive"
+
+    def keeper(self, unit: int) -> Path:
+        """Whether the keeper of one unit runs, which has less to hold it up than a worker."""
+        return self.path / f"unit-{unit}.alive"
 
     def outcome(self, worker: int) -> Path:
         """How one worker ended."""

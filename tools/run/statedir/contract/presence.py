@@ -1,7 +1,9 @@
 """Whether a worker is ready and lives: a file that it holds a lock on, which its death frees at once.
 
 The lock is of the kind that children do not inherit, so loading processes that outlive their worker do not
-hide its death. A thread sets the file's time every second; where that stands still, the whole process does.
+hide its death. A thread sets the file's time every second; where that stands still, the whole process does,
+or its host is gone: a file server keeps the lock of a dead host for minutes (see heartbeat.py). The file and
+its lock need no process table: whoever shares the folder, on any host and in any container, can look.
 """
 
 from __future__ import annotations
@@ -119,11 +121,3 @@ def _is_locked(descriptor: int) -> bool:
         return False
     found: int = _LAYOUT.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, _WANTED))[0]
     return found != fcntl.F_UNLCK
-
-
-def last_beat(path: str | Path) -> float:
-    """When the worker last showed that it runs, on the file system's clock; 0: there is no file."""
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0

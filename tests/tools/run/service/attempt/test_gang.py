@@ -164,9 +164,13 @@ class Lives:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, str] = {0: "alive", 1: "alive", 2: "alive"}
-        self.silent: list[int] = []
+        self.silent = frozenset[int]()
         patch.setattr(Members, "life", lambda members, worker: self.of[worker])
-        patch.setattr(Members, "silent", lambda members, now_s, limit_s: self.silent)
+        patch.setattr(Members, "listen", lambda members, now_s, timeouts: self._listen(members))
+
+    def _listen(self, members: Members) -> frozenset[int]:
+        members._silent = self.silent
+        return self.silent
 
 
 @pytest.fixture
@@ -199,13 +203,15 @@ def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Liv
     assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
 
 
-def test_who_stands_still_is_killed_and_then_left_out(training: Scene, lives: Lives) -> None:
-    lives.silent = [1]
-    assert training.watch(1.0) == ["kill [1]"]
-    assert members(training) == [0, 1]
-    lives.of[1], lives.silent = "gone", []
-    training.watch(2.0)
+def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothing(
+    training: Scene, lives: Lives
+) -> None:
+    lives.silent = frozenset({1})
+    assert training.watch(1.0)[0] == "kill [1]"
     assert members(training) == [0]
+    lives.silent = frozenset()
+    training.watch(2.0)
+    assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
 
 
 def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:

@@ -14,10 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan
-from pliant.tools.run.statedir.contract.presence import Sighting, last_beat, life
+from pliant.tools.run.statedir.contract.presence import Sighting, life
 from tests.tools.run.site import until
 
 PRESENT = """
@@ -77,21 +75,6 @@ def test_to_look_whether_a_worker_lives_takes_no_lock(
     worker.end()
     assert life(worker.path) == "gone"
     assert taken == [] or sys.platform != "linux"
-
-
-def test_only_who_stands_still_while_somebody_looks_is_silent(worker: Worker) -> None:
-    member = Member(slot="n0/0", node="n0", address="n0", worker=0)
-    members = Members(worker.files, Plan(job="a", generation=1, attempt=1, members=(member,)))
-    seen = last_beat(worker.path)
-    until(lambda: last_beat(worker.path) > seen)
-    os.kill(worker.process.pid, signal.SIGSTOP)
-    until(lambda: psutil.Process(worker.process.pid).status() == psutil.STATUS_STOPPED)
-    assert members.silent(0.0, 10.0) == []
-    assert members.silent(4.0, 10.0) == []
-    assert members.silent(8.0, 10.0) == []
-    assert members.silent(12.0, 10.0) == [0]
-    assert members.silent(60.0, 10.0) == [], "nobody looked for so long: the machine may have slept"
-    os.kill(worker.process.pid, signal.SIGCONT)
 
 
 def test_a_file_stays_open_while_its_worker_lives_so_a_look_opens_nothing(

@@ -1,0 +1,84 @@
+"""Whom a launcher takes for lost by the times of files: who stands still, and who is on a dead host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.service.attempt.members import Members
+from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.heartbeat import FileClock
+from pliant.tools.run.statedir.contract.plan import Member, Plan
+
+TIMES = Timeouts(silent_s=30.0, dead_s=10.0)
+SECONDS = 40
+
+
+class Scene:
+    """Two workers, their keepers, and a launcher that looks once a second."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.files, self.now_s = AttemptDir(folder), 0.0
+        both = tuple(Member(slot=f"n{i}/0", node=f"n{i}", address=f"n{i}", worker=i) for i in range(2))
+        self.members = Members(self.files, Plan(job="a", generation=1, attempt=1, members=both))
+        patch.setattr(Members, "life", lambda members, worker: "alive")
+        patch.setattr(FileClock, "now_s", lambda clock, path: 1000.0 + self.now_s)
+        self.beat(*self.files_of(0), *self.files_of(1))
+
+    def files_of(self, worker: int) -> tuple[Path, Path]:
+        return self.files.presence(worker), self.files.keeper(worker)
+
+    def beat(self, *paths: Path) -> None:
+        for path in paths:
+            path.touch()
+            os.utime(path, (1000.0 + self.now_s, 1000.0 + self.now_s))
+
+    def lost_after(self, *still: Path) -> float | None:
+        """When the second worker is found silent, where all but these files go on; None: not in this time."""
+        moving = {*self.files_of(0), *self.files_of(1)}.difference(still)
+        for _ in range(SECONDS):
+            self.now_s += 1.0
+            self.beat(*moving)
+            found = self.members.listen(self.now_s, TIMES)
+            assert found <= {1}
+            if found:
+                assert self.members.lost({0, 1}, {0, 1}) == {1}
+                return self.now_s
+        return None
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_a_worker_on_a_dead_host_is_missed_soon(scene: Scene) -> None:
+    assert scene.lost_after(*scene.files_of(1)) == pytest.approx(10.0, abs=1.0)
+
+
+def test_a_worker_that_stands_still_beside_a_keeper_that_runs_has_more_time(scene: Scene) -> None:
+    assert scene.lost_after(scene.files.presence(1)) == pytest.approx(30.0, abs=1.0)
+
+
+def test_without_a_keeper_a_worker_has_more_time_too(scene: Scene) -> None:
+    scene.files.keeper(1).unlink()
+    assert scene.lost_after(*scene.files_of(1)) == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_keeper_that_stands_still_beside_a_worker_that_runs_harms_nobody(scene: Scene) -> None:
+    assert scene.lost_after(scene.files.keeper(1)) is None
+
+
+def test_a_launcher_that_has_just_come_is_in_doubt_until_it_has_looked_for_a_while(scene: Scene) -> None:
+    """So a call from cron stays for some seconds more, and then knows."""
+    scene.now_s = 60.0
+    scene.beat(*scene.files_of(0))
+    assert scene.members.listen(scene.now_s, TIMES) == frozenset()
+    assert scene.members.in_doubt(TIMES)
+    scene.now_s += 3.0
+    scene.beat(*scene.files_of(0))
+    assert scene.members.listen(scene.now_s, TIMES) == {1}
+    assert not scene.members.in_doubt(TIMES)

@@ -1,0 +1,126 @@
+"""Who has not shown for long that it runs: seen by the one who looks, whatever the clocks of hosts say."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.statedir.contract import heartbeat
+from pliant.tools.run.statedir.contract.files import look_again
+from pliant.tools.run.statedir.contract.heartbeat import FileClock, Heartbeats, last_beat
+
+LONG_AGO_S = 1000.0
+LIMIT_S = 10.0
+
+
+def beats(path: Path, at_s: float) -> str:
+    """A file whose owner showed that it runs at that time of the file system's clock."""
+    path.touch()
+    os.utime(path, (at_s, at_s))
+    return str(path)
+
+
+def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[bool]:
+    found = []
+    for now_s in times_s:
+        watch.look([path], now_s)
+        found.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
+    return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The file system's clock, which a test sets."""
+    now_s = [0.0]
+    monkeypatch.setattr(FileClock, "now_s", lambda clock, path: now_s[0])
+    return now_s
+
+
+def test_a_time_that_stands_still_while_somebody_looks_is_silence(tmp_path: Path, clock: list[float]) -> None:
+    path = beats(tmp_path / "worker", 500.0)
+    assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
+
+
+def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[float]) -> None:
+    watch, path, now_s = Heartbeats(), tmp_path / "worker", time.time()
+    for turn, ahead_s in enumerate([0.0, 3600.0, -3600.0, 0.0]):
+        clock[0] = now_s + LONG_AGO_S
+        own = beats(path, now_s + ahead_s + turn)
+        assert silences(watch, own, [2.0 * turn]) == [False]
+
+
+def test_who_was_away_blames_nobody(tmp_path: Path, clock: list[float]) -> None:
+    path = beats(tmp_path / "worker", 500.0)
+    assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3
+
+
+def test_one_who_looks_for_a_moment_only_takes_the_file_systems_clock(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """A call from cron has no memory; the file's own age is one."""
+    path = beats(tmp_path / "worker", 500.0)
+    clock[0] = 500.0 + LIMIT_S
+    watch = Heartbeats()
+    watch.look([path], 0.0)
+    assert watch.in_doubt(path, LIMIT_S)
+    assert silences(watch, path, [0.0, 1.0, 2.0, 3.0]) == [False, False, False, True]
+    assert not watch.in_doubt(path, LIMIT_S)
+
+
+def test_a_machine_that_has_slept_is_looked_at_again_before_anybody_is_blamed(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    path = tmp_path / "worker"
+    old = beats(path, 500.0)
+    clock[0] = 500.0 + LONG_AGO_S
+    watch = Heartbeats()
+    assert silences(watch, old, [0.0, 1.0]) == [False, False]
+    assert watch.in_doubt(old, LIMIT_S)
+    beats(path, clock[0])
+    assert silences(watch, old, [2.0, 5.0]) == [False, False]
+    assert not watch.in_doubt(old, LIMIT_S)
+
+
+def test_no_file_is_no_silence(tmp_path: Path) -> None:
+    watch, path = Heartbeats(), str(tmp_path / "nobody")
+    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
+    assert not watch.in_doubt(path, LIMIT_S)
+    assert last_beat(path) == 0.0
+
+
+def test_the_file_systems_clock_is_that_of_a_file_made_now_and_leaves_none_behind(tmp_path: Path) -> None:
+    own = FileClock()
+    before = beats_now(tmp_path / "before")
+    found = own.now_s(str(tmp_path / "worker"))
+    assert before <= found <= beats_now(tmp_path / "after")
+    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(found, abs=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
+    assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
+
+
+def beats_now(path: Path) -> float:
+    path.touch()
+    return last_beat(path)
+
+
+def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    real = os.open
+
+    def recorded(path: object, flags: int) -> int:
+        opened.append(path)
+        return real(path, flags)  # type: ignore[arg-type]
+
+    path = beats(tmp_path / "worker", 500.0)
+    monkeypatch.setattr(os, "open", recorded)
+    found = look_again(path)
+    assert found is not None
+    assert (found.st_mtime, opened) == (500.0, [path])
+    assert look_again(tmp_path / "nobody") is None
+    assert heartbeat.last_beat(path) == 500.0
