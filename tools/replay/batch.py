@@ -33,8 +33,6 @@ class Task:
     path: str
     timing: bool | None = None
     """Times of this machine: in both files (True), in the summary (None), nowhere (False)."""
-    strict: bool = False
-    """Whether to fail where something would be assumed."""
 
 
 class WorkerError(PliantError):
@@ -65,7 +63,7 @@ def tasks_of(
     paths = output_paths(output, policies)
     check_paths(paths)
     runs = [Run(name, parameters[name], options.seed, options, simulated) for name in policies]
-    return [Task(run, path, timing, options.strict) for run, path in zip(runs, paths, strict=True)]
+    return [Task(run, path, timing) for run, path in zip(runs, paths, strict=True)]
 
 
 def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -108,7 +106,7 @@ def replay_all(
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
     assumptions = tuple(dict.fromkeys(each for task in tasks for each in _assumed(inputs, task.run)))
-    if any(task.strict for task in tasks):
+    if any(task.run.conditions.strict for task in tasks):
         refuse(assumptions)
     if heed is not None:
         heed(assumptions)
@@ -126,7 +124,7 @@ def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Sum
 
     :raises BadInputError: the task is strict and something would be assumed.
     """
-    if task.strict:
+    if task.run.conditions.strict:
         refuse(_assumed(inputs, task.run))
     with spared_by_garbage_collection():
         done = replay(inputs, task.run, timing=task.timing is True, advance=advance)

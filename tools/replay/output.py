@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.event import EVENT, EVENT_NAMES
+from pliant.schemas.event import EVENT
 from pliant.schemas.file_io.arrays import number_array, text_array
 from pliant.schemas.file_io.files import make_folder, write_bytes
 from pliant.schemas.file_io.outputs import check_output
@@ -111,8 +111,7 @@ def parquet_bytes(log: EventLog) -> bytes:
     import pyarrow.parquet as pq
 
     schema = EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
-    words = {"job": log.jobs, "event": EVENT_NAMES, "placement": log.places}
-    known = {name: text_array(texts) for name, texts in words.items()}
+    known = {name: text_array(texts) for name, texts in log.texts.items()}
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
         for start in range(0, len(log), _BLOCK):

@@ -12,7 +12,6 @@ The file that ``--expect`` reads::
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +22,7 @@ from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.jsontext import parse_json
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.record import NonNegativeFloat, Record
+from pliant.schemas.metrics import CheckedFigure
 from pliant.tools.report.expectation import Expectation, ExpectedFigure, wrong
 from pliant.tools.report.rendering.sections import Section, value_of
 from pliant.tools.report.rendering.units import NOTHING, percent
@@ -66,30 +66,6 @@ class Expectations(Record):
     figures: tuple[Expected, ...] = Field(min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """An expected figure and what was found; ``found`` is None where the figure does not apply."""
-
-    expected: Expected
-    found: float | None
-
-    @property
-    def name(self) -> str:
-        """The figure in words."""
-        over = f" / {self.expected.over}" if self.expected.over else ""
-        return f"{self.expected.policy}{over}"
-
-    @property
-    def deviation(self) -> float | None:
-        """(found − expected) / expected."""
-        return self.expected.expectation.deviation(self.found)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the figure is in its range."""
-        return self.expected.expectation.holds(self.found)
-
-
 def read_expectations(path: str | Path) -> Expectations:
     """The expectations in a JSON file.
 
@@ -105,17 +81,17 @@ def read_expectations(path: str | Path) -> Expectations:
 
 def check_expectations(
     report: Report, expectations: Expectations, source: str = "expectations"
-) -> tuple[Checked, ...]:
+) -> tuple[CheckedFigure, ...]:
     """Look every expected figure up.
 
     :param source: the file of the expectations, for messages.
     :raises BadInputError: one problem for each figure of a run that the report does not have.
     """
-    checked: list[Checked] = []
+    checked: list[CheckedFigure] = []
     problems: list[Problem] = []
     for index, each in enumerate(expectations.figures):
         try:
-            checked.append(Checked(each, _found(report, each)))
+            checked.append(_checked(report, each))
         except UsageError as error:
             problems.append(Problem(source, None, f"/figures/{index}", str(error)))
     if problems:
@@ -123,35 +99,51 @@ def check_expectations(
     return tuple(checked)
 
 
-def refuse_missed(checked: tuple[Checked, ...]) -> None:
+def refuse_missed(checked: tuple[CheckedFigure, ...]) -> None:
     """Fail when a figure is out of its range.
 
     :raises JobsFailedError: naming the figures.
     """
     missed = [each for each in checked if not each.holds]
     if missed:
-        names = ", ".join(f"{each.name} {each.expected.metric}" for each in missed[:5])
+        names = ", ".join(f"{_name(each)} {each.metric}" for each in missed[:5])
         more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
         raise JobsFailedError(f"{len(missed)} of {len(checked)} figures are out of range: {names}{more}")
 
 
-def expectations_section(checked: tuple[Checked, ...]) -> Section:
+def expectations_section(checked: tuple[CheckedFigure, ...]) -> Section:
     """Expected and found figures as a table."""
     headers = ("run", "figure", "source", "", "expected", "found", "deviation, %", "range")
     rows = tuple(
         (
-            each.name,
-            each.expected.metric,
-            each.expected.source,
+            _name(each),
+            each.metric,
+            each.source,
             "holds" if each.holds else "OUT OF RANGE",
-            _text(each.expected.value),
+            _text(each.value),
             _text(each.found),
             percent(each.deviation),
-            _range(each.expected.expectation),
+            _range(each.low, each.high),
         )
         for each in checked
     )
     return Section("Expected figures", headers, rows, 4, keys=2)
+
+
+def _checked(report: Report, expected: Expected) -> CheckedFigure:
+    found, accepted = _found(report, expected), expected.expectation
+    return CheckedFigure(
+        policy=expected.policy,
+        over=expected.over,
+        metric=expected.metric,
+        value=expected.value,
+        low=accepted.low,
+        high=accepted.high,
+        found=found,
+        deviation=accepted.deviation(found),
+        holds=accepted.holds(found),
+        source=expected.source,
+    )
 
 
 def _found(report: Report, expected: Expected) -> float | None:
@@ -162,12 +154,16 @@ def _found(report: Report, expected: Expected) -> float | None:
     return value / base if value is not None and base else None
 
 
+def _name(checked: CheckedFigure) -> str:
+    """Of which run a figure is."""
+    return f"{checked.policy} / {checked.over}" if checked.over else checked.policy
+
+
 def _text(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.6g}"
 
 
-def _range(expected: Expectation) -> str:
-    if expected.low is None:
-        return f"at most {_text(expected.high)}"
-    low = _text(expected.low)
-    return f"at least {low}" if expected.high is None else f"{low} to {_text(expected.high)}"
+def _range(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"at most {_text(high)}"
+    return f"at least {_text(low)}" if high is None else f"{_text(low)} to {_text(high)}"

@@ -133,42 +133,32 @@ def parse_costs(
 ) -> tuple[Cost | None, Cost | None, Cost | None]:
     """What the options of that name say, in the order of the fields of ``SimulatedCluster``; None: nothing.
 
-    A resume without a stated cost has what the source of the rescales has measured.
+    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
+    ``profile`` for the measurements of the file ``profile``. A resume without a stated cost has what the
+    source of the rescales has measured.
+
+    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
+    :raises BadInputError: the file is none, or measured no start and no rescale.
     """
     if resume is None and rescale is not None and _is_measured(rescale):
         resume = rescale
     known: dict[str, Measured] = {}
 
     def cost(kind: Kind, text: str | None) -> Cost | None:
+        if text is None:
+            return None
         option = f"--{kind}-cost"
-        return None if text is None else parse_cost(text, option, kind=kind, profile=profile, known=known)
+        if not _is_measured(text):
+            return _stated(text, option)
+        if text not in known:
+            known[text] = _read_costs(text, option, profile)
+        found: Cost = getattr(known[text], kind)
+        return found
 
     return cost("start", start), cost("rescale", rescale), cost("resume", resume)
 
 
-def parse_cost(
-    text: str,
-    option: str,
-    *,
-    kind: Kind,
-    profile: str | None = None,
-    known: dict[str, Measured] | None = None,
-) -> Cost:
-    """The cost that an option names.
-
-    ``S``; ``MODEL=S,…``, where a bare ``S`` is for the others; an event file to take measured costs from; or
-    ``profile`` for the measurements of the file ``profile``.
-
-    :param known: what sources were found to say; each is read once.
-    :raises UsageError: a number is missing, negative or not finite, or there is no profile file.
-    :raises BadInputError: the file is none, or measured no start and no rescale.
-    """
-    if _is_measured(text):
-        known = {} if known is None else known
-        if text not in known:
-            known[text] = _read_costs(text, option, profile)
-        cost: Cost = getattr(known[text], kind)
-        return cost
+def _stated(text: str, option: str) -> Cost:
     default_s, by_model = 0.0, {}
     for part in text.split(","):
         model, equals, number = part.rpartition("=")

@@ -28,9 +28,9 @@ _STREAM: Final = 1
 """Sets the random numbers of failures apart from those of policies, which have the same seed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class NodeEvent:
-    """A node goes down, or comes back empty."""
+    """A node goes down, or comes back empty; in order of time, then of name."""
 
     time_s: float
     node: str
@@ -69,7 +69,7 @@ def read_failures(path: str) -> tuple[NodeEvent, ...]:
     events = [
         NodeEvent(line.time, line.node, line.event == "up", f"{source}:{number}") for number, line in lines
     ]
-    return tuple(sorted(events, key=lambda event: (event.time_s, event.node, event.up)))
+    return tuple(sorted(events))
 
 
 def drawn_failures(
@@ -93,7 +93,7 @@ def drawn_failures(
     for index, node in enumerate(nodes):
         rng = np.random.default_rng([seed, _STREAM, index])
         events.extend(_life(node, mtbf, rng, from_s, until_s))
-    return tuple(sorted(events, key=lambda event: (event.time_s, event.node, event.up)))
+    return tuple(sorted(events))
 
 
 def _life(
@@ -112,10 +112,9 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
     Events that change nothing (down while it is down) are left out.
     """
     listed = [(event, number) for number, events in enumerate(sources) for event in _without_gaps(events)]
-    listed.sort(key=lambda item: (item[0].time_s, item[0].node, item[0].up, item[1]))
     down_by: dict[str, set[int]] = {}
     found = []
-    for event, number in listed:
+    for event, number in sorted(listed):
         held_by = down_by.setdefault(event.node, set())
         was_down = bool(held_by)
         (held_by.discard if event.up else held_by.add)(number)
@@ -127,8 +126,7 @@ def together(*sources: Sequence[NodeEvent]) -> tuple[NodeEvent, ...]:
 def _without_gaps(events: Sequence[NodeEvent]) -> Iterator[NodeEvent]:
     """The events of one source; outages of a node of which one ends as the next begins are one outage."""
     down: set[str] = set()
-    ordered = sorted(events, key=lambda event: (event.time_s, event.node, event.up))
-    for (_, node), at_once in groupby(ordered, key=lambda event: (event.time_s, event.node)):
+    for (_, node), at_once in groupby(sorted(events), key=lambda event: (event.time_s, event.node)):
         turns = list(at_once)
         if node in down and not turns[0].up and turns[-1].up:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
@@ -40,6 +40,12 @@ class EventLog:
         """Job ids by their code in the column."""
         self.places: list[str] = []
         """Placements as JSON text, by their code in the column."""
+        self.texts: dict[str, Sequence[str]] = {
+            "job": self.jobs,
+            "event": EVENT_NAMES,
+            "placement": self.places,
+        }
+        """Of the columns of codes."""
         self._job_codes: dict[str, int] = {}
         self._place_codes: dict[NodeGpus, int] = {}
 
@@ -107,21 +113,13 @@ class EventLog:
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """The fields that are not null, in the order of the columns; JSON columns as text."""
-        for row, time_s in enumerate(self.time):
-            fields: dict[str, Any] = {"time": time_s}
-            if self.job[row] >= 0:
-                fields["job"] = self.jobs[self.job[row]]
-            fields["event"] = EVENT_NAMES[self.event[row]]
-            if self.gpus[row] >= 0:
-                fields["gpus"] = self.gpus[row]
-            if self.placement[row] >= 0:
-                fields["placement"] = self.places[self.placement[row]]
-            if self.global_batch[row] >= 0:
-                fields["global_batch"] = self.global_batch[row]
-            if (samples_done := self.samples_done[row]) == samples_done:
-                fields["samples_done"] = samples_done
-            if (overhead_s := self.overhead_seconds[row]) == overhead_s:
-                fields["overhead_seconds"] = overhead_s
+        names = [column.name for column in EVENT.columns if column.name in vars(self)]
+        columns = [(name, getattr(self, name), self.texts.get(name)) for name in names]
+        for row in range(len(self)):
+            fields: dict[str, Any] = {}
+            for name, column, known in columns:
+                if (value := column[row]) >= 0:  # neither NO_NUMBER nor NaN
+                    fields[name] = value if known is None else known[value]
             if (detail := self.detail(row)) is not None:
                 fields["detail"] = detail
             yield fields

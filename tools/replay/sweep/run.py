@@ -70,9 +70,7 @@ def carry_out(task: SweepTask, folder: Path) -> None:
 
     :raises PliantError: an input is wrong, or the policy broke a rule.
     """
-    batch.carry_out(
-        _inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder)), strict=task.strict)
-    )
+    batch.carry_out(_inputs(task.sources()), batch.Task(task.run(), str(event_file(task, folder))))
     write_origin(_key_file(task, folder), task.made_from)
 
 

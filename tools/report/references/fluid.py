@@ -7,8 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from pliant.tools.report.references.boundaries import boundaries
-from pliant.tools.report.references.jobs import Point, ReferenceJob
+from pliant.tools.report.references.jobs import Point, ReferenceJob, boundaries
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from pliant.tools.report.references.boundaries import boundaries
-from pliant.tools.report.references.jobs import ReferenceJob
+from pliant.tools.report.references.jobs import ReferenceJob, boundaries
 
 
 def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:

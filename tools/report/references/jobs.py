@@ -1,9 +1,12 @@
-"""What the references know about a job: arrival, work, and its scaling curve made usable at any size."""
+"""What the references know: jobs, their work and speed at any size, and when jobs and GPUs come and go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from math import inf
 
 from pliant.tools.report.records import Curve, JobRecord, RunRecord
 
@@ -78,3 +81,21 @@ def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
             return left_rate + (rate - left_rate) * (gpus - left) / (size - left)
         left, left_rate = size, rate
     return left_rate
+
+
+Boundary = tuple[float, list[ReferenceJob], int, float]
+
+
+def boundaries(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> Iterator[Boundary]:
+    """When a system changes from outside: (time, jobs that arrive then, GPUs from then on, next such time).
+
+    They come in order of time; the last has no end.
+    ``jobs`` come in order of arrival; the first entry of ``capacity`` holds from the beginning.
+    """
+    arrivals = {time: list(group) for time, group in groupby(jobs, key=lambda job: job.arrival_s)}
+    changes = dict(capacity[1:])
+    times = sorted(arrivals.keys() | changes.keys())
+    gpus = capacity[0][1]
+    for index, time in enumerate(times):
+        gpus = changes.get(time, gpus)
+        yield time, arrivals.get(time, []), gpus, times[index + 1] if index + 1 < len(times) else inf

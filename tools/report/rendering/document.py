@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
 from pliant.tools.report.comparisons import ComparedJob
-from pliant.tools.report.expect import Checked
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.jobs_table import job_rows
 from pliant.tools.report.rendering.sections import FIGURES, ratio_to
@@ -21,7 +20,7 @@ class Extras:
     compared: tuple[ComparedJob, ...] = ()
     simulated: RunRecord | None = None
     """The simulated run of ``compared``."""
-    checked: tuple[Checked, ...] = ()
+    checked: tuple[CheckedFigure, ...] = ()
 
 
 NO_EXTRAS = Extras()
@@ -33,7 +32,7 @@ def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
         baseline=None if report.baseline is None else report.baseline.label,
         warnings=report.warnings,
-        expectations=tuple(map(_checked, extras.checked)) or None,
+        expectations=extras.checked or None,
     )
 
 
@@ -58,20 +57,3 @@ def _ratios(each: RunReport, baseline: RunReport | None) -> dict[str, float] | N
 def _jobs(each: RunReport) -> tuple[JobFigures, ...]:
     rows = ({name: value for name, value in row.items() if name != "run"} for row in job_rows(each))
     return tuple(JobFigures.model_validate(row, strict=False) for row in rows)
-
-
-def _checked(checked: Checked) -> CheckedFigure:
-    expected = checked.expected
-    accepted = expected.expectation
-    return CheckedFigure(
-        policy=expected.policy,
-        over=expected.over,
-        metric=expected.metric,
-        value=expected.value,
-        low=accepted.low,
-        high=accepted.high,
-        found=checked.found,
-        deviation=checked.deviation,
-        holds=checked.holds,
-        source=expected.source,
-    )

@@ -9,7 +9,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.replay.engine.costs import Cost, Measured, costs_from_events, parse_cost, parse_costs
+from pliant.tools.replay.engine.costs import Cost, Measured, costs_from_events, parse_costs
 from tests.tools.profile.rows_builder import step
 
 
@@ -81,10 +81,12 @@ def test_a_simulated_run_says_costs_in_the_changes_themselves() -> None:
 def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:
     events = str(tmp_path / "events.jsonl")
     write_events(LIVE, events)
-    assert parse_cost("30", "--rescale-cost", kind="rescale") == Cost(30.0)
-    assert parse_cost("bert=73,1", "--rescale-cost", kind="rescale") == Cost(1.0, {"bert": 73.0})
-    assert parse_cost(events, "--start-cost", kind="start").of("net") == 5.0
-    assert parse_cost(events, "--rescale-cost", kind="rescale").of("net") == 0.5
+    assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
+    assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
+    start, rescale, _ = parse_costs(events, events, None, None)
+    assert start is not None
+    assert rescale is not None
+    assert (start.of("net"), rescale.of("net")) == (5.0, 0.5)
 
 
 def test_a_resume_costs_what_is_stated_or_what_the_source_of_the_rescales_measured(tmp_path: Path) -> None:
@@ -101,18 +103,18 @@ def test_a_resume_costs_what_is_stated_or_what_the_source_of_the_rescales_measur
 @pytest.mark.parametrize("text", ["", "x", "bert=", "-1", "nan", "inf", "1,,2"])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--start-cost"):
-        parse_cost(text, "--start-cost", kind="start")
+        parse_costs(text, None, None, None)
 
 
 def test_a_missing_event_file_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="no such file"):
-        parse_cost("nowhere.jsonl", "--start-cost", kind="start")
+        parse_costs("nowhere.jsonl", None, None, None)
 
 
 def test_an_event_file_that_measured_nothing_is_bad_input(tmp_path: Path) -> None:
     write_events(LIVE[:2], tmp_path / "events.jsonl")
     with pytest.raises(BadInputError, match="no measured start or rescale"):
-        parse_cost(str(tmp_path / "events.jsonl"), "--start-cost", kind="start")
+        parse_costs(str(tmp_path / "events.jsonl"), None, None, None)
 
 
 def test_an_event_file_names_one_cost_or_that_of_each_model() -> None:
@@ -139,14 +141,14 @@ def test_a_profile_tells_what_starts_relaunches_and_changes_in_place_took(tmp_pa
 def test_where_no_change_in_place_was_measured_a_rescale_is_a_relaunch(tmp_path: Path) -> None:
     path = str(tmp_path / "p.parquet")
     write_profile(Profile((replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),)), path)
-    assert parse_cost("profile", "--rescale-cost", kind="rescale", profile=path).of("net") == 6.0
+    assert parse_costs(None, "profile", None, path)[1] == Cost(6.0, {"net": 6.0})
 
 
 def test_a_profile_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
     path = str(tmp_path / "p.parquet")
     write_profile(Profile((step(1, 8, 0.1),)), path)
     with pytest.raises(BadInputError, match="has no measured costs: measure with pliant profile --costs"):
-        parse_cost("profile", "--rescale-cost", kind="rescale", profile=path)
+        parse_costs(None, "profile", None, path)
     for none in (None, "-"):
         with pytest.raises(UsageError, match="--rescale-cost profile: name the profile"):
-            parse_cost("profile", "--rescale-cost", kind="rescale", profile=none)
+            parse_costs(None, "profile", None, none)
