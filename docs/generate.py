@@ -32,7 +32,7 @@ def cli_page() -> str:
 
 def schemas_page() -> str:
     """Tables of all file kinds, from the records and the column tables."""
-    from pliant.schemas.cluster import Cluster, Node
+    from pliant.schemas.cluster import Cluster, Node, SlurmOptions
     from pliant.schemas.convergence import CONVERGENCE
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
@@ -42,7 +42,7 @@ def schemas_page() -> str:
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
         ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
-        ("cluster", "JSON", (Cluster, Node)),
+        ("cluster", "JSON", (Cluster, Node, SlurmOptions)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         ("metrics", "JSON", (Metrics, ReportedRun, JobFigures, CheckedFigure)),
     )

@@ -18,6 +18,8 @@ from pliant.schemas.file_io.record import (
 from pliant.schemas.text.wording import counted
 
 MOST_NODES: Final = 1_000_000
+SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,/-]{0,255}$")]
+SbatchOption = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]{1,1023}$")]
 DEVICE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$"
 
 
@@ -58,6 +60,26 @@ class Node(Record):
         return self
 
 
+class SlurmOptions(Record):
+    """How nodes are asked for where the backend is Slurm."""
+
+    partition: SlurmWord | None = None
+    """Default: what Slurm takes by itself; so for each of these that is left out."""
+    account: SlurmWord | None = None
+    qos: SlurmWord | None = None
+    reservation: SlurmWord | None = None
+    lease_seconds: PositiveFloat | None = None
+    """For how long a node is asked for at a time. Default: the time limit of the partition."""
+    gres: SlurmWord = "gpu"
+    """What its GPUs are called in --gres, type included: "gpu:a100"."""
+    gpu_choice: Literal["slot", "slurm"] = "slot"
+    """"slot": a worker gets the GPU of its slot; "slurm": Slurm chooses, by number only."""
+    exclusive: bool = True
+    """Ask for whole nodes; otherwise for the GPUs (or CPU slots), cpus and memory that the file names."""
+    options: tuple[SbatchOption, ...] = ()
+    """Further options of sbatch: "--constraint=ib"."""
+
+
 class Cluster(Record):
     """All nodes of a cluster and how to reach them."""
 
@@ -66,6 +88,7 @@ class Cluster(Record):
     slots: Literal["gpu", "cpu"] = "gpu"
     """"cpu": a slot is one CPU worker (laptops, CI); "gpu": a slot is a GPU."""
     backend: Literal["local", "slurm"] = "local"
+    slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     speeds: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Relative speed of a GPU type where the profile knows only another type. Default: 1."""
 

@@ -1,0 +1,112 @@
+"""What Slurm prints is understood as every release prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.backends.slurm import parsing
+from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep
+
+RECORDED = Path(__file__).with_name("recorded")
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+def node(release: str, name: str) -> parsing.SlurmNode:
+    (found,) = [one for one in parsing.nodes(recorded(f"{release}-nodes")) if one.name == name]
+    return found
+
+
+def test_a_node_says_what_it_has_and_where_it_is() -> None:
+    found = node("22.05", "n0")
+    assert (found.address, found.host, found.partitions) == ("127.0.0.1", "login1", ("main",))
+    assert (found.cpus, found.memory_bytes, found.gpus) == (8, 1000 << 20, (("", 4),))
+    assert (found.state, found.version, found.reason) == ({"ALLOCATED"}, "22.05.8", "")
+    assert node("23.11", "a100-01").cpus == 126  # two are kept for the system
+    assert node("20.11", "gpu01").memory_bytes == 190000 << 20
+
+
+def test_a_reason_may_hold_anything() -> None:
+    assert node("22.05", "n2").reason == "disk = bad"
+    assert node("20.11", "gpu02").reason == "fan 3, slot=2"
+    assert node("24.05", "queue-dy-2").reason == "gres/gpu count reported lower than configured (0 < 1)"
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "serves"),
+    [
+        *[("22.05", "n0", True), ("22.05", "n1", False), ("22.05", "n2", False), ("22.05", "n3", True)],
+        *[("20.11", "gpu01", True), ("20.11", "gpu02", False), ("23.11", "a100-01", True)],
+        *[("24.05", "queue-dy-1", True), ("24.05", "queue-dy-2", False), ("25.05", "h100-1", True)],
+    ],
+)
+def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool) -> None:
+    assert node(release, name).serves is serves
+
+
+def test_a_controller_that_was_just_started_knows_nothing_of_a_node() -> None:
+    assert node("23.11", "a100-02").serves is None
+
+
+def test_signs_behind_a_state_are_words() -> None:
+    assert parsing.state_words("IDLE*+DRAIN") == {"IDLE", "DRAIN", "NOT_RESPONDING"}
+    assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
+    assert not node("20.11", "gpu02").responds
+    assert node("20.11", "gpu01").responds
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:4", (("", 4),)),
+        ("gpu", (("", 1),)),
+        ("gpu:a100", (("a100", 1),)),
+        ("gpu:4(S:0,1)", (("", 4),)),
+        ("gpu(S:0-1):4", (("", 4),)),
+        ("gpu:a100:2(S:0),gpu:v100:2(S:1)", (("a100", 2), ("v100", 2))),
+        ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1),shard:16", (("nvidia_h100_80gb_hbm3", 8),)),
+        ("gpu:1g.5gb:7,gpu:a100:1", (("1g.5gb", 7), ("a100", 1))),
+        ("(null)", ()),
+        ("craynetwork:4", ()),
+    ],
+)
+def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
+    assert parsing.gpus(text) == gpus
+    assert node("23.11", "a100-01").gpu_count == 20
+
+
+def test_jobs_may_be_called_anything() -> None:
+    assert parsing.jobs(recorded("22.05-jobs")) == [
+        SlurmJob("4", "PENDING", "", "Resources", "a|b c"),
+        SlurmJob("3", "RUNNING", "n0", "None", "pliant-0a1b2c3d4e5f-n0"),
+    ]
+
+
+def test_steps_say_where_they_run() -> None:
+    found = parsing.steps(recorded("22.05-steps"))
+    assert found == [SlurmStep("3.0", "n0", "resnet.2.0"), SlurmStep("3.batch", "n0", "batch")]
+    assert found[0].job_id == "3"
+
+
+def test_the_configuration_is_read_by_name() -> None:
+    found = parsing.settings(recorded("22.05-config"))
+    assert (found["SlurmdTimeout"], found["GresTypes"]) == ("10 sec", "gpu")
+
+
+def test_ids_and_releases_are_found_in_what_commands_print() -> None:
+    assert parsing.submitted("123\n") == "123"
+    assert parsing.submitted("123;other-cluster\n") == "123"
+    assert parsing.submitted("sbatch: error: no\n") == ""
+    assert parsing.version("slurm-wlm 22.05.8\n") == (22, 5)
+    assert parsing.version("slurm 24.11.0-0rc1\n") == (24, 11)
+    assert parsing.version("") is None
+
+
+@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
+def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
+    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")

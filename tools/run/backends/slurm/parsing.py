@@ -1,0 +1,199 @@
+"""What Slurm's commands print, of any version from 20.11 on: pure functions from text to records.
+
+They read text for people, not ``--json``: which the Slurm of a site has only if it was built with it, and
+in a form that changes with every release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+_PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
+_GPUS: Final = re.compile(
+    r"^gpu(?::(?P<type>[^:()]+))??(?:\([^)]*\))?(?::(?P<count>\d+)[KMG]?)?(?:\([^)]*\))?$"
+)
+_SETTING: Final = re.compile(r"^(\S+)\s+=\s?(.*)$")
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+_SYMBOLS: Final = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINT",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+"""Signs behind a state, which releases before 21.08 print in the place of names."""
+_SERVES: Final = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED"})
+_WITHDRAWN: Final = frozenset(
+    {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "INVALID", "INVALID_REG", "BLOCKED"}
+    | {"POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT_ISSUED", "MAINT", "MAINTENANCE"}
+)
+"""With one of these a node gets no new job, whatever its state. One that is powered down wakes up for one."""
+_UNSET: Final = frozenset({"", "(null)", "N/A", "None", "n/a"})
+_MEGABYTE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """One node, as Slurm sees it."""
+
+    name: str
+    address: str
+    """What Slurm reaches it at: a name, or an IP address."""
+    host: str
+    state: frozenset[str]
+    """Words like IDLE, DRAIN, NOT_RESPONDING."""
+    cpus: int
+    memory_bytes: int
+    gpus: tuple[tuple[str, int], ...]
+    """(type, count) of its GPUs; the type is empty where Slurm names none."""
+    partitions: tuple[str, ...]
+    reason: str = ""
+    """Why it is out of service."""
+    version: str = ""
+    """Of its daemon."""
+
+    @property
+    def gpu_count(self) -> int:
+        """All GPUs."""
+        return sum(count for _, count in self.gpus)
+
+    @property
+    def serves(self) -> bool | None:
+        """Whether jobs can run there; None: the controller does not know yet, as after a restart."""
+        if "UNKNOWN" in self.state or not self.state:
+            return None
+        return bool(self.state & _SERVES) and not self.state & _WITHDRAWN
+
+    @property
+    def responds(self) -> bool:
+        """Whether its daemon answers; it may do so again."""
+        return "NOT_RESPONDING" not in self.state
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job that waits or runs."""
+
+    id: str
+    state: str
+    """PENDING, RUNNING, COMPLETING, …"""
+    nodes: str
+    """Empty while it waits."""
+    reason: str
+    """Why it waits."""
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStep:
+    """One step that runs."""
+
+    id: str
+    """JOB.STEP."""
+    node: str
+    name: str
+
+    @property
+    def job_id(self) -> str:
+        """Of the job that it is in."""
+        return self.id.partition(".")[0]
+
+
+def jobs(text: str) -> list[SlurmJob]:
+    """What ``squeue`` printed for :data:`command_lines.JOB_FIELDS`."""
+    rows = (line.split("|", 4) for line in text.splitlines())
+    return [SlurmJob(*(field.strip() for field in row)) for row in rows if len(row) == 5]
+
+
+def steps(text: str) -> list[SlurmStep]:
+    """What ``squeue --steps`` printed for :data:`command_lines.STEP_FIELDS`."""
+    rows = (line.split("|", 2) for line in text.splitlines())
+    return [SlurmStep(*(field.strip() for field in row)) for row in rows if len(row) == 3]
+
+
+def nodes(text: str) -> list[SlurmNode]:
+    """What ``scontrol --oneliner show node`` printed; lines that are not about a node are passed over."""
+    found = []
+    for line in text.splitlines():
+        fields = dict(_fields(line))
+        if "NodeName" in fields:
+            found.append(_node(fields))
+    return found
+
+
+def submitted(text: str) -> str:
+    """The id of the job in what ``sbatch --parsable`` printed; empty: it says none."""
+    first = text.strip().partition(";")[0]
+    return first if first.isdecimal() else ""
+
+
+def settings(text: str) -> dict[str, str]:
+    """What ``scontrol show config`` printed, by name."""
+    found = (_SETTING.match(line) for line in text.splitlines())
+    return {one[1]: one[2].strip() for one in found if one is not None}
+
+
+def version(text: str) -> tuple[int, int] | None:
+    """Year and month of a release, from what any command prints for ``--version``; None: it does not say."""
+    found = _VERSION.search(text)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def state_words(text: str) -> frozenset[str]:
+    """The words of a node's state: ``IDLE*+DRAIN`` and ``IDLE+DRAIN+NOT_RESPONDING`` are the same."""
+    words: set[str] = set()
+    for word in text.upper().split("+"):
+        bare = word.rstrip("".join(_SYMBOLS))
+        words.add(bare)
+        words.update(_SYMBOLS[sign] for sign in word[len(bare) :])
+    return frozenset(words - {""})
+
+
+def gpus(text: str) -> tuple[tuple[str, int], ...]:
+    """(type, count) of each kind of GPU in a list of resources: ``gpu:a100:4(S:0-1),shard:8``."""
+    found: dict[str, int] = {}
+    for part in re.split(r",(?![^(]*\))", text):
+        one = _GPUS.match(part.strip())
+        if one is not None:
+            kind, count = one["type"] or "", one["count"]
+            if count is None and kind.isdecimal():  # "gpu:4": what follows the name is the count
+                kind, count = "", kind
+            found[kind] = found.get(kind, 0) + int(count or 1)
+    return tuple(found.items())
+
+
+def _fields(line: str) -> Iterator[tuple[str, str]]:
+    """The ``Name=value`` pairs of a line; values may contain blanks."""
+    places = list(_PAIR.finditer(line))
+    ends = [*(place.start() for place in places[1:]), len(line)]
+    for place, end in zip(places, ends, strict=False):
+        yield place[1], line[place.end() : end].strip()
+
+
+def _node(fields: dict[str, str]) -> SlurmNode:
+    name = fields["NodeName"]
+    given = {key: value for key, value in fields.items() if value not in _UNSET}
+    return SlurmNode(
+        name=name,
+        address=given.get("NodeAddr", name),
+        host=given.get("NodeHostName", name),
+        state=state_words(given.get("State", "")),
+        cpus=_number(given.get("CPUEfctv", given.get("CPUTot", ""))),
+        memory_bytes=_number(given.get("RealMemory", "")) * _MEGABYTE,
+        gpus=gpus(given.get("Gres", "")),
+        partitions=tuple(part for part in given.get("Partitions", "").split(",") if part),
+        reason=given.get("Reason", "").partition(" [")[0],
+        version=given.get("Version", ""),
+    )
+
+
+def _number(text: str) -> int:
+    digits = re.match(r"\d{1,15}", text)
+    return 0 if digits is None else int(digits[0])
