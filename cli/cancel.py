@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import note
-
 
 def cancel(
     jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to end.", show_default=False)],
@@ -21,10 +19,8 @@ def cancel(
 
     Example: pliant cancel char-lm --state live
     """
+    from pliant.cli.ordering import say_when
     from pliant.tools.run.service.submit import cancel as ask
-    from pliant.tools.run.statedir.layout import StateDir
-    from pliant.tools.run.statedir.lock import holder_of
 
     ask(state, jobs)
-    if holder_of(StateDir(state).lock) is None:
-        note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")
+    say_when(state)

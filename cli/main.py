@@ -29,6 +29,8 @@ COMMANDS: Final = (
     ("report", TOOLS),
     ("submit", LIVE),
     ("cancel", LIVE),
+    ("hold", LIVE),
+    ("release", LIVE),
     ("status", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),

@@ -29,14 +29,15 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
     found = session.explain(time_s)
     return plain_explanations(session) | {
-        job_id: why for job_id, why in found.items() if job_id in session.jobs
+        job_id: why for job_id, why in found.items() if job_id in session.in_play
     }
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:
     """What every active job holds or waits for, in plain words."""
     rigid = session.policy.elasticity == "none"
-    return {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
+    plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
+    return plain | {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
 
 
 def _plain(job: JobState, *, rigid: bool) -> Explanation:

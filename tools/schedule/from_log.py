@@ -3,7 +3,8 @@
 How the log is read: ``submit`` carries the job in its detail; ``start``, ``resume``, ``grow``, ``shrink`` and
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
 GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
-``node_down`` and ``node_up`` name the node in their detail. ``slot_down`` names a slot and the ``seconds``
+``node_down`` and ``node_up`` name the node in their detail. From ``hold`` to ``unhold`` the policy does not
+see a job (``user`` in the detail says who asked for it). ``slot_down`` names a slot and the ``seconds``
 for which its job does not get it (without a job: no job does); ``slot_up`` ends that. Where the detail of a
 job's event has ``wait_seconds``, the job gets no further GPU for that time. Changes of GPUs at one time are
 one decision. Any event of a job may correct its progress.
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import HOLDS, OF_NODES, OF_SLOTS, Event
+from pliant.schemas.event import HOLDS, OF_HOLDS, OF_NODES, OF_SLOTS, Event
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
@@ -173,8 +174,21 @@ def _tell(session: Session, events: Sequence[Event]) -> None:
         session.advance(event.time)
     elif event.event in OF_SLOTS:
         tell_slot(session, event)
+    elif event.event in OF_HOLDS:
+        tell_hold(session, event)
     elif event.job is not None:
         _tell_job(session, event, event.job)
+
+
+def tell_hold(session: Session, event: Event) -> None:
+    """Take up that a job is held, or let go; one that has ended stays as it is."""
+    job_id = event.job or ""
+    if job_id not in session.jobs:
+        return
+    if event.event == "hold":
+        session.hold_back(job_id, event.time, str((event.detail or {}).get("user", "")))
+    else:
+        session.let_go(job_id, event.time)
 
 
 def tell_slot(session: Session, event: Event) -> None:

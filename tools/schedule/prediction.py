@@ -104,7 +104,7 @@ class _Starts:
 
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started, or the real time is up."""
-        waiting = {job.id for job in self.session.jobs.values() if not job.gpus}
+        waiting = {job.id for job in self.session.in_play.values() if not job.gpus}
         dated = True
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:

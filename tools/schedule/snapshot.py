@@ -26,10 +26,11 @@ _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 class Change(NamedTuple):
     """One thing that happened since the policy was last asked; their times never run backwards.
 
-    ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what the policy
-    itself said, so that its state can be rebuilt from the changes alone. ``capacity``: some GPUs of a node
-    went out of service or came back. Allocations taking effect are not changes: the policy decided them and
-    every job shows them.
+    ``cancelled``: the job left for good, or is held; one that is let go arrives again, with all that it
+    has done. ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what
+    the policy itself said, so that its state can be rebuilt from the changes alone. ``capacity``: some GPUs
+    of a node went out of service or came back. Allocations taking effect are not changes: the policy decided
+    them and every job shows them.
     """
 
     time_s: float
@@ -41,7 +42,7 @@ class Change(NamedTuple):
 
     @property
     def ended_job(self) -> JobState | None:
-        """The job that left for good with this change, if one did."""
+        """The job that left with this change, if one did."""
         return self.job if self.kind in _ENDS else None
 
 
@@ -55,7 +56,7 @@ class Snapshot(NamedTuple):
     time_s: float
     nodes: Sequence[NodeState]
     jobs: Mapping[str, JobState]
-    """Active jobs by id, in order of submission."""
+    """Active jobs by id, in order of submission; those that are held are not among them."""
     speeds: Speeds
     """The throughput model, asked in terms of jobs."""
     changes: Sequence[Change]

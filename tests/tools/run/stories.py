@@ -24,8 +24,9 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
+from pliant.tools.run.statedir.orders import Order, order_event
 from pliant.tools.schedule.decide import schedule_of
-from pliant.tools.schedule.from_log import correct
+from pliant.tools.schedule.from_log import correct, tell_hold
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
@@ -46,6 +47,8 @@ HAPPENINGS = (
     "fail",
     "requeue",
     "cancel",
+    "hold",
+    "unhold",
     "node",
     "wait",
 )
@@ -168,6 +171,12 @@ class Story:
             if job.first_start_s is not None:
                 self.events.append(release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
+        elif what in ("hold", "unhold"):
+            order = Order(
+                action="hold" if what == "hold" else "release", job=job.id, user="alice", asked_s=now
+            )
+            self._say(job, order_event(len(self.events), order, now))
+            tell_hold(self.session, self.events[-1])
 
     def _trained(self, job: JobState) -> Event:
         """What a worker reports."""

@@ -1,9 +1,9 @@
-"""Jobs that come: those of the schedule in their time, and those that people submit or cancel."""
+"""What comes: jobs of the schedule in their time, jobs that people submit, and what people order of jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pliant.schemas.event import Event
@@ -11,7 +11,9 @@ from pliant.schemas.job import Job
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
+from pliant.tools.run.statedir.orders import Numbered, order_event
 from pliant.tools.run.statedir.requests import Spool, unheard
+from pliant.tools.schedule.from_log import tell_hold
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.schedulable import JobCheck
 from pliant.tools.schedule.session.session import Session
@@ -63,7 +65,7 @@ class Arrivals:
         return self._awaited or bool(self.ahead)
 
     def hear(self, until_s: float) -> Heard:
-        """Write down what was submitted and cancelled.
+        """Write down what was submitted, cancelled and ordered.
 
         :param until_s: jobs with a later ``submit_time`` (UTC) wait (see :meth:`Request.is_due`).
         """
@@ -71,18 +73,25 @@ class Arrivals:
         if not requests:
             self._awaited = False
             return Heard()
-        asked, log = {job.id for request in requests for job in request.jobs}, self._state.log
+        log = self._state.log
+        if any(request.order for request in requests):  # the log names the last orders only
+            self._spool.settle(log, {job.id for job in self.ahead})
+            requests = self._spool.requests()
+        asked = {job.id for request in requests for job in request.jobs}
         ahead = {job.id: self.in_utc(job) for job in self.ahead if job.id not in asked}
         events: list[Event] = []
         cancelled: list[str] = []
+        now = self._clock()
         for found in unheard(requests, log, until_s, ahead):
             if isinstance(found, str):
                 events.append(self._cancel(found))
                 cancelled.append(found)
-            else:
+            elif isinstance(found, Job):
                 events += self._admit(self._on_own_clock(found))
+            else:
+                events.append(self._order(found, now))
         self._state.record(events)
-        self._spool.settle(log)
+        self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())
         return Heard(len(events), tuple(cancelled))
 
@@ -142,6 +151,12 @@ class Arrivals:
         if job.id in session.jobs:
             session.reject(job.id, now_s)
         return [self._event(job), reject_event(job.id, now, reason)]
+
+    def _order(self, given: Numbered, now: float) -> Event:
+        """:param now: one time for all orders that are executed together."""
+        event = order_event(*given, now)
+        tell_hold(self._session, replace(event, time=now - self._origin_s))
+        return event
 
     def _cancel(self, job_id: str) -> Event:
         now = self._clock()

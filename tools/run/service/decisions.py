@@ -131,7 +131,7 @@ class Decisions:
         :raises InfeasibleError: the policy leaves them waiting for good.
         """
         if self._idle_limit.is_reached or self.ask_at_s() == float("inf"):
-            left = sorted(self.session.jobs.values(), key=lambda job: job.arrival)
+            left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
             name = self.session.policy.name
             raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))
 

@@ -233,7 +233,7 @@ class Loop:
         return bool(given_up)
 
     def _hear(self, until_s: float) -> bool:
-        """Take up what was submitted and cancelled; True: the policy shall be asked."""
+        """Take up what was submitted, cancelled and ordered; True: the policy shall be asked."""
         heard = self._arrivals.hear(until_s)
         for job_id in heard.cancelled:
             self._stop(job_id)
@@ -305,7 +305,7 @@ class Loop:
     def _idle(self) -> bool:
         """Whether jobs are there, none runs and none is to come."""
         busy = self.executor.targets or self.executor.gangs or self._more_to_come
-        return bool(self.session.jobs) and not busy
+        return bool(self.session.in_play) and not busy
 
     def _count_idle(self) -> None:
         if self._decisions is not None:
@@ -315,9 +315,10 @@ class Loop:
 def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]:
     """What a schedule gives to jobs, on top of a log.
 
-    Jobs that have ended stay ended, and those that failed lately are left out until their time has come.
+    Jobs that have ended stay ended, and those that failed lately are left out until their time has come, as
+    are those that are held.
     """
-    waiting = {job_id for job_id, job in log.active.items() if (job.retry_s or 0.0) > now_s}
+    waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
     return {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
 

@@ -1,9 +1,10 @@
-"""What people ask of a state directory, at any moment: jobs to take up, jobs to cancel; one file a request.
+"""What people ask of a state directory, at any moment: jobs to take up, to cancel, to hold; a file a request.
 
 ``spool/NUMBER.ASKED.jobs.jsonl`` is an ordinary job file whose ``submit_time`` is UTC; ASKED is when it was
-written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids. A
-request counts once its file bears that name, on disk. The run of the directory writes it into the log and
-only then removes the file; meeting it twice does no harm, for the log knows the ids.
+written, in nanoseconds by the clock of who submitted. ``spool/NUMBER.cancel.json`` is a list of ids,
+``spool/NUMBER.order.json`` one order (:mod:`orders`). A request counts once its file bears that name, on
+disk. The run of the directory writes it into the log and only then removes the file; meeting it twice does no
+harm, for the log knows the ids of jobs and the numbers of orders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +32,13 @@ from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.orders import Numbered, Order, order_event
 from pliant.tools.run.statedir.private import PRIVATE, make_own, read_own
 
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
+_ORDER: Final = ".order.json"
+_ENDINGS: Final = (_JOBS, _CANCEL, _ORDER)
 AT_ONCE_S: Final = 0.1
 """Times of files lag behind the clock a little."""
 _IDS: Final = TypeAdapter(tuple[str, ...])
@@ -43,13 +47,14 @@ _log = logging.getLogger("pliant")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One submission, or one cancellation."""
+    """One submission, one cancellation, or one order."""
 
     path: Path
     jobs: tuple[Job, ...] = ()
     """Submitted jobs; their ``submit_time`` is UTC."""
     cancelled: tuple[str, ...] = ()
     """Ids of jobs to end."""
+    order: Order | None = None
     asked_s: float = 0.0
     """When it was written, by the clock of then."""
     seen_s: float = field(default_factory=time.monotonic)
@@ -64,8 +69,21 @@ class Request:
         wait_s = job.submit_time - self.asked_s
         return job.submit_time <= now_s or wait_s <= AT_ONCE_S + time.monotonic() - self.seen_s
 
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything; a file that is not a request does not."""
+        return bool(self.jobs or self.cancelled or self.order)
+
+    @property
+    def number(self) -> int:
+        """Its place among all requests of the directory."""
+        return int(self.path.name.partition(".")[0])
+
     def is_settled(self, log: RunLog) -> bool:
-        """Whether the log holds all of it."""
+        """Whether the log holds all of it, or it is about a job that has ended."""
+        if self.order is not None:
+            job_id = self.order.job
+            return self.number in log.executed or (job_id in log.jobs and job_id not in log.active)
         return all(job.id in log.jobs for job in self.jobs) and not any(
             job_id in log.active for job_id in self.cancelled
         )
@@ -89,7 +107,7 @@ class Spool:
         :raises OSError: it cannot be listed, and was not before.
         """
         try:
-            names = sorted(name for name in os.listdir(self._folder) if name.endswith((_JOBS, _CANCEL)))
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(_ENDINGS))
         except FileNotFoundError:
             names = []
         except OSError as error:
@@ -99,12 +117,21 @@ class Spool:
         self._has_listed = True
         found = {name: self._read.get(name) or self._request(name) for name in names}
         self._read = {name: request for name, request in found.items() if request is not None}
-        return [request for request in self._read.values() if request.jobs or request.cancelled]
+        return [request for request in self._read.values() if request.asks]
 
-    def settle(self, log: RunLog) -> None:
-        """Remove the requests that the log holds."""
-        for request in self.requests():
-            if request.is_settled(log):
+    def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
+        """Remove the requests that the log holds, and orders about jobs that there are none of any more.
+
+        :param to_come: jobs that were not submitted here and have not arrived.
+        """
+        requests = self.requests()
+        asked = {job.id for request in requests for job in request.jobs}
+        for request in requests:
+            job_id = request.order.job if request.order is not None else None
+            lost = job_id is not None and not any(job_id in known for known in (log.jobs, asked, to_come))
+            if lost:
+                _log.warning("%s: dropped, there is no job %s any more", request.path, job_id)
+            if lost or request.is_settled(log):
                 request.path.unlink(missing_ok=True)
 
     @contextmanager
@@ -137,9 +164,21 @@ class Spool:
         atomic_write(self._next(_CANCEL), json.dumps(sorted(job_ids)).encode() + b"\n", mode=PRIVATE)
         sync_folder(self._folder.parent)
 
+    def give(self, orders: Iterable[Order]) -> None:
+        """Write orders; on disk when this returns. Call it while :meth:`locked`."""
+        for order in orders:
+            data = order.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
+            atomic_write(self._next(_ORDER), data, mode=PRIVATE)
+        sync_folder(self._folder.parent)
+
     def withdraw(self, job_ids: Collection[str]) -> None:
-        """Take jobs out of the submissions. Call it while :meth:`locked`, where no run has been yet."""
+        """Take jobs out of the submissions, with all orders about them.
+
+        Call it while :meth:`locked`, where no run has been yet.
+        """
         for request in self.requests():
+            if request.order is not None and request.order.job in job_ids:
+                request.path.unlink()
             kept = [job for job in request.jobs if job.id not in job_ids]
             if kept and len(kept) < len(request.jobs):
                 write_jobs(kept, request.path)
@@ -174,6 +213,9 @@ class Spool:
             if name.endswith(_JOBS):
                 jobs = parse_jobs(read_own(path), str(path))
                 return Request(path, jobs=jobs, asked_s=_asked_s(path))
+            if name.endswith(_ORDER):
+                order = Order.model_validate_json(read_own(path))
+                return Request(path, order=order, asked_s=order.asked_s)
             return Request(path, cancelled=_IDS.validate_json(read_own(path)))
         except (BadInputError, OSError, ValueError) as error:
             if may_pass(error):
@@ -191,10 +233,11 @@ def _asked_s(path: Path) -> float:
 
 def unheard(
     requests: Iterable[Request], log: RunLog, until_s: float, to_come: Mapping[str, Job] | None = None
-) -> Iterator[Job | str]:
-    """What the log lacks: jobs that arrive, and ids of jobs that are cancelled, in the order of the requests.
+) -> Iterator[Job | str | Numbered]:
+    """What the log lacks, in the order of the requests: jobs that arrive, ids of jobs to cancel, orders.
 
-    A job that is cancelled before its time arrives first, so that the log knows of it.
+    A job that is cancelled before its time arrives first, so that the log knows of it. An order about a job
+    that is still to come waits for it.
 
     :param until_s: jobs with a later ``submit_time`` (UTC) are not there yet (see :meth:`Request.is_due`).
     :param to_come: jobs that were not submitted here and have not arrived.
@@ -217,11 +260,19 @@ def unheard(
             if (job_id in log.active or job_id in arrived) and job_id not in cancelled:
                 cancelled.add(job_id)
                 yield job_id
+        order = request.order
+        if order is None or request.number in log.executed or order.job in cancelled:
+            continue
+        if order.job in log.active or order.job in arrived:
+            yield Numbered(request.number, order)
 
 
 def requested(requests: Iterable[Request], log: RunLog, now_s: float) -> list[Event]:
     """What the next run will write into the log of what was asked for until ``now_s``."""
-    return [
-        cancel_event(it, now_s) if isinstance(it, str) else submit_event(it, min(now_s, it.submit_time))
-        for it in unheard(requests, log, now_s)
-    ]
+    return [_event(it, now_s) for it in unheard(requests, log, now_s)]
+
+
+def _event(asked: Job | str | Numbered, now_s: float) -> Event:
+    if isinstance(asked, Job):
+        return submit_event(asked, min(now_s, asked.submit_time))
+    return cancel_event(asked, now_s) if isinstance(asked, str) else order_event(*asked, now_s)

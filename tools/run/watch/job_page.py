@@ -36,6 +36,7 @@ _STOPS: Final = {
     "cancel": "cancelled",
     "reject": "rejected",
 }
+_ORDERS: Final = {"hold": "held", "unhold": "let go"}
 _LABEL: Final = 10
 
 
@@ -76,6 +77,8 @@ def _happened(event: Event) -> Happened | None:
             reason, policys = "", reason
     elif event.event == "submit":
         words = "submitted"
+    elif event.event in _ORDERS:
+        words = f"{_ORDERS[event.event]} by {detail.get('user')}"
     elif event.event == "slot_down":
         words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
     else:

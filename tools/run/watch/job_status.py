@@ -8,10 +8,11 @@ from typing import Final
 
 from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.job import Job
-from pliant.schemas.text.times import EPOCH_LIKE_S, span_text
+from pliant.schemas.text.times import EPOCH_LIKE_S, clock_text, span_text
 from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
+from pliant.tools.run.statedir.orders import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.prediction import Prediction
 
@@ -23,7 +24,7 @@ CHANGING: Final = {
     "move": "moving",
 }
 STATES: Final = (
-    *("submitted", "waiting", "preempted", "retrying", *CHANGING.values(), "running", "cancelling"),
+    *("submitted", "waiting", "preempted", "held", "retrying", *CHANGING.values(), "running", "cancelling"),
     *("finished", "failed", "cancelled", "rejected"),
 )
 _NOTHING: Final = Prediction()
@@ -82,7 +83,7 @@ def statuses(status: Status, now_s: float) -> list[JobStatus]:
     expected = measured_ends(status.log, now_s) if status.outlook is None else status.outlook
     waiting = sum(not job.gpus for job in status.log.active.values())
     taken_up = [_status(job, now_s, status, expected, waiting) for job in in_order(status.log)]
-    submitted = [_submitted(job, asked_s, now_s, expected) for job, asked_s in status.submitted]
+    submitted = [_submitted(job, asked_s, now_s, status, expected) for job, asked_s in status.submitted]
     return [*taken_up, *submitted]
 
 
@@ -117,6 +118,8 @@ def _status(
 def _state(job: JobLog) -> str:
     if job.ended:
         return job.phase
+    if job.held and not job.gpus:
+        return "held"
     if job.phase == "preempted" and job.retry_s is not None:
         return "retrying"
     return job.phase if job.change is None else CHANGING.get(job.change[0], job.phase)
@@ -127,6 +130,8 @@ def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: S
         return job.reason
     if job.job.id in status.cancelled:
         return ""
+    if (words := _orders(job, now_s, status)) is not None:
+        return words
     if job.gpus:
         parts = [] if job.change is None else [f"for {span_text(now_s - job.change[1])}"]
         return "; ".join([*parts, *filter(None, [job.trouble])])
@@ -134,6 +139,16 @@ def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: S
         return _retry(job, now_s)
     waits = _waits_for(job, expected, others)
     return "; ".join(filter(None, [waits, job.trouble, status.log.policy_error]))
+
+
+def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
+    """Who holds a job and since when, or has ordered so; None: nobody."""
+    order = status.ordered.get(job.job.id)
+    if job.held is None:
+        return f"{order.user} has ordered to hold it" if order and order.action == "hold" else None
+    by, since_s = job.held
+    let_go = f"; {order.user} has ordered to release it" if order and order.action == "release" else ""
+    return f"held by {by} since {clock_text(since_s, now_s)}{let_go}"
 
 
 def _waits_for(job: JobLog, expected: Prediction, others: int) -> str:
@@ -157,8 +172,8 @@ def _for_gpus(job: JobLog, expected: Prediction) -> str:
 
 def _brief(job: JobLog, expected: Prediction, status: Status) -> str:
     """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
-    waits = not (job.ended or job.gpus or job.trouble or job.retry_s is not None)
-    if not waits or job.job.id in status.cancelled:
+    waits = not (job.ended or job.gpus or job.held or job.trouble or job.retry_s is not None)
+    if not waits or job.job.id in status.cancelled or job.job.id in status.ordered:
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")
@@ -176,10 +191,17 @@ def _retry(job: JobLog, now_s: float) -> str:
     return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
 
 
-def _submitted(job: Job, asked_s: float, now_s: float, expected: Mapping[str, Prediction]) -> JobStatus:
+def _submitted(
+    job: Job, asked_s: float, now_s: float, status: Status, expected: Mapping[str, Prediction]
+) -> JobStatus:
     """A job that no run has taken up."""
-    why = _not_yet(job, now_s, asked_s)
+    why = _submitted_why(job, now_s, asked_s, status.ordered.get(job.id))
     return JobStatus(JobLog(job, asked_s), "submitted", why, expected=expected.get(job.id, _NOTHING))
+
+
+def _submitted_why(job: Job, now_s: float, asked_s: float, order: Order | None) -> str:
+    ordered = "" if order is None else f"; {order.user} has ordered to {order.action} it"
+    return f"{_not_yet(job, now_s, asked_s)}{ordered}"
 
 
 def _not_yet(job: Job, now_s: float, asked_s: float) -> str:

@@ -23,6 +23,7 @@ from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.orders import Order
 from pliant.tools.run.statedir.private import check_seen
 from pliant.tools.run.statedir.requests import Request, Spool, requested
 from pliant.tools.run.watch.between_runs import history
@@ -53,6 +54,8 @@ class Status:
     """The process that runs it; None: nobody does."""
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
+    ordered: Mapping[str, Order] = field(default_factory=dict)
+    """The newest order by job that no run has executed yet."""
     launched: frozenset[str] = frozenset()
     """Jobs that run without a report to wait for: their script need not use the library."""
 
@@ -85,11 +88,16 @@ class Watcher:
         asked = ((job, request.asked_s) for request in requests for job in request.jobs)
         submitted = tuple((job, asked_s) for job, asked_s in asked if job.id not in log.jobs)
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
+        ordered = {
+            request.order.job: request.order
+            for request in requests
+            if request.order is not None and request.number not in log.executed
+        }
         holder = holder_of(self.dirs.lock)
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
         reasons, launched = _reasons(schedule), _launched(self.dirs, log)
-        return Status(log, reasons, submitted, cancelled, holder, expected, launched)
+        return Status(log, reasons, submitted, cancelled, holder, expected, ordered, launched)
 
     def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
         """Predict once more where something has happened, or measured speeds have had time to change."""

@@ -82,12 +82,15 @@ class Fifo(Policy):
         if self._queue is None:
             self._queue = deque(job for job in snapshot.arrivals() if not job.gpus)
             return self._queue
-        for change in snapshot.changes:
-            if change.kind in ("arrived", "lost") and change.job is not None:
-                if not self._queue or self._queue[-1].arrival < change.job.arrival:
-                    self._queue.append(change.job)
-                else:
-                    insort(self._queue, change.job, key=lambda job: job.arrival)
+        gone = {change.job.id for change in snapshot.changes if change.job and change.kind == "cancelled"}
+        if gone:  # a job that is held may come back
+            self._queue = deque(job for job in self._queue if job.id not in gone)
+        back = (change.job for change in snapshot.changes if change.kind in ("arrived", "lost"))
+        for job in {job.id: job for job in back if job is not None}.values():
+            if not self._queue or self._queue[-1].arrival < job.arrival:
+                self._queue.append(job)
+            elif job.id not in gone or _waits(job, snapshot):
+                insort(self._queue, job, key=lambda each: each.arrival)
         return self._queue
 
     def _pass_head(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Literal
 
 from pliant.schemas.cluster import Cluster
@@ -37,6 +37,8 @@ class ClusterState:
         """Reasons of jobs that are out though no policy decided so, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
+        self.held: dict[str, str] = {}
+        """Active jobs that the policy does not see, and who holds them."""
         self.withheld = Withheld()
         """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.now_s = 0.0
@@ -99,6 +101,35 @@ class ClusterState:
             hold(state, time_s, ())
             self._note("lost", time_s, job=state)
         return state
+
+    @property
+    def in_play(self) -> Mapping[str, JobState]:
+        """Active jobs that the policy sees, in order of submission: all that nobody holds."""
+        if not self.held:
+            return self.jobs
+        return {job_id: job for job_id, job in self.jobs.items() if job_id not in self.held}
+
+    def hold_back(self, job_id: str, time_s: float, by: str) -> None:
+        """The policy does not see a job any more: it gives up its GPUs at the next decision and gets none.
+
+        To the policy it has been cancelled.
+
+        :param by: who asked for it.
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if job_id not in self.held:
+            self._note("cancelled", time_s, job=job)
+        self.held[job_id] = by
+
+    def let_go(self, job_id: str, time_s: float) -> None:
+        """The policy sees a job again that was held: to the policy it arrives. Else nothing happens.
+
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if self.held.pop(job_id, None) is not None:
+            self._note("arrived", time_s, job=job)
 
     def node_down(self, name: str, time_s: float) -> list[JobState]:
         """A node vanishes; returns the jobs that ran on it, which wait again."""
@@ -193,6 +224,8 @@ class ClusterState:
         node: NodeState | None = None,
         gpus: int = 0,
     ) -> None:
+        if job is not None and job.id in self.held:
+            return  # the policy does not know of it
         self.noted_until_s = max(self.noted_until_s, time_s)
         self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
@@ -203,6 +236,7 @@ class ClusterState:
         hold(state, time_s, ())
         self.ended[job_id] = state
         self._note(kind, time_s, job=state)
+        self.held.pop(job_id, None)
         return state
 
     def _change(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition | None:

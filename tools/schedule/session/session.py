@@ -71,7 +71,7 @@ class Session(ClusterState):
         return Snapshot(
             time_s,
             self.nodes,
-            self.jobs,
+            self.in_play,
             self.speeds,
             tuple(self.changes),
             self.up_gpus,
@@ -83,9 +83,12 @@ class Session(ClusterState):
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it; returns the transitions, GPUs freed before GPUs taken.
 
+        Jobs that are held give up their GPUs before it is asked.
+
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
         time_s = self._at(time_s)
+        freed = self._free_held(time_s)
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
@@ -98,9 +101,9 @@ class Session(ClusterState):
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         if not decision.targets and not decision.rejected:
-            return []
-        self._rules.check(decision, self.jobs, self.free.by_type, self.up_gpus)
-        return self._apply(decision, time_s)
+            return freed
+        self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
+        return [*freed, *self._apply(decision, time_s)]
 
     def explain(self, time_s: float) -> Mapping[str, Explanation]:
         """Why each active job holds what it holds; ask after ``decide``.
@@ -145,6 +148,10 @@ class Session(ClusterState):
                 self.policy.load_state(carried.state, ChainMap(self.jobs, self.ended))
             self.changes_seen = seen
         return fits
+
+    def _free_held(self, time_s: float) -> list[Transition]:
+        """Take the GPUs of jobs that are held."""
+        return self.adopt([Holding(job_id) for job_id in self.held if self.jobs[job_id].gpus], time_s)
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         transitions = []

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 Factory = Callable[[], Policy]
-OpKind = Literal["submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "wait"]
+OpKind = Literal[
+    "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go", "wait"
+]  # fmt: skip
 
 _STEPS_TO_DRAIN: Final = 20_000
 _DRAWS: Final = 16
@@ -181,6 +183,7 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
             _ending(state, held.time_s) for state in held.jobs.values() if _is_done(state, held.time_s)
         ]
         happened.append(_arrival(each, held.time_s))
+        happened += _held_for_a_while(held, position)
         for tell in happened:
             tell(held.session)
         history += happened
@@ -188,6 +191,18 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         history.append(_holdings(held))
         history += [_turned_away(state.id, held.time_s) for state in held.session.ended.values()]
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
+
+
+def _held_for_a_while(held: CheckedSession, position: int) -> list[Callable[[Session], object]]:
+    """A job that is there is held now and then, and let go some arrivals later."""
+    time_s = held.time_s
+    active = [state.id for state in held.session.in_play.values() if not _is_done(state, time_s)]
+    if position % 6 == 2 and active:
+        return [lambda session: session.hold_back(active[0], time_s, "its owner")]
+    if position % 6 == 5 and held.session.held:
+        job_id = next(iter(held.session.held))
+        return [lambda session: session.let_go(job_id, time_s)]
+    return []
 
 
 def _is_done(state: JobState, time_s: float) -> bool:
@@ -243,6 +258,27 @@ def check_a_vanishing_node(make: Factory) -> None:
         if not held.advance():
             break
     require(not held.jobs, f"after the node came back, these jobs never end: {', '.join(sorted(held.jobs))}")
+
+
+def check_a_held_job(make: Factory) -> None:
+    """A job that is held gives up its GPUs and gets none, others go on; once it is let go, all end."""
+    held = CheckedSession(make(), cluster(node(4, 2)))
+    held.submit([each for each in _jobs(make, 12) if each.work is not None])
+    held.decide()
+    job_id = next(state.id for state in held.jobs.values() if state.gpus)
+    held.time_s = 10.0
+    held.session.hold_back(job_id, held.time_s, "its owner")
+    for _ in range(_STEPS_TO_DRAIN):
+        held.decide()
+        if not held.advance():
+            break
+    require(set(held.jobs) == {job_id}, f"beside a job that is held, these never end: {sorted(held.jobs)}")
+    held.session.let_go(job_id, held.time_s)
+    for _ in range(_STEPS_TO_DRAIN):
+        held.decide()
+        if not held.advance():
+            break
+    require(not held.jobs, f"job {job_id} never ends after it was held")
 
 
 def check_mixed_types(make: Factory) -> None:
@@ -314,6 +350,10 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
         session.withdraw(f"{name}/{op.index}", held.time_s, held.time_s + op.index)
     elif active and op.kind == "hold":
         session.withheld.hold(active[op.index % len(active)], held.time_s + op.index)
+    elif active and op.kind == "hold_back":
+        session.hold_back(active[op.index % len(active)], held.time_s, "its owner")
+    elif session.held and op.kind == "let_go":
+        session.let_go(sorted(session.held)[op.index % len(session.held)], held.time_s)
     elif active and op.kind == "lose":
         session.lose(active[op.index % len(active)], held.time_s)
     elif active and op.kind in ("finish", "cancel"):
@@ -325,7 +365,7 @@ def random_ops(rng: np.random.Generator, count: int) -> list[Op]:
     """A random story of that many events, arrivals the most frequent."""
     kinds: list[OpKind] = [
         *("submit", "submit", "submit", "finish", "cancel", "lose"),
-        *("down", "up", "withdraw", "hold", "wait"),
+        *("down", "up", "withdraw", "hold", "hold_back", "let_go", "wait"),
     ]
     return [
         Op(kinds[rng.integers(len(kinds))], int(rng.integers(1000)), float(rng.integers(0, 90)))
@@ -369,6 +409,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_same_seed_same_story,
     check_state_survives,
     check_a_vanishing_node,
+    check_a_held_job,
     check_mixed_types,
     check_explanations,
     check_random_events,

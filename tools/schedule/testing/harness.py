@@ -117,6 +117,7 @@ class CheckedSession:
 
 def _check_job(session: Session, state: JobState) -> None:
     placed = sum(count for _, count in state.placement)
+    require(not state.gpus or state.id not in session.held, f"{state.id} is held and holds GPUs")
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus:
         return

@@ -26,6 +26,8 @@ How ``run`` uses the log:
 - A ``requeue`` after a failure also says the ``failures`` in a row, how many ``retries`` there are, and for
   how many ``wait_seconds`` the job is not started.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
+- ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
+  detail: ``user`` and the number of the ``order``.
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 """
@@ -39,7 +41,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
-from pliant.schemas.event import ENDS, OF_SLOTS, PLACED, STARTS, End, Event
+from pliant.schemas.event import ENDS, OF_HOLDS, OF_SLOTS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.statedir.contract.progress import Progress
@@ -94,6 +96,8 @@ class JobLog:
     """When the last attempt was decided on."""
     failed_attempt: int = 0
     """The last attempt that failed."""
+    held: tuple[str, float] | None = None
+    """Who holds it, and since when."""
     reason: str = ""
     trouble: str = ""
     """Why it lost GPUs, or all of them, last without the policy's doing; until the policy changes them."""
@@ -147,6 +151,9 @@ class JobLog:
 
     def _enter(self, event: Event) -> None:
         detail = event.detail or {}
+        if event.event in OF_HOLDS:
+            self.held = (str(detail.get("user", "")), event.time) if event.event == "hold" else None
+            return
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
         if event.gpus is not None:
@@ -165,7 +172,7 @@ class JobLog:
             self.phase, self.change = "preempted", None
             self._fail(event.time, detail)
         elif event.event in ENDS:
-            self.phase, self.ended_s = ENDS[event.event], event.time
+            self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
 
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
         attempt = detail.get("attempt")
@@ -202,6 +209,9 @@ class RunLog:
     """Jobs that were submitted and have not ended."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
+    executed: tuple[int, ...] = ()
+    """Numbers of the orders that were executed last, all at one time; those before are no file any more."""
+    executed_s: float = 0.0
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
@@ -210,6 +220,8 @@ class RunLog:
     def add(self, event: Event) -> None:
         """Take up one event."""
         self.last_s = max(self.last_s, event.time)
+        if event.event in OF_HOLDS:
+            self._executed(event)
         if event.event == "decision":
             self._decided(event)
         elif event.event == "submit" and event.job is not None:
@@ -228,6 +240,12 @@ class RunLog:
                 if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
+
+    def _executed(self, event: Event) -> None:
+        number = (event.detail or {}).get("order")
+        if number is not None:
+            before = self.executed if event.time == self.executed_s else ()
+            self.executed, self.executed_s = (*before, int(number)), event.time
 
     def may_be_there(self) -> Iterable[str]:
         """Ids of the jobs of which something may be left."""

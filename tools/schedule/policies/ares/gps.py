@@ -39,7 +39,7 @@ class VirtualTime:
         departures: list[tuple[float, str]] = []
         while self._heap and gpus and to_s > self.time_s:
             finish, job_id = self._heap[0]
-            if job_id not in self.active:  # withdrawn
+            if self.active.get(job_id) != finish:  # withdrawn, and perhaps back with another F
                 heappop(self._heap)
                 continue
             share = gpus / len(self.active)

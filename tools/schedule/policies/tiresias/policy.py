@@ -136,7 +136,7 @@ class Tiresias(Policy):
             self._order = [member for member in self._order if member.job.id in members]
         for job_id, job in jobs.items():
             if job_id not in members and job_id not in rejected:
-                member = members[job_id] = _Member(job, 0, snapshot.time_s)
+                member = members[job_id] = _Member(job, 0, job.arrival[0])
                 insort(self._order, member, key=_turn)
 
     def _service(self, member: _Member, time_s: float) -> float:

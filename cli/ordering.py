@@ -1,0 +1,30 @@
+"""What the commands share that order something of a state directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pliant.cli.console import note
+
+if TYPE_CHECKING:
+    from pliant.tools.run.statedir.orders import Action
+
+
+def order(state: Path, action: Action, jobs: Sequence[str]) -> None:
+    """Order the same of several jobs, and name those that have ended."""
+    from pliant.tools.run.service.operate import order_jobs
+
+    for job_id in order_jobs(state, action, jobs):
+        note(f"job {job_id} has ended: it stays as it is")
+    say_when(state)
+
+
+def say_when(state: Path) -> None:
+    """Say so where nothing executes orders at the moment."""
+    from pliant.tools.run.statedir.layout import StateDir
+    from pliant.tools.run.statedir.lock import holder_of
+
+    if holder_of(StateDir(state).lock) is None:
+        note(f"no run uses {state}: it takes effect with the next pliant run --state {state}")

@@ -1,0 +1,58 @@
+"""Orders as people type them: in a shell, with names that are wrong, and where nothing runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.io import write_cluster, write_jobs
+from tests.builders import cluster, job
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_cluster(cluster(2, slots="cpu", gpu_type="cpu"), "cluster.json")
+    (tmp_path / "train.py").write_text("print('done')\n")
+    write_jobs([job(each, command=("train.py",)) for each in "ab"], "jobs.jsonl")
+    return tmp_path
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    text = line.replace("pliant", f"{sys.executable} -m pliant.cli")
+    return subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
+
+
+def test_all_jobs_of_a_pipe_are_held_before_the_first_run_and_status_says_who_ordered_it(here: Path) -> None:
+    done = shell("pliant submit jobs.jsonl --state live -q | xargs pliant hold --state live")
+    assert done.returncode == 0, done.stderr
+    assert "it takes effect with the next pliant run --state live" in done.stderr
+    found = json.loads(shell("pliant status --state live -o json").stdout)
+    assert [each["state"] for each in found["jobs"]] == ["submitted", "submitted"]
+    assert all("has ordered to hold it" in each["why"] for each in found["jobs"])
+    decided = shell("pliant schedule --state live --cluster cluster.json --policy fifo -q")
+    assert [each["reason"].split()[:2] for each in json.loads(decided.stdout)["waiting"]] == [
+        ["held", "by"]
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("pliant hold a --state nowhere", "nowhere: no state directory"),
+        (
+            "pliant submit jobs.jsonl --state s -q && pliant release a c --state s",
+            "s has no job c: nothing was",
+        ),
+        ("pliant hold --state s", "Missing argument 'ID…'"),
+    ],
+)
+def test_what_is_not_there_is_named_and_nothing_is_ordered(here: Path, line: str, said: str) -> None:
+    done = shell(line)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert list(here.glob("*/spool/*.order.json")) == []

@@ -1,0 +1,51 @@
+"""What the owner of a state directory orders about jobs that are there: checked, then written durably."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.text.wording import counted
+from pliant.tools.run.service.submit import known_ids
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.orders import Action, Order
+from pliant.tools.run.statedir.requests import Spool
+
+
+def order_jobs(state: Path, action: Action, job_ids: Sequence[str]) -> list[str]:
+    """Order the same of several jobs, of all or of none; durable when this returns.
+
+    Returns those of them that have ended, of which nothing was ordered.
+
+    :raises UsageError: there is no such state directory or job, or it is not this user's.
+    """
+    dirs = StateDir(state.resolve())
+    if not dirs.path.is_dir():
+        raise UsageError(f"{state}: no state directory")
+    spool = Spool(dirs)
+    with spool.locked():
+        known = known_ids(dirs, spool)
+        unknown = [job_id for job_id in job_ids if job_id not in known]
+        if unknown:
+            nothing = f"nothing was ordered for {counted(len(job_ids), 'job')}"
+            raise UsageError(f"{state} has no job {', '.join(unknown)}: {nothing}")
+        log = LogView(dirs).refresh()
+        ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
+        left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
+        user, now_s = user_name(), time.time()
+        spool.give(Order(action=action, job=job_id, user=user, asked_s=now_s) for job_id in left)
+    return ended
+
+
+def user_name() -> str:
+    """Who gives orders: the user that this process runs as."""
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
