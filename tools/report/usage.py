@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from pliant.tools.report.records import RunRecord
 
@@ -44,11 +44,9 @@ def gpu_usage(run: RunRecord) -> Usage:
             changes[end] = changes.get(end, 0) - step.gpus
     capacity = dict(run.capacity)
     times = sorted(changes.keys() | {time for time, _ in run.capacity[1:]})
-    held, up = 0, run.capacity[0][1]
-    held_from, up_from = [], []
+    held = accumulate(changes.get(time, 0) for time in times)
+    up, up_from = run.capacity[0][1], []
     for time in times:
-        held += changes.get(time, 0)
         up = capacity.get(time, up)
-        held_from.append(held)
         up_from.append(up)
-    return Usage(tuple(times), tuple(held_from), tuple(up_from))
+    return Usage(tuple(times), tuple(held), tuple(up_from))

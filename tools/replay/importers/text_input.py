@@ -7,9 +7,9 @@ import io
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TextIO, cast
+from typing import BinaryIO, Final, TextIO, cast
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.files import source_name
@@ -62,19 +62,18 @@ def first_line(path: str) -> str:
 def _text(binary: io.BufferedReader, source: str) -> Iterator[TextIO]:
     """The text in a stream of bytes, which stays open."""
     packed = binary.peek(2).startswith(GZIP)
-    with decompressed(binary, source) if packed else nullcontext(binary) as plain:
-        stream = _Lines(plain, source)
-        try:
-            yield stream
-        finally:
-            stream.detach()
+    stream = _Lines(_Unpacked(binary, source) if packed else binary, source)
+    try:
+        yield stream
+    finally:
+        stream.detach()
 
 
 class _Lines(io.TextIOWrapper):
     """Text whose lines have a limit: they are read whole, before any field of them is looked at."""
 
-    def __init__(self, binary: BinaryIO, source: str) -> None:
-        super().__init__(binary, encoding="utf-8-sig", newline="")
+    def __init__(self, binary: io.BufferedIOBase, source: str) -> None:
+        super().__init__(cast(BinaryIO, binary), encoding="utf-8-sig", newline="")
         self._source = source
         self._longest = longest_text()
 
@@ -83,18 +82,6 @@ class _Lines(io.TextIOWrapper):
         line = super().readline(self._longest + 1 if size < 0 else size)
         check_text(len(line), self._source)
         return line
-
-
-@contextmanager
-def decompressed(packed: BinaryIO, source: str) -> Iterator[BinaryIO]:
-    """The bytes that were gzipped; ``packed`` stays open.
-
-    Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
-    so far (:mod:`pliant.schemas.file_io.limits`), and what gzip raises where the stream is damaged.
-    """
-    raw: Any = _Decompressed(packed, source)
-    with io.BufferedReader(raw) as plain:
-        yield plain
 
 
 class _Counted:
@@ -110,18 +97,22 @@ class _Counted:
         return data
 
 
-class _Decompressed(io.RawIOBase):
+class _Unpacked(gzip.GzipFile):
+    """The bytes that were gzipped; the stream of packed ones stays open.
+
+    Reading raises :class:`~pliant.schemas.errors.BadInputError` where they are too many for what was read
+    so far (:mod:`pliant.schemas.file_io.limits`), and what gzip raises where the stream is damaged.
+    """
+
     def __init__(self, packed: BinaryIO, source: str) -> None:
-        self._packed = _Counted(packed)
-        self._plain = gzip.GzipFile(fileobj=self._packed)  # type: ignore[call-overload]
+        self._counted = _Counted(packed)
+        super().__init__(fileobj=self._counted)  # type: ignore[call-overload]
         self._source = source
         self._bytes = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        size: int = self._plain.readinto(buffer)
-        self._bytes += size
-        check_bytes(self._bytes, self._packed.bytes, self._source, f"{self._bytes:,} bytes so far")
-        return size
+    def read1(self, size: int = -1) -> bytes:
+        """What is read next; text is read by this alone."""
+        data = super().read1(size)
+        self._bytes += len(data)
+        check_bytes(self._bytes, self._counted.bytes, self._source, f"{self._bytes:,} bytes so far")
+        return data

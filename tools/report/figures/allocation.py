@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.tools.report.figures.style import GREY, PALE, area_colour, axes, ink, legend, whole_numbers
@@ -85,22 +85,12 @@ def bands_of(each: RunReport) -> list[Band]:
             own[start] = own.get(start, 0) + step.gpus
             own[end] = own.get(end, 0) - step.gpus
     times = each.usage.times_s
-    return [
-        Band(name, _colour(name, index), *thinned(times, _running_total(times, own)))
-        for index, (name, own) in enumerate(changes.items())
-    ]
-
-
-def _colour(name: str, index: int) -> str:
-    return PALE if name == "other" else area_colour(index)
-
-
-def _running_total(times: Sequence[float], changes: Mapping[float, int]) -> list[float]:
-    held, totals = 0, []
-    for time in times:
-        held += changes.get(time, 0)
-        totals.append(float(held))
-    return totals
+    bands = []
+    for index, (name, own) in enumerate(changes.items()):
+        held = list(accumulate(own.get(time, 0) for time in times))
+        colour = PALE if name == "other" else area_colour(index)
+        bands.append(Band(name, colour, *thinned(times, held)))
+    return bands
 
 
 def _stack(plot: Axes, bands: Sequence[Band], unit: TimeUnit, *, edges: bool) -> None:
