@@ -3,42 +3,79 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pliant.cli.console import note_sentence
+from pliant.schemas.errors import UsageError
 from pliant.schemas.text.wording import counted
+
+if TYPE_CHECKING:
+    from pliant.tools.run.discovery.found import Found
 
 
 def cluster_discover(
     *,
+    backend: Annotated[
+        Literal["local", "slurm"],
+        typer.Option("--backend", help="What to look at: this machine, or the nodes of Slurm."),
+    ] = "local",
     slots: Annotated[
         Literal["gpu", "cpu"] | None,
         typer.Option("--slots", help="What a slot is.", show_default="gpu if there are any, else cpu"),
     ] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option("--partition", help="Slurm: nodes of this partition.", show_default="the default one"),
+    ] = None,
+    gres: Annotated[
+        str | None,
+        typer.Option("--gres", metavar="gpu:TYPE", help="Slurm: GPUs of this type.", show_default="all"),
+    ] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="The cluster (JSON); - is stdout.")] = "-",
 ) -> None:
-    """Look what this machine has, and write it as a cluster file.
+    """Look what there is, and write it as a cluster file.
 
-    Its GPUs are those that the NVIDIA driver lists and CUDA_VISIBLE_DEVICES
-    leaves; of a GPU in MIG mode, its instances. CPU slots are the cores that
-    affinity and cgroup leave.
+    Of this machine, GPUs are those that the NVIDIA driver lists and
+    CUDA_VISIBLE_DEVICES leaves; of a GPU in MIG mode, its instances. CPU
+    slots are the cores that affinity and cgroup leave. Of Slurm, GPUs and
+    cores are those that its nodes have. Nodes that are out of service are
+    named on stderr.
 
     Example: pliant cluster discover -o cluster.json
+
+    Example: pliant cluster discover --backend slurm --partition gpu -o cluster.json
     """
     from pliant.schemas.file_io.outputs import check_output
     from pliant.schemas.io import write_cluster
-    from pliant.tools.run.discovery.local import discover_local
 
     check_output(output)
-    found = discover_local(slots, os.environ)
+    found = _look(backend, slots, partition or [], gres)
     for text in found.notes:
         note_sentence(text)
     write_cluster(found.cluster, output)
     what = "GPU" if found.cluster.slots == "gpu" else "CPU slot"
     count, nodes = counted(found.cluster.total_gpus, what), counted(len(found.cluster.nodes), "node")
     note_sentence(f"{count} on {nodes}")
+
+
+def _look(
+    backend: str, slots: Literal["gpu", "cpu"] | None, partitions: list[str], gres: str | None
+) -> Found:
+    if backend == "local":
+        from pliant.tools.run.discovery.local import discover_local
+
+        if partitions or gres:
+            raise UsageError("--partition and --gres go with --backend slurm")
+        return discover_local(slots, os.environ)
+    from pliant.tools.run.discovery.slurm import discover_slurm
+
+    if gres is not None and re.fullmatch(r"gpu:[A-Za-z0-9_.-]+", gres) is None:
+        raise UsageError(f'--gres "{gres}": expected gpu:TYPE')
+    names = [name for each in partitions for name in each.split(",") if name]
+    return discover_slurm(slots, names, gres)
 
 
 SUBCOMMANDS = (cluster_discover,)

@@ -126,8 +126,8 @@ class Cluster(Record):
 
     @property
     def minor(self) -> int:
-        """1: its nodes name their devices."""
-        return int(any(node.devices for node in self.nodes))
+        """1: its nodes name their devices, or it says how Slurm is asked."""
+        return int(self.slurm != SlurmOptions() or any(node.devices for node in self.nodes))
 
     @property
     def total_gpus(self) -> int:

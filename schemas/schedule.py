@@ -130,7 +130,7 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """1: the nodes of its cluster name their devices."""
+        """That of its cluster."""
         return self.cluster.minor
 
     @model_validator(mode="after")

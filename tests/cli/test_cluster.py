@@ -58,3 +58,24 @@ def test_what_cannot_be_done_is_one_line_and_its_exit_code(
     assert (done.exit_code, done.stdout) == (code, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--partition", "gpu"], "--partition and --gres go with --backend slurm"),
+        (["--backend", "slurm", "--gres", "a100"], '--gres "a100": expected gpu:TYPE'),
+        (["--backend", "kubernetes"], "kubernetes"),
+    ],
+)
+def test_words_that_contradict_each_other_are_a_usage_error(words: list[str], said: str) -> None:
+    done = discover(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_without_slurm_its_backend_is_a_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = discover("--backend", "slurm")
+    assert (done.exit_code, done.stdout) == (69, "")
+    assert done.stderr == "pliant: Slurm's scontrol is not here: run on a host of the cluster\n"

@@ -149,6 +149,11 @@ def show_nodes(names: Iterable[str] = ()) -> tuple[str, ...]:
     return "scontrol", "--oneliner", "--all", "show", "node", *((wanted,) if wanted else ())
 
 
+def show_partitions() -> tuple[str, ...]:
+    """All partitions, one a line."""
+    return "scontrol", "--oneliner", "--all", "show", "partition"
+
+
 def show_config() -> tuple[str, ...]:
     """How Slurm is configured."""
     return "scontrol", "show", "config"

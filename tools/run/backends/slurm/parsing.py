@@ -36,6 +36,7 @@ _WITHDRAWN: Final = frozenset(
 )
 """With one of these a node gets no new job, whatever its state. One that is powered down wakes up for one."""
 _UNSET: Final = frozenset({"", "(null)", "N/A", "None", "n/a"})
+_NO_LIMIT: Final = frozenset({"", "UNLIMITED", "INFINITE", "NONE"})
 _MEGABYTE: Final = 1 << 20
 
 
@@ -58,6 +59,13 @@ class SlurmNode:
     """Why it is out of service."""
     version: str = ""
     """Of its daemon."""
+    features: tuple[str, ...] = ()
+    threads_per_core: int = 1
+
+    @property
+    def cores(self) -> int:
+        """Physical cores that jobs may use."""
+        return self.cpus // self.threads_per_core
 
     @property
     def gpu_count(self) -> int:
@@ -75,6 +83,19 @@ class SlurmNode:
     def responds(self) -> bool:
         """Whether its daemon answers; it may do so again."""
         return "NOT_RESPONDING" not in self.state
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmPartition:
+    """One queue of jobs."""
+
+    name: str
+    default: bool
+    """Jobs that name none get into it."""
+    up: bool
+    """It starts jobs."""
+    limit: str
+    """The longest that a job may run, as Slurm writes it; empty: as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +147,21 @@ def nodes(text: str) -> list[SlurmNode]:
         if "NodeName" in fields:
             found.append(_node(fields))
     return found
+
+
+def partitions(text: str) -> list[SlurmPartition]:
+    """What ``scontrol --oneliner show partition`` printed."""
+    rows = [dict(_fields(line)) for line in text.splitlines()]
+    return [
+        SlurmPartition(
+            name=row["PartitionName"],
+            default=row.get("Default", "") == "YES",
+            up=row.get("State", "") == "UP",
+            limit="" if (limit := row.get("MaxTime", "")) in _NO_LIMIT else limit,
+        )
+        for row in rows
+        if "PartitionName" in row
+    ]
 
 
 def submitted(text: str) -> str:
@@ -191,6 +227,8 @@ def _node(fields: dict[str, str]) -> SlurmNode:
         partitions=tuple(part for part in given.get("Partitions", "").split(",") if part),
         reason=given.get("Reason", "").partition(" [")[0],
         version=given.get("Version", ""),
+        features=tuple(word for word in given.get("AvailableFeatures", "").split(",") if word),
+        threads_per_core=max(1, _number(given.get("ThreadsPerCore", ""))),
     )
 
 

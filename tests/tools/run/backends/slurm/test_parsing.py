@@ -110,3 +110,19 @@ def test_ids_and_releases_are_found_in_what_commands_print() -> None:
 @pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
 def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
     assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
+
+
+def test_a_partition_says_whether_it_is_the_default_starts_jobs_and_for_how_long() -> None:
+    assert parsing.partitions(recorded("22.05-partitions")) == [
+        parsing.SlurmPartition("main", default=True, up=True, limit="")
+    ]
+    assert parsing.partitions(recorded("25.05-partitions")) == [
+        parsing.SlurmPartition("gpu", default=False, up=True, limit="2-00:00:00"),
+        parsing.SlurmPartition("long", default=False, up=False, limit=""),
+    ]
+
+
+def test_a_node_says_its_features_and_cores() -> None:
+    assert (node("22.05", "n0").features, node("22.05", "n0").cores) == ((), 8)
+    assert (node("20.11", "gpu01").features, node("20.11", "gpu01").cores) == (("v100",), 32)
+    assert node("23.11", "a100-01").cores == 63  # one is kept for the system

@@ -1,0 +1,58 @@
+"""Slurm's commands, and stand-ins for them that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.backends.slurm.ask import ask
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program called sinfo, the only one there is."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path / "sinfo"
+
+
+def write(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_options_of_a_surrounding_job_reach_no_command(
+    command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SINFO_FORMAT", "%N")
+    write(command, 'cat; echo "$SLURM_CONF,$SLURM_JOB_ID,$SINFO_FORMAT,$LC_ALL"')
+    assert ask(["sinfo"], text="script\n") == "script\n/etc/other.conf,,,C\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo 'sinfo: error: Unable to contact slurm controller' >&2; exit 1",
+            "sinfo: error: Unable to contact",
+        ),
+        ("exit 3", "sinfo: exit code 3"),
+        ("exec sleep 60", "Slurm does not answer: sinfo took more than 0 s"),
+    ],
+)
+def test_a_command_that_fails_is_a_missing_service(command: Path, script: str, said: str) -> None:
+    write(command, script)
+    with pytest.raises(ServiceMissingError) as raised:
+        ask(["sinfo"], timeout_s=0.4 if "sleep" in script else 30.0)
+    assert str(raised.value).startswith(said)
+
+
+def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        ServiceMissingError, match=r"^Slurm's sinfo is not here: run on a host of the cluster$"
+    ):
+        ask(["sinfo"])

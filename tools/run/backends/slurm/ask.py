@@ -1,0 +1,50 @@
+"""Run one of Slurm's commands, and read what it prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Final
+
+from pliant.schemas.errors import ServiceMissingError
+
+TIMEOUT_S: Final = 30.0
+"""A controller that does not answer is asked again by the command itself for about ten seconds."""
+_OURS: Final = "SLURM_CONF"
+"""Says which Slurm is meant. Other variables stand for options, or belong to a job that we may be in."""
+_OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
+
+
+def ask(argv: Sequence[str], *, text: str | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    """What the command prints.
+
+    :param text: its standard input.
+    :raises ServiceMissingError: it is not there, does not end in time, or fails.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+    if _OURS in os.environ:
+        env[_OURS] = os.environ[_OURS]
+    try:
+        done = subprocess.run(
+            argv,
+            input=text or "",
+            env={**env, "LC_ALL": "C"},
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ServiceMissingError(f"Slurm's {argv[0]} is not here: run on a host of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise ServiceMissingError(
+            f"Slurm does not answer: {argv[0]} took more than {timeout_s:.0f} s"
+        ) from None
+    except OSError as error:
+        raise ServiceMissingError(f"{argv[0]} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        said = next(iter(done.stderr.strip().splitlines()), "") or f"exit code {done.returncode}"
+        raise ServiceMissingError(f"{argv[0]}: {said.removeprefix(f'{argv[0]}: ')}")
+    return done.stdout
