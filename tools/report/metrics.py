@@ -32,6 +32,7 @@ class Wanted:
 
 
 NOTHING_MORE: Final = Wanted()
+_OF_THE_RUN: Final = ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle")
 
 
 def run_metrics(
@@ -57,12 +58,7 @@ def run_metrics(
     }
     return RunMetrics.model_validate(
         {
-            "policy": run.info.policy,
-            "trace_hash": run.info.trace_hash,
-            "seed": run.info.seed,
-            "parameters": run.info.parameters,
-            "simulated": run.info.simulated,
-            "oracle": run.info.oracle,
+            **{name: getattr(run.info, name) for name in _OF_THE_RUN},
             "jobs_completed_at": completed_at(run, wanted.completed_at_s),
             **figures,
         }

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pliant.tools.profile.measuring.device import Device, device_of
 from pliant.tools.profile.measuring.request import MeasurementRequest, Point
-from pliant.tools.profile.measuring.worker import MOST, Recorder, request_from_env
+from pliant.tools.profile.measuring.worker import Recorder, request_from_env
 
 
 def main() -> None:
@@ -54,9 +54,7 @@ def _times(
     action: Callable[[], object], meter: Device, request: MeasurementRequest, fresh: bool
 ) -> tuple[float, ...]:
     """Seconds of each repetition, those that warm up left out."""
-    last = _repeat(action, meter, max(1, request.warmup))[-1]
-    wanted = request.least_seconds / last if last else 0.0
-    count = max(request.iterations, min(int(wanted), MOST * request.iterations))
+    count = request.rounds(_repeat(action, meter, max(1, request.warmup))[-1])
     if fresh:
         _repeat(action, meter, count)
     return tuple(_repeat(action, meter, count))

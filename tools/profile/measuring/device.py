@@ -11,7 +11,6 @@ import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,38 +19,6 @@ import torch.distributed as dist
 def world() -> tuple[int, int]:
     """Number of workers and the rank of this one."""
     return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-
-
-class Device(Protocol):
-    """What the sweep needs of the device that a worker computes on."""
-
-    name: str
-    driver: str
-
-    def align(self) -> None:
-        """Let the workers begin the next step together."""
-
-    def mark(self) -> object:
-        """A point in the device's time."""
-
-    def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
-        """Seconds between pairs of marks, the largest over the workers."""
-
-    def reset_peak(self) -> None:
-        """Forget the largest memory so far."""
-
-    def peak(self) -> int:
-        """Largest memory of any worker since the reset, bytes."""
-
-    def over_limit(self) -> bool:
-        """Whether any worker has used more memory than it may."""
-
-
-def device_of(device: torch.device, memory_limit: int | None) -> Device:
-    """The clock and meter for a torch device, the memory limit put in force."""
-    if device.type == "cuda":
-        return CudaDevice(device, memory_limit)
-    return CpuDevice(memory_limit)
 
 
 def largest(values: list[float], device: torch.device) -> list[float]:
@@ -143,6 +110,17 @@ class CudaDevice:
     def over_limit(self) -> bool:
         """Never: the allocator itself refuses to go beyond the limit."""
         return False
+
+
+Device = CpuDevice | CudaDevice
+"""What the sweep needs of the device that a worker computes on."""
+
+
+def device_of(device: torch.device, memory_limit: int | None) -> Device:
+    """The clock and meter for a torch device, the memory limit put in force."""
+    if device.type == "cuda":
+        return CudaDevice(device, memory_limit)
+    return CpuDevice(memory_limit)
 
 
 def _cap_growth(limit: int) -> None:

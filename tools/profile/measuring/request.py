@@ -13,6 +13,8 @@ from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, Posi
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
 """Environment variable with the path of the request; the elastic library then serves the sweep."""
+MOST: Final = 20
+"""Short steps are measured at most this many times as often as requested."""
 
 
 class Point(Record):
@@ -64,6 +66,14 @@ class MeasurementRequest(Record):
     costs: bool = False
     """Also time what changes of the workers are made of: a checkpoint saved and loaded, and a change in
     place."""
+
+    def rounds(self, last_s: float) -> int:
+        """Steps to measure: those ordered, and more where they are so short that noise would show.
+
+        :param last_s: seconds that one has taken.
+        """
+        wanted = self.least_seconds / last_s if last_s else 0.0
+        return max(self.iterations, min(int(wanted), MOST * self.iterations))
 
 
 class Outcome(Record):

@@ -48,8 +48,6 @@ from pliant.tools.profile.measuring.search import PointSearch
 
 Batches = Callable[[Iterable[list[int]]], Iterable[Any]]
 Marks = tuple[object, object]
-MOST = 20
-"""Short steps are measured at most this many times as often as requested."""
 
 
 def request_from_env() -> MeasurementRequest | None:
@@ -118,7 +116,7 @@ class Sweep:
         yield from self._rounds(data, accum, max(1, self._request.warmup), warm)
         marks: list[Marks] = []
         if not self._device.over_limit():
-            count = self._enough(warm)
+            count = self._request.rounds(self._device.seconds(warm[-self._kinds :])[0])
             yield from self._rounds(data, accum, count if fresh else 0, [])
             yield from self._rounds(data, accum, count, marks)
         if self._device.over_limit():  # the second batch is read while the first is still held
@@ -134,12 +132,6 @@ class Sweep:
             yield from self._step(data, accum, synchronise=number % self._kinds == 0)
             self._record.stepped()
             marks.append((begin, self._device.mark()))
-
-    def _enough(self, warm: list[Marks]) -> int:
-        """Rounds to measure: those ordered, and more where steps are so short that noise would show."""
-        last = self._device.seconds(warm[-self._kinds :])[0]
-        wanted = self._request.least_seconds / last if last else 0.0
-        return max(self._request.iterations, min(int(wanted), MOST * self._request.iterations))
 
     def _point(self, local: int, accum: int, seconds: list[float]) -> Point:
         return Point(

@@ -28,11 +28,8 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     :param others: what else may have something to say, asked where no worker was started: what a launcher
         says of a worker that failed is only that it did.
     """
-    for path in sorted(workers, key=_failed_first) or others:
-        lines = [line.strip() for line in _end_of(path).splitlines() if line.strip()]
-        if lines:
-            return printable(_most_telling(lines))
-    return ""
+    lines = [line.strip() for line in _lines(workers, others)]
+    return printable(_most_telling(lines)) if lines else ""
 
 
 def _most_telling(lines: list[str]) -> str:
@@ -46,17 +43,21 @@ def _most_telling(lines: list[str]) -> str:
 
 def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
     """The last lines of the file that :func:`last_words` speaks from, each fit for a terminal."""
-    for path in sorted(workers, key=_failed_first) or others:
-        lines = [line.rstrip() for line in _end_of(path).splitlines() if line.strip()]
-        if lines:
-            return [printable(line) for line in lines[-most:]]
-    return []
+    return [printable(line.rstrip()) for line in _lines(workers, others)[-most:]]
 
 
 def printable(line: str) -> str:
     """A line without what would act on a terminal, cut to :data:`LONGEST` characters."""
     text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _lines(workers: Iterable[Path], others: Iterable[Path]) -> list[str]:
+    """The last lines of the first file that has any."""
+    for path in sorted(workers, key=_failed_first) or others:
+        if lines := [line for line in _end_of(path).splitlines() if line.strip()]:
+            return lines
+    return []
 
 
 def _failed_first(log: Path) -> tuple[bool, int, str]:
