@@ -91,6 +91,10 @@ class Cluster(Record):
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     speeds: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Relative speed of a GPU type where the profile knows only another type. Default: 1."""
+    min_run_seconds: NonNegativeFloat = 0.0
+    """No policy preempts a job that has had its GPUs for less than this."""
+    cooldown_seconds: NonNegativeFloat = 0.0
+    """No policy changes the GPUs or the batch of a job whose last change is less than this ago."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -126,8 +130,9 @@ class Cluster(Record):
 
     @property
     def minor(self) -> int:
-        """1: its nodes name their devices, or it says how Slurm is asked."""
-        return int(self.slurm != SlurmOptions() or any(node.devices for node in self.nodes))
+        """1: its nodes name their devices, it says how Slurm is asked, or it has rules against flapping."""
+        rules = self.min_run_seconds or self.cooldown_seconds or self.slurm != SlurmOptions()
+        return int(bool(rules) or any(node.devices for node in self.nodes))
 
     @property
     def total_gpus(self) -> int:

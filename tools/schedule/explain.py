@@ -7,7 +7,7 @@ from typing import Final
 
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text.table import Column, text_table
-from pliant.schemas.text.times import when_text
+from pliant.schemas.text.times import span_text, when_text
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState, Phase
 from pliant.tools.schedule.policy import Explanation
@@ -27,10 +27,14 @@ COLUMNS: Final = (
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
-    found = session.explain(time_s)
-    return plain_explanations(session) | {
-        job_id: why for job_id, why in found.items() if job_id in session.in_play
+    said = session.explain(time_s)
+    found = plain_explanations(session) | {
+        job_id: why for job_id, why in said.items() if job_id in session.in_play
     }
+    for job_id, until_s in session.kept_until_s.items():
+        kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
+        found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
+    return found
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:

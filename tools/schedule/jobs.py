@@ -69,10 +69,12 @@ class JobState:
         "_trains_since_s",
         "_trajectory",
         "arrival",
+        "changed_s",
         "first_start_s",
         "global_batch",
         "gpu_type",
         "gpus",
+        "granted_s",
         "id",
         "losses",
         "noise_scale",
@@ -104,6 +106,10 @@ class JobState:
         self.samples_per_second = 0.0
         """Present speed: measured, or predicted by the throughput model."""
         self.first_start_s: float | None = None
+        self.granted_s = 0.0
+        """Since when a job that runs has had GPUs without a break."""
+        self.changed_s = 0.0
+        """When its GPUs or its batch were changed last."""
         self.preemptions = 0
         self.rescales = 0
         self.losses: Sequence[float] = ()

@@ -91,10 +91,13 @@ class World:
     """(from, number of a node, seconds; None: for good)."""
     interference: float
     seed: int
+    min_run_s: float = 0.0
+    cooldown_s: float = 0.0
 
     @property
     def nodes(self) -> Cluster:
-        return CLUSTERS[self.where]
+        rules = {"min_run_seconds": self.min_run_s, "cooldown_seconds": self.cooldown_s}
+        return CLUSTERS[self.where].model_copy(update=rules)
 
     @property
     def all_nodes_return(self) -> bool:

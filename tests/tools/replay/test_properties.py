@@ -123,6 +123,27 @@ def test_the_books_are_right_where_jobs_disturb_each_other(policy: str, world: W
     check_books(crowded, crowded.play(policy, interval_s=7.0 if policy == "restless" else None))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=15, derandomize=True)
+@given(world=worlds(), min_run_s=st.sampled_from([0.0, 25.0]), cooldown_s=st.sampled_from([15.0, 60.0]))
+def test_no_job_flaps_where_the_cluster_rules_so(
+    policy: str, world: World, min_run_s: float, cooldown_s: float
+) -> None:
+    ruled = replace(world, min_run_s=min_run_s, cooldown_s=cooldown_s)
+    engine = ruled.play(policy, interval_s=7.0 if policy == "restless" else None)
+    check_books(ruled, engine)
+    granted_s, changed_s = dict[str, float](), dict[str, float]()
+    for event in engine.log.events():
+        if event.event in ("grow", "shrink", "move"):
+            assert event.time >= changed_s[event.job] + cooldown_s
+        if event.event == "preempt":
+            assert event.time >= granted_s[event.job] + min_run_s
+        if event.event in ("start", "resume"):
+            granted_s[event.job] = event.time
+        if event.event in ("start", "resume", "grow", "shrink", "move"):
+            changed_s[event.job] = event.time
+
+
 def twice_as_fast(one: Job) -> Job:
     half = {"submit_time": one.submit_time / 2, "checkpoint_seconds": (one.checkpoint_seconds or 60.0) / 2}
     return one.model_copy(update=half)

@@ -41,13 +41,19 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 
 
 def assign(
-    wishes: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld | None = None
+    wishes: Mapping[str, Wish],
+    free: FreeGpus,
+    speeds: Speeds,
+    withheld: Withheld | None = None,
+    *,
+    in_part: bool = False,
 ) -> dict[str, NodeGpus]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
     On one GPU type every job that may get what it wishes for can have a place. On several, the GPUs left of
     each may be too few for a job whose policy named no type: it then keeps its place, or goes on waiting.
 
+    :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     stay: set[str] = set()
@@ -57,7 +63,7 @@ def assign(
         try:
             places, without = _attempt(moving, free, speeds, limits)
         except PlacementTakenError as taken:
-            if limits.next_s == math.inf:
+            if limits.next_s == math.inf and not in_part:
                 raise
             places, without = {}, taken.job_id
         if without is None:

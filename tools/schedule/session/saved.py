@@ -34,7 +34,7 @@ _ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "nodes", "speeds", "free", "jobs", "ended", "changes", "past", "withheld"),
-        *("oracle", "seed", "rng", "_rules", "_index"),
+        *("oracle", "seed", "rng", "_rules", "_dwell", "_index"),
     )
 )
 """Attributes of a session that are given to it, or kept in a way of their own."""

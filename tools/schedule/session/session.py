@@ -19,6 +19,7 @@ from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blaming
 from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
 from pliant.tools.schedule.session.cluster_state import ClusterState
+from pliant.tools.schedule.session.dwell import Dwell
 from pliant.tools.schedule.session.lazy_rng import lazy_rng
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.session.transitions import Holding, Transition
@@ -57,7 +58,10 @@ class Session(ClusterState):
         self.seed = seed
         self.rng = lazy_rng(seed) if rng is None else rng
         """The one source of randomness that the policy gets."""
+        self.kept_until_s: Mapping[str, float] = {}
+        """Jobs that keep what they hold for a time although the last decision wanted it changed."""
         self._rules = RuleBook(policy, self.nodes)
+        self._dwell = Dwell.of(cluster)
         self._refused: list[Change] = []
         """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
 
@@ -94,7 +98,7 @@ class Session(ClusterState):
             seen = seen._replace(changes=(*self._refused, *seen.changes))
         with blaming(type(self.policy)):
             decision = self.policy.decide(seen, self.rng)
-        self._refused = []
+        self._refused, self.kept_until_s = [], {}
         self._rules.check_form(decision)
         self.changes_seen += len(self.changes)
         self.changes.clear()
@@ -163,6 +167,7 @@ class Session(ClusterState):
             for job_id, target in decision.targets.items()
             if differs(self.jobs[job_id], target)
         }
+        self._keep_what_changed_lately(wishes, time_s)
         try:
             places = self._assign(wishes)
         except PolicyError:  # the rejected jobs have left
@@ -171,7 +176,7 @@ class Session(ClusterState):
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
             if place is None and changes_gpus(job, target):
-                if not job.gpus and self.withheld.next_s < math.inf:
+                if not job.gpus and (self.withheld.next_s < math.inf or self.kept_until_s):
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
@@ -179,10 +184,20 @@ class Session(ClusterState):
             transitions.extend([transition] if transition else [])
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
+    def _keep_what_changed_lately(self, wishes: dict[str, Wish], time_s: float) -> None:
+        """Take out the jobs that keep what they hold; the policy is asked again when the first may change."""
+        self.kept_until_s = self._dwell.kept_until_s(wishes, time_s)
+        if self.kept_until_s:
+            for job_id in self.kept_until_s:
+                del wishes[job_id]
+            again_s = min(self.kept_until_s.values())
+            self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
+            self.quiet_until_s = min(again_s, self.quiet_until_s)
+
     def _assign(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
         movers = {job_id: wish for job_id, wish in wishes.items() if changes_gpus(*wish)}
         try:
-            return assign(movers, self.free, self.speeds, self.withheld)
+            return assign(movers, self.free, self.speeds, self.withheld, in_part=bool(self.kept_until_s))
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None

@@ -48,6 +48,9 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
 def hold(job: JobState, time_s: float, place: NodeGpus) -> None:
     """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
     job.settle(time_s)
+    if not job.gpus:
+        job.granted_s = time_s
+    job.changed_s = time_s
     job.gpus, job.placement = gpus_of(place), place
     if place:
         job.phase = Phase.RUNNING

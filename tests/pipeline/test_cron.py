@@ -1,0 +1,128 @@
+"""The scheduler as cron or a timer runs it: every minute two processes that remember nothing."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.io import read_events
+from tests.pipeline.conftest import Shell
+
+TURN = (
+    "pliant schedule --state live --cluster cluster.json --policy {policy} --wait 60"
+    " | pliant run --state live --wait 60"
+)
+UNITS = Path(__file__).parents[2] / "examples" / "systemd"
+SCRIPT = """
+import pathlib, sys, time
+with open(f"{sys.argv[1]}.began", "a") as began:
+    began.write("once\\n")
+while not pathlib.Path(f"{sys.argv[1]}.may-end").exists():
+    time.sleep(0.05)
+"""
+
+
+def write_world(folder: Path, **rules: float) -> None:
+    """One slot, and a script that notes each start of a job and ends when it may."""
+    cluster = {"slots": "cpu", "nodes": [{"name": "here", "gpus": 1}], **rules}
+    (folder / "cluster.json").write_text(json.dumps(cluster))
+    (folder / "train.py").write_text(SCRIPT)
+
+
+def submit(sh: Shell, folder: Path, *names: str) -> None:
+    rows = [
+        {"id": name, "submit_time": 0, "model": "m", "gpus": {"requested": 1}, "command": ["train.py", name]}
+        for name in names
+    ]
+    (folder / "more.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = sh("pliant submit more.jsonl --state live")
+    assert done.returncode == 0, done.stderr
+
+
+def happened(folder: Path) -> Counter[tuple[str, str]]:
+    events = read_events(folder / "live" / "events.jsonl")
+    return Counter((event.event, event.job) for event in events if event.job)
+
+
+def end(sh: Shell, folder: Path, name: str) -> None:
+    """Let a job end while no run looks."""
+    (folder / f"{name}.may-end").touch()
+    (attempt,) = (folder / "live" / "jobs" / name / "attempts").iterdir()
+    done = sh(f"until test -e {shlex.quote(str(attempt))}/exit-0; do sleep 0.05; done")
+    assert done.returncode == 0
+
+
+def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, inputs: Path) -> None:
+    write_world(inputs)
+    turn = TURN.format(policy="fifo")
+    empty = sh(turn)
+    assert empty.returncode == 0, empty.stderr
+    submit(sh, inputs, "a", "b")
+    both = sh(f"({turn}) & ({turn}); wait $!")
+    assert both.returncode == 0, both.stderr
+    assert sh(turn).returncode == 0
+    assert happened(inputs)["start", "a"] == 1
+    end(sh, inputs, "a")
+    assert sh(turn).returncode == 0, "it records the end"
+    assert sh(turn).returncode == 0, "it gives the GPU to the next"
+    end(sh, inputs, "b")
+    assert sh(turn).returncode == 0
+    seen = happened(inputs)
+    assert [seen[kind, name] for kind in ("start", "finish") for name in "ab"] == [1, 1, 1, 1]
+    assert [(inputs / f"{name}.began").read_text() for name in "ab"] == ["once\n"] * 2
+
+
+def test_turns_heed_the_rules_of_the_cluster_and_say_why(sh: Shell, inputs: Path) -> None:
+    """A job that would be preempted for one with less work is kept for its minimum."""
+    write_world(inputs, min_run_seconds=3600.0)
+    turn = TURN.format(policy="las")
+    submit(sh, inputs, "a")
+    assert sh(turn).returncode == 0
+    submit(sh, inputs, "b")
+    said = sh(turn.replace("--wait 60 |", "--wait 60 --explain |"))
+    assert said.returncode == 0, said.stderr
+    assert "kept for" in said.stderr
+    seen = happened(inputs)
+    assert (seen["start", "a"], seen["preempt", "a"], seen["start", "b"]) == (1, 0, 0)
+    why = sh("pliant status a --state live --explain")
+    assert "as the cluster rules" in " ".join(why.stdout.split())
+    sh("pliant cancel a b --state live; " + turn)
+
+
+def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell, inputs: Path) -> None:
+    service, timer = configparser.ConfigParser(strict=False), configparser.ConfigParser()
+    service.optionxform = timer.optionxform = str  # type: ignore[method-assign,assignment]
+    service.read(UNITS / "pliant.service")
+    timer.read(UNITS / "pliant.timer")
+    assert (service["Service"]["Type"], service["Service"]["KillMode"]) == ("oneshot", "process")
+    assert "OnUnitInactiveSec" in timer["Timer"]
+    write_world(inputs)
+    submit(sh, inputs, "a")
+    line = service["Service"]["ExecStart"]
+    done = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line}")
+    assert done.returncode == 0, done.stderr
+    assert happened(inputs)["start", "a"] == 1
+    end(sh, inputs, "a")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
+    def said(*units: Path) -> str:
+        command = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, units)]
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+        return done.stderr
+
+    wrong = tmp_path / "pliant-wrong.service"
+    wrong.write_text((UNITS / "pliant.service").read_text().replace("oneshot", "twoshots"))
+    if "twoshots" not in said(wrong):
+        pytest.skip("systemd-analyze cannot verify units here")
+    assert "pliant" not in said(*sorted(UNITS.glob("pliant.*")))
