@@ -13,6 +13,7 @@ from pliant.tools.run.doctor.folder import folder
 from pliant.tools.run.doctor.gpus import gpus
 from pliant.tools.run.doctor.service import service
 from pliant.tools.run.doctor.site import Site, look_around
+from pliant.tools.run.doctor.slurm import slurm
 from pliant.tools.run.doctor.versions import versions
 
 
@@ -31,6 +32,7 @@ def examine(state: Path | None = None, cluster: str | None = None, backend: str 
         ("folder", partial(folder, site)),
         ("clock", partial(clock, site, began)),
         ("GPUs", partial(gpus, site)),
+        ("Slurm", partial(slurm, site)),
         ("service", partial(service, site)),
     )
     return [check for area, look in looks for check in guarded(area, look)]

@@ -1,0 +1,108 @@
+"""Slurm as a doctor sees it: recorded, missing, silent, and real."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.doctor import slurm as looked_at
+from pliant.tools.run.doctor.check import guarded
+from pliant.tools.run.doctor.examine import examine, worst
+from pliant.tools.run.doctor.site import Site
+from pliant.tools.run.doctor.slurm import slurm as checks_of
+from tests.slurm_cluster import SlurmCluster
+from tests.tools.run.doctor.looked import found, not_ok
+
+RECORDED = Path(__file__).parents[1] / "backends/slurm/recorded"
+
+
+def of(*names: str, gpus: int = 4, partition: str | None = None) -> Site:
+    """Slurm with a cluster file of these nodes."""
+    nodes = tuple({"name": name, "gpus": gpus} for name in names)
+    options = {} if partition is None else {"partition": partition}
+    return Site(
+        "slurm", cluster=Cluster.model_validate({"nodes": nodes, "backend": "slurm", "slurm": options})
+    )
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm that says what one of 22.05 said."""
+
+    def ask(argv: Sequence[str]) -> str:
+        if argv[-1] == "--version":
+            return "slurm-wlm 22.05.8\n"
+        return (RECORDED / f"22.05-{argv[-1]}s.txt").read_text()
+
+    monkeypatch.setattr(looked_at, "ask", ask)
+    monkeypatch.setattr(looked_at.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.usefixtures("recorded")
+def test_nodes_out_of_service_are_warnings_with_the_reason() -> None:
+    texts = found(checks_of(of("n0", "n1", "n3")))
+    assert texts == [
+        "ok: slurm-wlm 22.05.8 has all commands that are needed; sacct is not",
+        "ok: partition main starts jobs",
+        "warning: n1 is out of service (cooling); mend it, then: scontrol update nodename=n1 state=resume",
+        "ok: 2 of 3 nodes in service",
+    ]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_cluster_file_that_does_not_fit_is_a_problem() -> None:
+    texts = not_ok(checks_of(of("n0", "n9", gpus=8, partition="big")))
+    again = "make the file again: pliant cluster discover --backend slurm"
+    assert texts == [
+        'problem: Slurm has no partition "big", it has: main; name one in the cluster file: slurm.partition',
+        f'problem: Slurm has no node "n9"; {again}',
+        f"problem: nodes with fewer GPUs than the cluster file says: n0 (4 of 8); {again}",
+    ]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_no_node_in_service_is_a_problem() -> None:
+    assert (
+        found(checks_of(of("n1", "n2")))[-1]
+        == "problem: 0 of 2 nodes in service; no job can start; see sinfo -R"
+    )
+
+
+@pytest.mark.usefixtures("recorded")
+def test_without_a_cluster_file_all_nodes_are_looked_at() -> None:
+    assert found(checks_of(Site("slurm")))[-1] == "ok: 2 of 4 nodes in service"
+    assert list(checks_of(Site("local"))) == []
+
+
+def test_commands_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looked_at.shutil, "which", lambda name: None if name.startswith("s") else name)
+    (text,) = found(checks_of(Site("slurm")))
+    assert text.startswith(
+        "problem: not found: sbatch, srun, squeue, scancel, scontrol, sinfo; run on a host"
+    )
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_controller_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(argv: Sequence[str]) -> str:
+        if argv[-1] == "--version":
+            return "slurm 19.05.3\n"
+        raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
+
+    monkeypatch.setattr(looked_at, "ask", ask)
+    first, second = found(guarded("Slurm", lambda: checks_of(of("n0"))))
+    assert first == "warning: slurm 19.05.3 is older than any that was tried; use 20.11 or newer"
+    assert second.startswith(
+        "problem: scontrol: Unable to contact slurm controller (connect failure); start slurmctld"
+    )
+
+
+def test_a_real_slurm_is_well(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    checks = [check for check in examine(backend="slurm") if check.area == "Slurm"]
+    assert worst(checks) == "ok"
+    assert found(checks)[-1] == "ok: 4 of 4 nodes in service"
