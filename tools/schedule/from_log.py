@@ -116,7 +116,7 @@ class SessionFold:
         if not events:
             return
         try:
-            _tell(self._session, events)
+            tell(self._session, events)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             number = self._events - len(events) + 1
             text = f"event {number} ({events[0].event}): {_text(error)}"
@@ -160,7 +160,12 @@ def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ())
     return sorted(arrived, key=lambda job: (job.submit_time, job.id))
 
 
-def _tell(session: Session, events: Sequence[Event]) -> None:
+def tell(session: Session, events: Sequence[Event]) -> None:
+    """Let a session know what happened: one event, or changes of GPUs that were decided together.
+
+    :raises KeyError: a job or a node is not known.
+    :raises ValueError: the events contradict what the session knows.
+    """
     event = events[0]
     if event.event in HOLDS:
         _tell_holdings(session, [each for each in events if each.job not in session.ended])
@@ -173,15 +178,15 @@ def _tell(session: Session, events: Sequence[Event]) -> None:
     elif event.event == "decision":
         session.advance(event.time)
     elif event.event in OF_SLOTS:
-        tell_slot(session, event)
+        _tell_slot(session, event)
     elif event.event in OF_HOLDS:
-        tell_hold(session, event)
+        _tell_hold(session, event)
     elif event.job is not None:
         _tell_job(session, event, event.job)
 
 
-def tell_hold(session: Session, event: Event) -> None:
-    """Take up that a job is held, or let go; one that has ended stays as it is."""
+def _tell_hold(session: Session, event: Event) -> None:
+    """One that has ended stays as it is."""
     job_id = event.job or ""
     if job_id not in session.jobs:
         return
@@ -191,12 +196,7 @@ def tell_hold(session: Session, event: Event) -> None:
         session.let_go(job_id, event.time)
 
 
-def tell_slot(session: Session, event: Event) -> None:
-    """Take up that a slot is withheld, or no longer.
-
-    :raises KeyError: there is no such node.
-    :raises ValueError: the slot is in use.
-    """
+def _tell_slot(session: Session, event: Event) -> None:
     detail = event.detail or {}
     slot = str(detail["slot"])
     if event.event == "slot_up":
@@ -218,7 +218,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     )
     for event in events:
         correct(session.jobs[event.job or ""], event)
-        tell_wait(session, event)
+        _tell_wait(session, event)
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:
@@ -229,7 +229,7 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
     job = session.jobs[job_id]
     if event.event == "requeue":
         session.lose(job_id, event.time)
-        tell_wait(session, event)
+        _tell_wait(session, event)
     correct(job, event)
     if event.event in _ENDS:
         session.end(job_id, event.time, _ENDS[event.event])
@@ -237,7 +237,7 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
         session.reject(job_id, event.time)
 
 
-def tell_wait(session: Session, event: Event) -> None:
+def _tell_wait(session: Session, event: Event) -> None:
     """Take up that a job gets no further GPU for a time, if an event of it says so."""
     seconds = (event.detail or {}).get("wait_seconds")
     if seconds is not None and event.job is not None:

@@ -26,7 +26,7 @@ from pliant.tools.run.statedir.log.events import (
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.orders import Order, order_event
 from pliant.tools.schedule.decide import schedule_of
-from pliant.tools.schedule.from_log import correct, tell_hold
+from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
@@ -176,7 +176,7 @@ class Story:
                 action="hold" if what == "hold" else "release", job=job.id, user="alice", asked_s=now
             )
             self._say(job, order_event(len(self.events), order, now))
-            tell_hold(self.session, self.events[-1])
+            tell(self.session, [self.events[-1]])
 
     def _trained(self, job: JobState) -> Event:
         """What a worker reports."""

@@ -13,7 +13,7 @@ from pliant.tools.run.statedir.fault import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.orders import Numbered, order_event
 from pliant.tools.run.statedir.requests import Spool, unheard
-from pliant.tools.schedule.from_log import tell_hold
+from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.schedulable import JobCheck
 from pliant.tools.schedule.session.session import Session
@@ -155,7 +155,7 @@ class Arrivals:
     def _order(self, given: Numbered, now: float) -> Event:
         """:param now: one time for all orders that are executed together."""
         event = order_event(*given, now)
-        tell_hold(self._session, replace(event, time=now - self._origin_s))
+        tell(self._session, [replace(event, time=now - self._origin_s)])
         return event
 
     def _cancel(self, job_id: str) -> Event:

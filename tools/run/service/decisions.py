@@ -1,4 +1,4 @@
-"""The policy's part of a run: what it hears of the jobs, when it is asked, and what follows from its answer.
+"""The policy's part of a run: when it is asked, and what follows from its answer.
 
 Times are on the clock of the schedule. A policy that fails ends no service: what runs stays as it is, and the
 policy is asked again later.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
-from pliant.schemas.event import OF_SLOTS, Event
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.decide import schedule_of
-from pliant.tools.schedule.from_log import correct, tell_slot, tell_wait
 from pliant.tools.schedule.policy_error import PolicyError, in_words
 from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
 from pliant.tools.schedule.session.session import Session
@@ -63,28 +61,6 @@ class Decisions:
         self._idle_limit = IdleLimit()
         self._said: set[str] = set()
         """Errors of the policy since it has answered last: each is said once."""
-
-    def tell(self, event: Event) -> None:
-        """Let the session know what happened to a job."""
-        session, time_s = self.session, event.time
-        if event.event in OF_SLOTS:
-            tell_slot(session, event)
-            return
-        job = session.jobs[event.job or ""]
-        if event.event == "shrink":
-            session.adopt([Holding(job.id, event.placement or (), event.global_batch)], time_s)
-        correct(job, event)
-        if event.event == "requeue":
-            session.lose(job.id, time_s)
-        elif event.event in ("fail", "finish"):
-            session.end(job.id, time_s, "finished" if event.event == "finish" else "failed")
-        if job.id in session.jobs:
-            tell_wait(session, event)
-
-    def end(self, job_id: str, now_s: float) -> None:
-        """A job has failed for good, if it is still there."""
-        if job_id in self.session.jobs:
-            self.session.end(job_id, now_s, "failed")
 
     def ask_at_s(self) -> float:
         """When the policy wants to be asked though nothing happens."""
@@ -159,8 +135,3 @@ class Decisions:
             if (job.placement, job.global_batch) != (place, batch or job.global_batch):
                 changed.append(Holding(job.id, place, batch))
         self.session.put_back(changed, now_s)
-
-
-def on_clock_of(event: Event, origin_s: float) -> Event:
-    """An event of the log with its time on the clock of the schedule."""
-    return replace(event, time=event.time - origin_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target
@@ -32,15 +32,12 @@ def first_steps(prepared: Prepared, *, resume: bool) -> str:
     executor = prepared.executor
     executor.targets = _held(log, prepared.dirs)
     shares = startable(log, prepared.schedule, prepared.clock())
-    return describe(executor.steps_to(shares, log), prepared.dirs, executor.nodes)
-
-
-def describe(steps: Iterable[Step], dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> str:
-    """All steps, one block each: what happens to which slots, then each command on a line of its own."""
-    return "".join(f"{line}\n" for step in steps for line in _lines(step, dirs, nodes))
+    steps = executor.steps_to(shares, log)
+    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor.nodes))
 
 
 def _lines(step: Step, dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> list[str]:
+    """What happens to which slots, then each command on a line of its own."""
     head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
     if step.after is None:
         return [head]

@@ -144,11 +144,7 @@ class Executor:
         for handle in self._unclear.due(self._clock()):
             self._take_up(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
-            if (
-                target is not None
-                and gang is not None
-                and gang.target.share.placement == target.share.placement
-            ):
+            if target and gang and gang.target.share.placement == target.share.placement:
                 self.targets[handle.job] = replace(target, slots=gang.target.slots)
             with self._faults.of(handle.job, tries_again=True):
                 self._unclear.end_damaged(handle, self._clock())

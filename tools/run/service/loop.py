@@ -11,13 +11,14 @@ Whatever is decided is in the log before it is done, so a loop that dies is carr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.arrivals import Arrivals
-from pliant.tools.run.service.decisions import Decisions, Failed, on_clock_of
+from pliant.tools.run.service.decisions import Decisions, Failed
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
@@ -42,6 +43,7 @@ from pliant.tools.run.statedir.log.events import (
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.run.statedir.share import Share, shares_of
+from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.session.session import Session
 
 
@@ -215,7 +217,7 @@ class Loop:
 
     def _tell(self, event: Event) -> None:
         if self._decisions is not None:
-            self._decisions.tell(on_clock_of(event, self._origin_s))
+            tell(self.session, [replace(event, time=event.time - self._origin_s)])
 
     def _end_given_up(self) -> bool:
         """End the jobs that errors were found in; True: the policy shall be asked."""
@@ -228,8 +230,8 @@ class Loop:
             if job_id in self.state.log.active:
                 self.state.record([give_up_event(job_id, self.clock(), reason)])
             self.executor.targets.pop(job_id, None)
-            if self._decisions is not None:
-                self._decisions.end(job_id, self._now())
+            if job_id in self.session.jobs:
+                self.session.end(job_id, self._now(), "failed")
         return bool(given_up)
 
     def _hear(self, until_s: float) -> bool:

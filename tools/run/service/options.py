@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,5 @@ class Options:
 
 def free_state_name(folder: Path) -> Path:
     """The first of pliant-state, pliant-state-2, … in ``folder`` that is not there yet."""
-    number = 1
-    while (path := folder / (STATE_NAME if number == 1 else f"{STATE_NAME}-{number}")).exists():
-        number += 1
-    return path
+    names = chain([STATE_NAME], (f"{STATE_NAME}-{number}" for number in count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())

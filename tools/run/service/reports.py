@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pliant.schemas.event import Event
+from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines
 from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.allocation.slots import Slot
@@ -73,7 +74,7 @@ Report = Said | Progressed | Ended | Hindered | Proven
 
 
 def report_events(
-    report: Report, log: RunLog, time_s: float, retries: int, since_s: float = 0.0
+    report: Said | Ended | Hindered | Proven, log: RunLog, time_s: float, retries: int, since_s: float = 0.0
 ) -> list[Event]:
     """What the log gets to hold of a report; nothing about jobs that it does not know as active.
 
@@ -82,8 +83,6 @@ def report_events(
     """
     job = log.jobs.get(report.job_id)
     if job is None or job.ended:
-        return []
-    if isinstance(report, Progressed):
         return []
     if isinstance(report, Said):
         own = replace(report, events=tuple(stamped(each, job, since_s, time_s) for each in report.events))
@@ -109,15 +108,13 @@ def change_event(step: Step, time_s: float, reason: str = "") -> Event:
     if step.after is None:
         return Event(time_s, step.event, step.job_id, gpus=0, placement=(), detail={"reason": reason})
     share = step.after.share
-    return Event(
-        time_s,
-        step.event,
-        step.job_id,
-        gpus=share.gpus,
-        placement=share.placement,
-        global_batch=share.global_batch,
-        detail={"accum": share.accum, "lr_scale": share.lr_scale, "reason": reason},
-    )
+    detail = {"accum": share.accum, "lr_scale": share.lr_scale, "reason": reason}
+    return _holding(step.event, step.job_id, time_s, share, detail)
+
+
+def _holding(name: EventName, job_id: str, time_s: float, share: Share, detail: Mapping[str, Any]) -> Event:
+    where, batch = share.placement, share.global_batch
+    return Event(time_s, name, job_id, gpus=share.gpus, placement=where, global_batch=batch, detail=detail)
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
@@ -139,18 +136,7 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     if share.gpus == job.gpus:
         return downs
     detail |= {"accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
-    return [
-        Event(
-            time_s,
-            "shrink",
-            report.job_id,
-            gpus=share.gpus,
-            placement=share.placement,
-            global_batch=share.global_batch,
-            detail=detail,
-        ),
-        *downs,
-    ]
+    return [_holding("shrink", report.job_id, time_s, share, detail), *downs]
 
 
 def _slot_down(job_id: str, slot: str, suspects: Suspects, time_s: float, reason: str) -> Event:
@@ -194,9 +180,8 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         detail.pop("observed", None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
-        own = said.settled and change is None and event.gpus == job.gpus
-        if step_seconds is not None and own and job.global_batch is not None:
-            detail["observed"] = observed(job, job.global_batch, step_seconds)
+        if said.settled and change is None:
+            detail |= _observed(job, event.gpus, step_seconds)
         if event.event == "progress" and change is not None:
             detail["after"] = change[0]
             overhead = overhead if in_place else max(0.0, event.time - change[1])
@@ -223,19 +208,26 @@ def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
     found, detail = report.progress, dict[str, Any]()
     if found.noise_scale is not None:
         detail["noise_scale"] = found.noise_scale
-    own = report.settled and job.change is None and found.gpus == job.gpus
-    if found.step_seconds is not None and own and job.global_batch is not None:
-        detail["observed"] = observed(job, job.global_batch, found.step_seconds)
+    if report.settled and job.change is None:
+        detail |= _observed(job, found.gpus, found.step_seconds)
     return Event(
         time_s, "progress", job.job.id, samples_done=found.samples_done, loss=found.loss, detail=detail
     )
 
 
-def observed(job: JobLog, global_batch: int, step_seconds: float) -> dict[str, Any]:
-    """The configuration that a step was measured in, as the policies' observations have it."""
-    return {
+def _observed(job: JobLog, gpus: int | None, step_seconds: float | None) -> dict[str, Any]:
+    """The configuration that a step was measured in, as the policies' observations have it.
+
+    Empty where it is not that of the job, or nothing was measured.
+
+    :param gpus: which the step was measured on.
+    """
+    if step_seconds is None or gpus != job.gpus or job.global_batch is None:
+        return {}
+    observed = {
         "placement": sorted((count for _, count in job.placement), reverse=True),
-        "local_batch": -(-global_batch // (job.gpus * job.accum)),
+        "local_batch": -(-job.global_batch // (job.gpus * job.accum)),
         "accum": job.accum,
         "step_seconds": step_seconds,
     }
+    return {"observed": observed}
