@@ -260,7 +260,7 @@ def _screen(options: Options) -> Screen:
 
 def _sinks() -> tuple[Sink, ...]:
     """Events go to the next program in the pipe, if there is one."""
-    from pliant.tools.run.statedir.log.stream import EventStream
+    from pliant.tools.run.watch.output import EventStream
 
     return () if sys.stdout is None or is_terminal(sys.stdout) else (EventStream(write_stdout),)
 

@@ -28,6 +28,7 @@ from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_file
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
@@ -181,10 +182,10 @@ class LocalBackend:
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over. Units whose start was cut short are killed."""
         handles = []
-        for job in [self._jobs / name for name in _folders(self._jobs) if name not in over]:
-            folder = max(_attempts(job), key=lambda path: int(path.name), default=None)
-            if folder is not None:
-                handle = Handle(job.name, int(folder.name), folder)
+        for name in _folders(self._jobs):
+            job = JobDir(self._jobs / name)
+            if name not in over and (newest := job.newest_attempt()):
+                handle = Handle(name, newest, job.attempt(newest).path)
                 with contextlib.suppress(UnreadableError, BadInputError):  # poll tells
                     record = _record(handle)
                     if record is not None and not record.complete:
@@ -200,11 +201,6 @@ def _folders(jobs: Path) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except FileNotFoundError:
         return []
-
-
-def _attempts(job: Path) -> list[Path]:
-    folder = job / "attempts"
-    return [path for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
 
 
 def _mark(handle: Handle) -> tuple[str, str]:

@@ -1,12 +1,13 @@
-"""The output of a job's workers, from the files that torchrun redirects it to."""
+"""What goes to stdout as it comes: events of the log, and the output of a job's workers."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from pliant.tools.run.watch.job_status import known_ids
 from pliant.tools.run.watch.status import Watcher
 
 _POLL_S: Final = 0.5
+_log = logging.getLogger("pliant")
 
 
 def last_events(state: Path, count: int) -> Iterator[bytes]:
@@ -47,6 +49,28 @@ def last_events(state: Path, count: int) -> Iterator[bytes]:
         raise repairable(error, state) from error
     yield header("event")
     yield from (event_lines([event]) for event in found)
+
+
+class EventStream:
+    """A sink that writes JSON Lines. A reader that has had enough or a full disk ends it, not the run."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write: Callable[[bytes], None] | None = write
+        self._started = False
+
+    def __call__(self, events: Sequence[Event]) -> None:
+        """Write events, after a header line the first time."""
+        lines = event_lines(events)
+        if self._write is None or not lines:
+            return
+        try:
+            self._write(lines if self._started else header("event") + lines)
+        except BrokenPipeError:
+            self._write = None
+        except OSError as error:
+            self._write = None
+            _log.warning("no more events on stdout: %s; the log is complete", error.strerror or error)
+        self._started = True
 
 
 def job_output(

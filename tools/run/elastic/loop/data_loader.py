@@ -146,18 +146,20 @@ class ElasticLoader:
         try:
             while division != loop.division:
                 division = loop.division
-                yield from self._until_divided_anew(division)
+                yield from self._until_divided_again(division)
         except GeneratorExit:
             loop.leave_loop()
             raise
         loop.end_pass()
 
-    def _until_divided_anew(self, division: int) -> Iterator[Any]:
+    def _until_divided_again(self, division: int) -> Iterator[Any]:
         """Batches to the end of the epoch, or until other workers share it or share it otherwise."""
         loop = self._loop
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.seed, step, loop.context.rank))
-        micros, self._read_ahead = tee(self._micros())
+        trained, rank = loop.training.counters.epoch_samples, loop.context.rank
+        found = micro_batches(self._size, trained, loop.cut, rank, resumed=loop.resumed)
+        micros, self._read_ahead = tee(found)
         for micro, batch in zip(micros, self._source.on_device(self._batches), strict=True):
             loop.begin(micro)
             if loop.division != division:
@@ -173,11 +175,6 @@ class ElasticLoader:
         order = epoch_order(self._size, counters.epoch, loop.seed, shuffle=self._shuffle).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
-
-    def _micros(self) -> Iterator[MicroBatch]:
-        loop = self._loop
-        trained, rank = loop.training.counters.epoch_samples, loop.context.rank
-        return micro_batches(self._size, trained, loop.cut, rank, resumed=loop.resumed)
 
 
 class _Indices:

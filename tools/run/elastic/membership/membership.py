@@ -68,7 +68,8 @@ class Membership:
         self._saving = Saving(context, self._reporter)
         self._exit = Exit(context, self._reporter, self._saving, stop)
         self._presence = Presence(context.attempt.presence(context.worker))
-        self._training_: Training | None = None
+        self._training: Training
+        """Once it begins."""
         self._transition = Transition()
         self._recurrence = Recurrence()
         self._agreed = 0
@@ -103,7 +104,7 @@ class Membership:
         :raises UsageError: the training could not be saved.
         """
         training.check_storable()
-        self._training_ = training
+        self._training = training
         self._context.attempt.path.mkdir(parents=True, exist_ok=True)
         self._presence.begin()
         return self._meet(None)
@@ -391,8 +392,3 @@ class Membership:
         """Wait for all workers; they know afterwards what is on disk."""
         self._vote.meet(self._saving.step)
         self._saving.hear(self._vote.saved_step)
-
-    @property
-    def _training(self) -> Training:
-        assert self._training_ is not None  # noqa: S101 called once training has begun
-        return self._training_

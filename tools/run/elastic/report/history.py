@@ -86,7 +86,8 @@ class History:
         """Write an event."""
         if self._writer is None:
             return
-        if strange := {name: value for name, value in numbers.items() if not _is_finite(value)}:
+        known = {name: value for name, value in numbers.items() if value is not None}
+        if strange := {name: value for name, value in known.items() if not math.isfinite(value)}:
             numbers |= dict.fromkeys(strange)
             detail = {**(detail or {}), "warning": self._note(strange, counters)}
         event = Event(
@@ -121,7 +122,3 @@ class History:
 
     def _later(self) -> float:
         return time.monotonic() + self._context.plan.history_s
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is None or math.isfinite(value)

@@ -115,7 +115,7 @@ def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
 
 def on_clock(events: Iterable[Event], origin_s: float) -> list[Event]:
     """Events with their times, and the submit times of their jobs, on the clock of the schedule."""
-    return [_shifted(event, origin_s) for event in events]
+    return [_shifted(event, origin_s) for event in events] if origin_s else list(events)
 
 
 def _shifted(event: Event, origin_s: float) -> Event:

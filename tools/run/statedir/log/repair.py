@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +81,8 @@ def _repair(dirs: StateDir) -> list[str]:
         return [f"{dirs.events} is whole: there is nothing to repair"]
     if not kept:
         raise BadInputError.one(str(dirs.events), "no event of it can be read: it is left as it is")
-    copy = _free_name(dirs.events)
+    names = (dirs.events.with_name(f"{dirs.events.name}.damaged-{number}") for number in count(1))
+    copy = next(path for path in names if not path.exists())
     atomic_write(copy, data, mode=PRIVATE)
     dirs.snapshot.unlink(missing_ok=True)  # it is of the log as it was
     atomic_write(dirs.events, LOG_HEADER + sealed_lines(kept, FIRST)[0])
@@ -175,10 +177,3 @@ def _begun(events: list[Event], dirs: StateDir) -> tuple[list[Event], list[str]]
         raise BadInputError.one(str(dirs.events), text) from error
     first = run_event(schedule, trace_hash(schedule.jobs), events[0].time)
     return [first, *events], [f"the first event, which names the run, is replaced from {dirs.schedule}"]
-
-
-def _free_name(log: Path) -> Path:
-    number = 1
-    while (path := log.with_name(f"{log.name}.damaged-{number}")).exists():
-        number += 1
-    return path

@@ -141,16 +141,11 @@ def _session(
 ) -> tuple[SessionFacts, Mapping[str, bytes]] | None:
     fold = SessionFold(rebuilding.session(), str(dirs.events), kept)
     try:
-        for event in clocked(events, rebuilding.basis.origin_s):
+        for event in on_clock(events, rebuilding.basis.origin_s):
             fold.add(event)
     except BadInputError:  # the caller that asks for a session says so
         return None
     return fold.keep(rebuilding.basis)
-
-
-def clocked(events: Iterable[Event], origin_s: float) -> Iterable[Event]:
-    """Events of a log on the clock of its session."""
-    return on_clock(events, origin_s) if origin_s else events
 
 
 def _lines(

@@ -11,8 +11,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.event_log import LogReader, Place
 from pliant.schemas.file_io.files import read_failure
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.snapshot import Snapshot, clocked, read_snapshot
+from pliant.tools.run.statedir.log.snapshot import Snapshot, read_snapshot
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 _log = logging.getLogger("pliant")
@@ -82,7 +83,7 @@ class LogView:
             place = self._snapshot.place if self._snapshot is not None and kept is not None else Place()
             found = LogReader(self._dirs.events, place).read(to_the_end=True, until=self._until)
             events = [event for _, event in found]
-        return kept, clocked(events, basis.origin_s)
+        return kept, on_clock(events, basis.origin_s)
 
     def forget(self) -> None:
         """Keep no events any more."""
