@@ -105,8 +105,10 @@ def replay_all(
     if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
-    assumptions = tuple(dict.fromkeys(each for task in tasks for each in _assumed(inputs, task.run)))
-    if any(task.run.conditions.strict for task in tasks):
+    runs = [task.run for task in tasks]
+    found = (assumed(inputs, run.conditions, run.simulated) for run in runs)
+    assumptions = tuple(dict.fromkeys(each for one in found for each in one))
+    if any(run.conditions.strict for run in runs):
         refuse(assumptions)
     if heed is not None:
         heed(assumptions)
@@ -124,18 +126,12 @@ def carry_out(inputs: Inputs, task: Task, advance: Advance | None = None) -> Sum
 
     :raises BadInputError: the task is strict and something would be assumed.
     """
-    if task.run.conditions.strict:
-        refuse(_assumed(inputs, task.run))
     with spared_by_garbage_collection():
         done = replay(inputs, task.run, timing=task.timing is True, advance=advance)
         write(
             done.log, done.summary if task.timing is not False else done.summary.without_timing(), task.path
         )
     return done.summary
-
-
-def _assumed(inputs: Inputs, run: Run) -> tuple[Assumption, ...]:
-    return assumed(inputs, run.conditions, run.simulated)
 
 
 def _part(advance: Advance | None, number: int, parts: int) -> Advance | None:

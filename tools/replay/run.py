@@ -11,7 +11,7 @@ from typing import Any
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import ProfileRow
-from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.tools.replay.assumptions import assumed
 from pliant.tools.replay.compat.pollux import preset, settle
 from pliant.tools.replay.engine.costs import FREE
@@ -23,6 +23,7 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.choice import Prepared, prepared
 from pliant.tools.replay.summary import Summary, rejections, unfinished
+from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
@@ -62,8 +63,11 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     :param timing: say in the log, too, how long decisions took on this machine.
     :raises UsageError: the policy or a parameter is unknown.
     :raises BadInputError: work is stated in GPU-seconds at a size that has no speed, or an event of a node
-        that the cluster does not have.
+        that the cluster does not have; or a strict replay takes something for granted.
     """
+    assumptions = assumed(inputs, run.conditions, run.simulated)
+    if run.conditions.strict:
+        refuse(assumptions)
     compat = preset(run.conditions.compat)
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
     jobs = settle(compat, inputs.jobs, policy)
@@ -89,10 +93,11 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     started = time.perf_counter()
     engine.run()
     wall_s = time.perf_counter() - started
-    summary = _summary(inputs, engine, run, wall_s)
-    shown = summary if timing else summary.without_timing()
-    engine.log.details[info_row] = partial(_info, inputs, run, session, trained, shown)
-    return Replayed(run, engine.log, summary, session)
+    summary = _summary(inputs, engine, run, assumptions, wall_s)
+    done = Replayed(run, engine.log, summary, session)
+    shown = done if timing else replace(done, summary=summary.without_timing())
+    engine.log.details[info_row] = partial(_info, inputs, trained, assumptions, shown)
+    return done
 
 
 def _with_failures(
@@ -116,7 +121,9 @@ def _check_nodes(inputs: Inputs, simulated: SimulatedCluster) -> None:
             raise BadInputError(f"{event.origin}: {text}")
 
 
-def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary:
+def _summary(
+    inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assumption, ...], wall_s: float
+) -> Summary:
     counters = engine.counters
     return Summary(
         policy=engine.session.policy.name,
@@ -133,13 +140,13 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, wall_s: float) -> Summary
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=wall_s,
-        assumptions=tuple(assumption.text for assumption in assumed(inputs, run.conditions, run.simulated)),
+        assumptions=tuple(assumption.text for assumption in assumptions),
     )
 
 
-def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary: Summary) -> str:
+def _info(inputs: Inputs, trained: Prepared, assumptions: tuple[Assumption, ...], done: Replayed) -> str:
     """The detail of the first event, made when it is written: to digest the profile takes a moment."""
-    policy, simulated = session.policy, trained.simulated
+    run, summary, policy, simulated = done.run, done.summary, done.session.policy, trained.simulated
     models = [job.model for job in inputs.jobs]
     counters = {"events": float(summary.events), "decisions": float(summary.decisions)}
     if summary.decision_seconds is not None:
@@ -149,7 +156,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
         parameters=dict(policy.parameters),
         seed=run.seed,
         simulated=True,
-        oracle=session.oracle is not None,
+        oracle=done.session.oracle is not None,
         progress=trained.progress,
         compat=run.conditions.compat,
         trace_hash=inputs.trace_hash,
@@ -163,7 +170,7 @@ def _info(inputs: Inputs, run: Run, session: Session, trained: Prepared, summary
         interference=simulated.interference,
         interval_s=trained.interval_s,
         bounds=policy.bounds,
-        assumptions=assumed(inputs, run.conditions, run.simulated),
+        assumptions=assumptions,
         counters=counters,
     )
     return info.model_dump_json(by_alias=True, exclude_defaults=True)

@@ -28,9 +28,6 @@ class Parts:
     training_s: float
 
 
-_NO_PARTS = Parts(0, 0, 0, 0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class ComparedJob:
     """One job in both runs. Times are seconds; null where a run did not get so far.
@@ -142,10 +139,6 @@ def comparison_rows(rows: tuple[ComparedJob, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def _parts_text(extra: Parts | None) -> list[str]:
-    return [number(None if extra is None else value, 2) for value in astuple(extra or _NO_PARTS)]
-
-
 def comparison_section(rows: tuple[ComparedJob, ...], simulated: RunRecord) -> Section:
     """The comparison as a table."""
     unit = time_unit([row.measured_jct_s for row in rows] + [row.simulated_jct_s for row in rows])
@@ -160,7 +153,7 @@ def comparison_section(rows: tuple[ComparedJob, ...], simulated: RunRecord) -> S
             unit.text(row.simulated_jct_s),
             unit.text(row.measured_jct_s),
             number(row.ratio, 3),
-            *_parts_text(row.extra),
+            *(number(getattr(row.extra, part.name, None), 2) for part in fields(Parts)),
             number(row.speed, 3),
         )
         for row in rows

@@ -63,10 +63,9 @@ def simulated_cluster(conditions: Conditions, profile: str | None) -> SimulatedC
     :raises UsageError: a cost is malformed.
     :raises BadInputError: a file of costs or failures is wrong.
     """
-    stated = conditions
     return SimulatedCluster(
-        *parse_costs(stated.start_cost, stated.rescale_cost, stated.resume_cost, profile),
-        node_events=() if stated.failures is None else read_failures(stated.failures),
-        mtbf=None if stated.mtbf is None else Mtbf(stated.mtbf, stated.repair),
-        interference=stated.interference,
+        *parse_costs(conditions.start_cost, conditions.rescale_cost, conditions.resume_cost, profile),
+        node_events=() if conditions.failures is None else read_failures(conditions.failures),
+        mtbf=None if conditions.mtbf is None else Mtbf(conditions.mtbf, conditions.repair),
+        interference=conditions.interference,
     )

@@ -76,8 +76,7 @@ class Epochs:
         pieces = self._pieces_of(job, cut, samples_done)
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)
-        trajectory = pieces.trajectory(samples_done)
-        return Segment(trajectory.rate, trajectory=trajectory)
+        return pieces.to_the_end(samples_done)
 
     def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)

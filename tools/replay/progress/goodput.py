@@ -49,8 +49,7 @@ class Goodput:
         if self._stepwise:
             epoch = pieces.piece_at(samples_done)
             return pieces.segment(epoch)._replace(noise_scale=table.noise_scale(job.global_batch, epoch))
-        trajectory = pieces.trajectory(samples_done)
-        return Segment(trajectory.rate, trajectory=trajectory)
+        return pieces.to_the_end(samples_done)
 
 
 def efficiency(noise_scale: float, reference_batch: float, batch: float) -> float:

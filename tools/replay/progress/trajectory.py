@@ -36,6 +36,11 @@ class Pieces:
         """The trajectory of a job that has done this many samples."""
         return PieceTrajectory(self, done)
 
+    def to_the_end(self, done: float) -> Segment:
+        """All that comes for a job that has done this many samples."""
+        trajectory = self.trajectory(done)
+        return Segment(trajectory.rate, trajectory=trajectory)
+
     def segment(self, piece: int) -> Segment:
         """One piece by itself: its rate, up to its end; the last one ends with the work."""
         is_last = piece == len(self.rates) - 1

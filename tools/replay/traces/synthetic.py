@@ -45,7 +45,8 @@ def _made(recipe: Recipe) -> tuple[Job, ...]:
 
     rng = np.random.default_rng(recipe.seed)
     if recipe.kind == "sample":
-        return _from_trace(recipe, rng)
+        outlines = sampled(recipe, rng)  # they keep their times and sizes, their GPU time picks the model
+        return _jobs(recipe, outlines, rng.random(len(outlines)), rng)
     submit_s = arrival_times_s(recipe, rng)
     if recipe.kind == "oasis":
         return oasis_jobs(recipe.oasis, submit_s, rng)
@@ -57,12 +58,6 @@ def _made(recipe: Recipe) -> tuple[Job, ...]:
         for time_s, size, seconds in zip(submit_s, sizes, gpu_s, strict=True)
     ]
     return _jobs(recipe, outlines, kinds, rng)
-
-
-def _from_trace(recipe: Recipe, rng: np.random.Generator) -> tuple[Job, ...]:
-    """Sampled jobs keep their time of submission and size; their class of GPU time picks the model."""
-    outlines = sampled(recipe, rng)
-    return _jobs(recipe, outlines, rng.random(len(outlines)), rng)
 
 
 def _jobs(
