@@ -22,21 +22,21 @@ from pliant.tools.report.references.jobs import ReferenceJob, reference_jobs
 
 @dataclass(frozen=True, slots=True)
 class LowerBounds:
-    """Bounds of one run; times are seconds."""
+    """Bounds of one run, called as in the metrics; times are seconds."""
 
-    alone_jct_s: float
+    bound_jct_alone_s: float
     """Mean JCT with every job alone."""
-    pooled_jct_s: float
+    bound_jct_pooled_s: float
     """Mean JCT of the pooled cluster."""
     cheapest_gpu_s: float
     """GPU-seconds of all jobs at their cheapest sizes."""
-    makespan_s: float
+    bound_makespan_s: float
     """From the first submission on: the larger of the last end alone and the last end pooled."""
 
     @property
-    def jct_s(self) -> float:
+    def bound_jct_s(self) -> float:
         """The larger of the two bounds on the mean JCT."""
-        return max(self.alone_jct_s, self.pooled_jct_s)
+        return max(self.bound_jct_alone_s, self.bound_jct_pooled_s)
 
 
 def lower_bounds(run: RunRecord) -> LowerBounds | None:

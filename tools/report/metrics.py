@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, floor
 from typing import Final
 
@@ -170,15 +170,7 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
 
 def _lower_bounds(run: RunRecord) -> dict[str, float | None]:
     found = lower_bounds(run)
-    if found is None:
-        return {}
-    return {
-        "bound_jct_s": found.jct_s,
-        "bound_jct_alone_s": found.alone_jct_s,
-        "bound_jct_pooled_s": found.pooled_jct_s,
-        "bound_makespan_s": found.makespan_s,
-        "cheapest_gpu_s": found.cheapest_gpu_s,
-    }
+    return {} if found is None else {**asdict(found), "bound_jct_s": found.bound_jct_s}
 
 
 def _mean_decision_ms(run: RunRecord) -> float | None:

@@ -27,14 +27,14 @@ def test_alone_is_the_best_size_and_cheapest_the_most_efficient():
     # 12 samples: on 1, 2 and 4 GPUs 6, 4 and 3 s, so 6, 8 and 12 GPU-seconds.
     curve = ((1, 2.0), (2, 3.0), (4, 4.0))
     found = lower_bounds(finished(submit(job("a", gpus=1, low=1), 12.0, curve)))
-    assert (found.alone_jct_s, found.cheapest_gpu_s) == (3.0, 6.0)
-    assert (found.pooled_jct_s, found.jct_s, found.makespan_s) == (1.5, 3.0, 3.0)
+    assert (found.bound_jct_alone_s, found.cheapest_gpu_s) == (3.0, 6.0)
+    assert (found.bound_jct_pooled_s, found.bound_jct_s, found.bound_makespan_s) == (1.5, 3.0, 3.0)
 
 
 def test_a_rigid_job_cannot_be_smaller_to_be_cheaper():
     curve = ((1, 2.0), (2, 3.0), (4, 4.0))
     found = lower_bounds(finished(submit(job("a", gpus=4), 12.0, curve)))
-    assert (found.alone_jct_s, found.cheapest_gpu_s) == (3.0, 12.0)
+    assert (found.bound_jct_alone_s, found.cheapest_gpu_s) == (3.0, 12.0)
 
 
 def test_pooled_gpus_serve_the_least_work_first():
@@ -43,20 +43,20 @@ def test_pooled_gpus_serve_the_least_work_first():
     rows = (("a", 0, 32.0), ("b", 1, 8.0), ("c", 2, 16.0))
     jobs = [submit(job(name, at=at, gpus=4, low=1), work) for name, at, work in rows]
     found = lower_bounds(finished(*jobs))
-    assert found.pooled_jct_s == pytest.approx((14 + 2 + 5) / 3)
-    assert found.alone_jct_s == pytest.approx((8 + 2 + 4) / 3)
-    assert found.jct_s == found.pooled_jct_s
-    assert (found.cheapest_gpu_s, found.makespan_s) == (56.0, 14.0)
+    assert found.bound_jct_pooled_s == pytest.approx((14 + 2 + 5) / 3)
+    assert found.bound_jct_alone_s == pytest.approx((8 + 2 + 4) / 3)
+    assert found.bound_jct_s == found.bound_jct_pooled_s
+    assert (found.cheapest_gpu_s, found.bound_makespan_s) == (56.0, 14.0)
 
 
 def test_a_job_that_stops_scaling_bounds_the_makespan():
     # Pooled, 8 GPU-seconds end at 2; alone on its one GPU the job that came at 5 needs until 13.
     found = lower_bounds(finished(submit(job("a"), 1.0), submit(job("b", at=5), 8.0)))
-    assert found.makespan_s == 13.0
+    assert found.bound_makespan_s == 13.0
 
 
 def test_jobs_of_unknown_work_count_with_no_time():
-    assert lower_bounds(finished(submit(job("a"), 4.0), submit(job("b")))).alone_jct_s == 2.0
+    assert lower_bounds(finished(submit(job("a"), 4.0), submit(job("b")))).bound_jct_alone_s == 2.0
 
 
 def test_only_jobs_that_finished_are_bounded():
