@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.file_io.record import (
     MOST_GPUS,
@@ -14,6 +13,7 @@ from pliant.schemas.file_io.record import (
     NonNegativeInt,
     PositiveFloat,
     Record,
+    broken_rule,
 )
 from pliant.schemas.text.wording import counted
 
@@ -53,10 +53,10 @@ class Node(Record):
         if not self.devices:
             return self
         if self.count is not None:
-            raise _bad_devices("is for one node, expected no count beside it")
+            raise broken_rule("is for one node, expected no count beside it", "/devices")
         if len(set(self.devices)) != self.gpus or len(self.devices) != self.gpus:
             found = counted(len(set(self.devices)), "device")
-            raise _bad_devices(f"names {found}, expected {self.gpus} as in gpus")
+            raise broken_rule(f"names {found}, expected {self.gpus} as in gpus", "/devices")
         return self
 
 
@@ -102,8 +102,7 @@ class Cluster(Record):
         nodes = sum(node.count or 1 for node in self.nodes)
         for what, found, most in (("nodes", nodes, MOST_NODES), ("GPUs", self.total_gpus, MOST_GPUS)):
             if found > most:
-                text = f"{found:,} {what} in all, expected {most:,} or less"
-                raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": "/nodes"})
+                raise broken_rule(f"{found:,} {what} in all, expected {most:,} or less", "/nodes")
         return self
 
     @model_validator(mode="after")
@@ -112,11 +111,7 @@ class Cluster(Record):
         for index, node in enumerate(self.nodes):
             for name in _names(node):
                 if name in seen:
-                    raise PydanticCustomError(
-                        "duplicate",
-                        "node name {name} is used twice",
-                        {"name": repr(name), "pointer": f"/nodes/{index}/name"},
-                    )
+                    raise broken_rule(f"node name {name!r} is used twice", f"/nodes/{index}/name")
                 seen.add(name)
         return self
 
@@ -138,10 +133,6 @@ class Cluster(Record):
     def total_gpus(self) -> int:
         """All GPUs (or CPU slots) of the cluster."""
         return sum(node.gpus * (node.count or 1) for node in self.nodes)
-
-
-def _bad_devices(problem: str) -> PydanticCustomError:
-    return PydanticCustomError("devices", "{problem}", {"problem": problem, "pointer": "/devices"})
 
 
 def _names(node: Node) -> list[str]:

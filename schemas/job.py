@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.file_io.record import (
     FORM,
@@ -22,6 +21,7 @@ from pliant.schemas.file_io.record import (
     Seed,
     VariableName,
     WorkAmount,
+    broken_rule,
 )
 
 Elasticity = Literal["none", "size", "size+batch"]
@@ -41,7 +41,7 @@ def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, h
         text = f"{value} is above {field}.max {high}"
     else:
         return
-    raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": f"/{name}"})
+    raise broken_rule(text, f"/{name}")
 
 
 class Gpus(Record):
@@ -211,7 +211,7 @@ class Job(Record):
             sizes = [len(text.encode()) for text in texts]
             if sum(sizes) > MOST_TEXT or max(sizes, default=0) > LONGEST_TEXT:
                 text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"
-                raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": f"/{field}"})
+                raise broken_rule(text, f"/{field}")
         return self
 
     @property
@@ -229,5 +229,5 @@ class Job(Record):
         gpus = self.gpus
         if self.elastic == "none" and {gpus.min, gpus.max} - {None, gpus.requested}:
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
-            raise PydanticCustomError("limits", "{problem}", {"problem": text, "pointer": "/elastic"})
+            raise broken_rule(text, "/elastic")
         return self

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.record import (
@@ -21,6 +20,7 @@ from pliant.schemas.file_io.record import (
     PositiveFloat,
     Record,
     WorkAmount,
+    broken_rule,
 )
 from pliant.schemas.job import Job
 
@@ -108,6 +108,5 @@ class SubmitDetail(Record):
         for index, ((before, _), (size, _)) in enumerate(pairwise(self.curve), 1):
             if size <= before:
                 text = f"{size} is not above {before}, expected sizes in ascending order"
-                context = {"problem": text, "pointer": f"/curve/{index}/0"}
-                raise PydanticCustomError("curve", "{problem}", context)
+                raise broken_rule(text, f"/curve/{index}/0")
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.record import (
@@ -15,6 +14,7 @@ from pliant.schemas.file_io.record import (
     PositiveFloat,
     PositiveInt,
     Record,
+    broken_rule,
 )
 from pliant.schemas.job import Job
 from pliant.schemas.text.wording import counted, in_gpus
@@ -52,33 +52,33 @@ class Allocation(Record):
         placed = sum(count for _, count in self.placement)
         if self.placement and placed != self.gpus:
             text = f"places {placed} GPUs, expected {self.gpus} as in gpus"
-            raise PydanticCustomError("placement", "{problem}", {"problem": text, "pointer": "/placement"})
+            raise broken_rule(text, "/placement")
         return self
 
     @model_validator(mode="after")
     def _preempted_holds_nothing(self) -> Self:
         if self.action == "preempt" and self.gpus:
             text = f"is {self.gpus:,} in a preemption, expected 0"
-            raise PydanticCustomError("preempt", "{problem}", {"problem": text, "pointer": "/gpus"})
+            raise broken_rule(text, "/gpus")
         return self
 
     @model_validator(mode="after")
     def _batch_adds_up(self) -> Self:
         problem = None if self.batch is None else _batch_problem(self.batch, self.gpus)
         if problem is not None:
-            raise PydanticCustomError("batch", "{problem}", {"problem": problem[1], "pointer": problem[0]})
+            raise broken_rule(*problem)
         return self
 
 
 def _batch_problem(batch: BatchPlan, gpus: int) -> tuple[str, str] | None:
-    """Why the shares of the workers do not add up to the global batch, at its pointer."""
+    """Why the shares of the workers do not add up to the global batch, and its pointer."""
     if batch.global_ < gpus or not gpus:
-        return "/batch/global", f"is {batch.global_:,} for {in_gpus(gpus)}, expected a sample for each"
+        return f"is {batch.global_:,} for {in_gpus(gpus)}, expected a sample for each", "/batch/global"
     share = -(-batch.global_ // gpus)
     local = -(-share // batch.accum)
     if batch.accum > share or batch.local != local:
         cut = f"{batch.local:,} samples in each of {counted(batch.accum, 'micro-step')} on {in_gpus(gpus)}"
-        return "/batch", f"{cut} do not add up to the global batch of {batch.global_:,}"
+        return f"{cut} do not add up to the global batch of {batch.global_:,}", "/batch"
     return None
 
 
@@ -147,6 +147,5 @@ def _refuse_twice(field: str, ids: list[str], key: str) -> None:
     for index, job_id in enumerate(ids):
         if job_id in seen:
             text = f'"{job_id}" is used twice, expected each job once'
-            context = {"problem": text, "pointer": f"/{field}/{index}/{key}"}
-            raise PydanticCustomError("duplicate", "{problem}", context)
+            raise broken_rule(text, f"/{field}/{index}/{key}")
         seen.add(job_id)

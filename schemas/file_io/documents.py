@@ -46,9 +46,8 @@ def parse_document(
     :raises BadInputError: with every problem of the file.
     """
     data = data.removeprefix(BOM)
-    twice = key_given_twice(data)
-    if twice is not None:
-        raise BadInputError.one(source, f'key "{twice}" is given twice in one object, expected once')
+    if (twice := key_given_twice(data, source)) is not None:
+        raise BadInputError([twice])
     if stated_schema(data) == schema_id(kind) and not _MAYBE_NOT_FINITE.search(data):
         with contextlib.suppress(ValidationError):
             return record.model_validate_json(data)

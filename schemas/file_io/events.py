@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, ValidationError
+from pydantic_core import InitErrorDetails, SchemaValidator, ValidationError
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, Event
@@ -17,6 +17,7 @@ from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
 from pliant.schemas.file_io.jsonlines import encode, header, is_torn, read_lines
 from pliant.schemas.file_io.jsontext import is_json, stated_schema
+from pliant.schemas.file_io.record import broken_rule
 from pliant.schemas.file_io.rows import broken_rules, validator
 from pliant.schemas.file_io.seals import DAMAGED, FIRST, Seals, link_of, seal
 from pliant.schemas.file_io.tables import check_rows, parse_parquet
@@ -68,9 +69,7 @@ def read_event(line: bytes) -> Event:
     """
     event: Event = _validator().validate_json(line)
     broken = [
-        InitErrorDetails(
-            type=PydanticCustomError("rule", "{text}", {"text": text, "pointer": pointer}), loc=(), input=None
-        )
+        InitErrorDetails(type=broken_rule(text, pointer), loc=(), input=None)
         for pointer, text in broken_rules(event)
     ]
     if broken:

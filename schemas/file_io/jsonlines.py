@@ -144,9 +144,8 @@ class LineReader(Generic[T]):
                     self.seals.restart()
                 return
             body = b"{" + line[match.end() :] if match[2] == b"," else line
-        twice = key_given_twice(line) if self.keys_once else None
-        if twice is not None:
-            self.problem(number, "", f'key "{twice}" is given twice in one object, expected once')
+        if self.keys_once and (twice := key_given_twice(line, self.source, number)) is not None:
+            self.problems.append(twice)
             return
         try:
             self.records.append((number, self.validate(body)))

@@ -25,6 +25,7 @@ SCHEMA_FIRST: Final = re.compile(rb'\{\s*"schema"\s*:\s*"([^"\\]*)"\s*([,}])\s*'
 """An object whose first field is the schema."""
 _keys: Final = re.compile(rb'"([^"]*)"\s*:').findall
 """Roughly the keys in JSON text, a few more or less where strings hold quotes."""
+_TWICE: Final = 'key "{}" is given twice in one object, expected once'
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _log = logging.getLogger("pliant")
 
@@ -74,12 +75,9 @@ def parse_json(data: bytes, source: str) -> Any:
     :raises BadInputError: it is not JSON, or a key is given twice.
     """
     data = data.removeprefix(BOM)
-    problem = syntax_problem(data, source)
+    problem = syntax_problem(data, source) or key_given_twice(data, source)
     if problem is not None:
         raise BadInputError([problem])
-    twice = key_given_twice(data)
-    if twice is not None:
-        raise BadInputError.one(source, f'key "{twice}" is given twice in one object, expected once')
     return json.loads(data)
 
 
@@ -89,10 +87,10 @@ def _line_of_digits(data: bytes) -> int | None:
     return None if found is None else data.count(b"\n", 0, found.start()) + 1
 
 
-def key_given_twice(text: bytes) -> str | None:
-    """A key that one object of JSON text gives twice, so that only the last value would count; else None.
+def key_given_twice(text: bytes, source: str, line: int | None = None) -> Problem | None:
+    """What is wrong where one object of JSON text gives a key twice: only its last value would count.
 
-    Cheap where no key occurs again in another object either. Text that is not JSON has none.
+    Cheap where no key occurs again in another object either. None, too, of text that is not JSON.
     """
     keys = _keys(text)
     if len(set(keys)) == len(keys):
@@ -107,7 +105,7 @@ def key_given_twice(text: bytes) -> str | None:
         json.loads(text, object_pairs_hook=look)
     except (ValueError, RecursionError):
         return None
-    return next(iter(twice), None)
+    return Problem(source, line, "", _TWICE.format(twice[0])) if twice else None
 
 
 def is_json(line: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
@@ -73,6 +74,11 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
         for name, text in _field_docs(cls).items():
             properties[cls.model_fields[name].alias or name]["description"] = text
         return described
+
+
+def broken_rule(problem: str, pointer: str) -> PydanticCustomError:
+    """What a validator raises where values that are each right do not go together."""
+    return PydanticCustomError("rule", "{problem}", {"problem": problem, "pointer": pointer})
 
 
 def _field_docs(record: type) -> dict[str, str]:

@@ -27,29 +27,16 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal, TypeVar
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
 from pliant.tools.profile.curve import Curve, between
 from pliant.tools.profile.profiled import ProfiledThroughput
 from pliant.tools.profile.rows import Key, key, shape
-from pliant.tools.profile.throughput import CurveThroughput, Placement, Throughput
+from pliant.tools.profile.throughput import Placement
 
 Query = tuple[str, str, Placement, int, int | None]
 T = TypeVar("T")
-
-
-def throughput_from(profile: Profile | None, cluster: Cluster) -> Throughput:
-    """The model for a cluster; without a profile every job scales linearly from 1 sample per GPU-second.
-
-    Either way the cluster's relative speeds of its GPU types count.
-
-    :raises BadInputError: the profile has no training row.
-    """
-    if profile is None:
-        return CurveThroughput(speeds=cluster.speeds)
-    return ThroughputBySize(profile, cluster.speeds)
 
 
 class ThroughputBySize(ProfiledThroughput["SizeTable"]):

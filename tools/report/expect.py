@@ -21,9 +21,9 @@ from pliant.schemas.errors import BadInputError, JobsFailedError, Problem, Usage
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.jsontext import parse_json
 from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.record import NonNegativeFloat, Record
+from pliant.schemas.file_io.record import NonNegativeFloat, Record, broken_rule
 from pliant.schemas.metrics import CheckedFigure
-from pliant.tools.report.expectation import Expectation, ExpectedFigure, wrong
+from pliant.tools.report.expectation import Expectation, ExpectedFigure
 from pliant.tools.report.rendering.sections import Section, value_of
 from pliant.tools.report.rendering.units import NOTHING, percent
 from pliant.tools.report.report import Report, find_run
@@ -45,11 +45,13 @@ class Expected(ExpectedFigure):
     @model_validator(mode="after")
     def _is_checkable(self) -> Self:
         if (self.tolerance is None) == (self.low is None and self.high is None):
-            raise wrong("tolerance", "expected either tolerance, or low and high (one of them is enough)")
+            raise broken_rule(
+                "expected either tolerance, or low and high (one of them is enough)", "/tolerance"
+            )
         if self.tolerance is not None and self.value is None:
-            raise wrong("value", "is missing, expected the figure that tolerance is about")
+            raise broken_rule("is missing, expected the figure that tolerance is about", "/value")
         if self.low is not None and self.high is not None and self.high < self.low:
-            raise wrong("high", f"{self.high:g} is below low {self.low:g}")
+            raise broken_rule(f"{self.high:g} is below low {self.low:g}", "/high")
         return self
 
     @property

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, nextafter
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
-from pydantic_core import PydanticCustomError
 
-from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.record import Record, broken_rule
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import shortened
 
@@ -65,11 +64,5 @@ class ExpectedFigure(Record):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
-            raise wrong("metric", f'"{shortened(self.metric)}" is no figure of a report')
+            raise broken_rule(f'"{shortened(self.metric)}" is no figure of a report', "/metric")
         return self
-
-
-def wrong(field: str, text: str) -> PydanticCustomError:
-    """What a validator raises for the value of a field."""
-    context: dict[str, Any] = {"problem": text, "pointer": f"/{field}"}
-    return PydanticCustomError("expectation", "{problem}", context)

@@ -202,12 +202,15 @@ def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
 
 
 def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
-    """The throughput model of a profile; without one, speed in proportion to the GPUs."""
+    """The throughput model of a profile; without one, speed in proportion to the GPUs.
+
+    :raises BadInputError: the profile has no training row.
+    """
     if profile is None:
         return CurveThroughput(speeds=cluster.speeds)
-    from pliant.tools.profile.by_size import throughput_from
+    from pliant.tools.profile.by_size import ThroughputBySize
 
-    return throughput_from(profile, cluster)
+    return ThroughputBySize(profile, cluster.speeds)
 
 
 def schedule_of(

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.batch import plan_batch
-from pliant.tools.profile.by_size import ThroughputBySize, throughput_from
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.predict import holdout_errors
 from pliant.tools.profile.throughput import CurveThroughput, local_limit
-from tests.builders import cluster
 from tests.tools.profile.rows_builder import reduce, step, throughput
 
 ONE_GPU = (step(1, 8, 0.1), step(1, 16, 0.14), step(1, 32, 0.3))
@@ -176,20 +175,15 @@ def test_an_unprofiled_model_says_how_to_get_it() -> None:
         throughput(*ONE_GPU).step_seconds("vgg", "gpu", (1,), 8, None)
 
 
-def test_without_a_profile_jobs_scale_linearly() -> None:
-    assert isinstance(throughput_from(None, cluster(2)), CurveThroughput)
-
-
 def test_a_profile_without_training_rows_knows_nothing() -> None:
     with pytest.raises(BadInputError, match="the profile: has no training rows"):
-        throughput_from(Profile((reduce(2, 10, 0.1),)), cluster(2))
+        ThroughputBySize(Profile((reduce(2, 10, 0.1),)))
     with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
-        throughput_from(Profile((reduce(2, 10, 0.1),), source="p.parquet"), cluster(2))
+        ThroughputBySize(Profile((reduce(2, 10, 0.1),), source="p.parquet"))
 
 
-def test_the_cluster_states_the_speeds() -> None:
-    nodes = cluster(2).model_copy(update={"speeds": {"new": 4.0}})
-    model = throughput_from(Profile(ONE_GPU), nodes)
+def test_a_type_that_was_not_measured_is_as_much_faster_as_is_stated() -> None:
+    model = ThroughputBySize(Profile(ONE_GPU), {"new": 4.0})
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.025)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.by_size import throughput_from
+from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
@@ -58,7 +58,7 @@ def test_without_a_profile_no_end_of_samples_is_predicted_before_a_speed_was_mea
 
 
 def test_with_a_profile_it_is_predicted() -> None:
-    held = session(make_policy("fifo"), NODES, throughput_from(Profile(PROFILE.rows), NODES))
+    held = session(make_policy("fifo"), NODES, throughput_for(Profile(PROFILE.rows), NODES))
     held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
     held.decide(0.0)
     assert predictions(held, 0.0)["a"].end_s == pytest.approx(800.0 / held.jobs["a"].samples_per_second)
