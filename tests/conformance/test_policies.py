@@ -15,8 +15,8 @@ from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing import conformance
-from pliant.tools.schedule.testing.conformance import CHECKS, Factory, Op
-from pliant.tools.schedule.testing.harness import cluster, node
+from pliant.tools.schedule.testing.conformance import CHECKS
+from pliant.tools.schedule.testing.random_stories import CLUSTERS, Factory, Op, check_ops
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
@@ -57,15 +57,14 @@ def test_policy(check: Callable[[Factory], None], make: Factory):
 @settings(max_examples=30, deadline=None)
 @given(ops=OPS)
 def test_any_sequence_of_events_keeps_the_rules(name: str, ops: list[Op]):
-    conformance.check_ops(VARIANTS[name], ops)
+    check_ops(VARIANTS[name], ops)
 
 
 @pytest.mark.parametrize("name", list(VARIANTS))
 @settings(max_examples=20, deadline=None)
 @given(ops=OPS)
 def test_any_sequence_of_events_on_two_gpu_types_keeps_the_rules(name: str, ops: list[Op]):
-    nodes = cluster(node(4, 1, "a"), node(2, 2, "b"))
-    conformance.check_ops(VARIANTS[name], ops, nodes)
+    check_ops(VARIANTS[name], ops, CLUSTERS[1])
 
 
 class Unsteady(Fifo):

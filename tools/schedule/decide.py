@@ -82,7 +82,7 @@ def decide(
                 session.submit(job, now_s)
             else:
                 if session.take_up(job, now_s) is not None:
-                    session.reject(job.id, now_s)
+                    session.end(job.id, now_s, "rejected")
                 session.turned_away[job.id] = too_large[job.id]
     future = [job for job in fitting if job.submit_time > now_s]
     found = _ask(session, now_s, question, future, profile)

@@ -13,13 +13,12 @@ one decision. Any event of a job may correct its progress.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Final
 
 from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import HOLDS, OF_HOLDS, OF_NODES, OF_SLOTS, Event
+from pliant.schemas.event import ENDS, HOLDS, OF_HOLDS, OF_NODES, OF_SLOTS, Event
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
@@ -36,9 +35,7 @@ from pliant.tools.schedule.session.saved import (
     take_up,
 )
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Holding, Outcome
-
-_ENDS: Final[dict[str, Outcome]] = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}
+from pliant.tools.schedule.session.transitions import Holding
 
 
 def session_from_events(
@@ -141,7 +138,7 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     try:
         for job_id in out:
             if job_id not in session.turned_away:
-                session.reject(job_id, schedule.time)
+                session.end(job_id, schedule.time, "rejected")
         session.adopt(holdings, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
@@ -222,7 +219,7 @@ def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:
-    if event.event in ("reject", *_ENDS):
+    if event.event in ENDS:
         session.turned_away.pop(job_id, None)
     if job_id in session.ended:
         return  # a straggler: its workers wrote a last line after it ended
@@ -231,10 +228,8 @@ def _tell_job(session: Session, event: Event, job_id: str) -> None:
         session.lose(job_id, event.time)
         _tell_wait(session, event)
     correct(job, event)
-    if event.event in _ENDS:
-        session.end(job_id, event.time, _ENDS[event.event])
-    elif event.event == "reject":
-        session.reject(job_id, event.time)
+    if event.event in ENDS:
+        session.end(job_id, event.time, ENDS[event.event])
 
 
 def _tell_wait(session: Session, event: Event) -> None:

@@ -149,7 +149,7 @@ class Arrivals:
                 session.turn_away(job.id, now_s, str(reason))
         reason = self._refused.pop(job.id, None) or session.turned_away.pop(job.id, "")
         if job.id in session.jobs:
-            session.reject(job.id, now_s)
+            session.end(job.id, now_s, "rejected")
         return [self._event(job), reject_event(job.id, now, reason)]
 
     def _order(self, given: Numbered, now: float) -> Event:

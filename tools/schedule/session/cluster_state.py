@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Literal
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
-from pliant.tools.schedule.session.transitions import Holding, Outcome, Transition, hold, step_of
+from pliant.tools.schedule.session.transitions import Holding, Transition, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
 from pliant.tools.schedule.snapshot import Change, ChangeKind
 from pliant.tools.schedule.speeds import Speeds
@@ -79,16 +79,19 @@ class ClusterState:
 
     def turn_away(self, job_id: str, time_s: float, reason: str) -> None:
         """A job that is there cannot be served on this cluster, or by this policy."""
-        self.reject(job_id, time_s)
+        self.end(job_id, time_s, "rejected")
         self.turned_away[job_id] = reason
 
-    def end(self, job_id: str, time_s: float, outcome: Outcome = "finished") -> JobState:
+    def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; whatever it holds is free."""
-        return self._leave(job_id, self._at(time_s), outcome)
-
-    def reject(self, job_id: str, time_s: float) -> JobState:
-        """A job was turned away for good, by a decision that is read from a log."""
-        return self._leave(job_id, self._at(time_s), "rejected")
+        state, time_s = self.jobs.pop(job_id), self._at(time_s)
+        self.withheld.release(job_id)
+        self.free.give(state.placement)
+        hold(state, time_s, ())
+        self.ended[job_id] = state
+        self._note(outcome, time_s, job=state)
+        self.held.pop(job_id, None)
+        return state
 
     def lose(self, job_id: str, time_s: float) -> JobState:
         """A job lost its GPUs without the policy's doing (crash, node gone) and waits again.
@@ -228,16 +231,6 @@ class ClusterState:
             return  # the policy does not know of it
         self.noted_until_s = max(self.noted_until_s, time_s)
         self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
-
-    def _leave(self, job_id: str, time_s: float, kind: Literal[Outcome, "rejected"]) -> JobState:
-        state = self.jobs.pop(job_id)
-        self.withheld.release(job_id)
-        self.free.give(state.placement)
-        hold(state, time_s, ())
-        self.ended[job_id] = state
-        self._note(kind, time_s, job=state)
-        self.held.pop(job_id, None)
-        return state
 
     def _change(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition | None:
         before = job.placement

@@ -161,7 +161,7 @@ class Session(ClusterState):
         transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
-            transitions.append(Transition(self._leave(job_id, time_s, "rejected"), "reject", before, reason))
+            transitions.append(Transition(self.end(job_id, time_s, "rejected"), "reject", before, reason))
         wishes = {
             job_id: (self.jobs[job_id], target)
             for job_id, target in decision.targets.items()

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase, gpus_of
 
 Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
-Outcome = Literal["finished", "cancelled", "failed"]
 
 
 class Transition(NamedTuple):

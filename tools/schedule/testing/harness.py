@@ -70,6 +70,12 @@ def some_jobs(count: int) -> list[Job]:
     return found
 
 
+def jobs_for(policy: Policy, count: int) -> list[Job]:
+    """:func:`some_jobs`; all of known work where the policy needs that."""
+    jobs = some_jobs(count)
+    return [each for each in jobs if each.work is not None] if "demand" in policy.needs else jobs
+
+
 class CheckedSession:
     """A session whose every decision is looked at from outside: only what jobs and nodes say counts."""
 

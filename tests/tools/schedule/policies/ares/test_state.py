@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.policies.ares.policy import Ares
@@ -185,17 +186,14 @@ def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps(
 @pytest.mark.parametrize(
     ("outcome", "virtual"), [("finished", 40.0), ("cancelled", 60.0), ("failed", 60.0), ("rejected", 60.0)]
 )
-def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome: str, virtual: float) -> None:
+def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome: End, virtual: float) -> None:
     # Two jobs on 4 GPUs: V = 20 at 10; from then on 2 or, if b is out of GPS, 4 a second.
     policy = Ares()
     held = session(policy, cluster(4))
     for name in "ab":
         held.submit(job(name, at=0, gpus=4, gpu_seconds=400), 0)
     held.decide(0)
-    if outcome == "rejected":
-        held.reject("b", 10)
-    else:
-        held.end("b", 10, outcome)  # type: ignore[arg-type]
+    held.end("b", 10, outcome)
     held.submit(job("c", at=20, gpus=4, gpu_seconds=1), 20)
     held.decide(20)
     assert policy.dump_state()["virtual"] == virtual
