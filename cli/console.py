@@ -7,11 +7,12 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
-from pliant.schemas.file_io.pipes import abandon, stdout, write_stdout
+from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.pipes import PIPE, abandon, stdout, write_stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,19 +90,24 @@ def width_for(stream: TextIO | None) -> int | None:
         return UNKNOWN_WIDTH
 
 
-def reader_left(stream: TextIO) -> bool:
-    """Whether the other end of a pipe is closed, so that what is yet to be written has no reader."""
+def reader_left(stream: TextIO | None) -> bool:
+    """Whether it is a pipe whose other end is closed, so that what is yet to be written has no reader."""
+    if stream is None:
+        return False
     poll = select.poll()
-    poll.register(stream.fileno(), 0)
+    with suppress(OSError, ValueError):
+        poll.register(stream.fileno(), 0)
     return any(happened & select.POLLERR for _, happened in poll.poll(0))
 
 
-def is_pipe_without_reader(stream: TextIO | None) -> bool:
-    """Like :func:`reader_left`, of a stream that may be closed or be anything else than a pipe."""
-    try:
-        return stream is not None and reader_left(stream)
-    except (OSError, ValueError):
-        return False
+def named_or_piped(path: str | None, missing: str) -> str:
+    """The input that was named, else stdin.
+
+    :raises UsageError: none was named or piped in; ``missing`` says what and how to give it.
+    """
+    if path is None and nothing_comes_in():
+        raise UsageError(missing)
+    return path or PIPE
 
 
 def nothing_comes_in() -> bool:

@@ -70,7 +70,7 @@ def log(
     for chunk in job_output(state, job, follow=follow, lines=tail):
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
-        elif sys.stdout is not None and reader_left(sys.stdout):
+        elif reader_left(sys.stdout):
             raise BrokenPipeError
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.console import (
-    is_pipe_without_reader,
     is_terminal,
+    named_or_piped,
     note,
-    nothing_comes_in,
     progress,
+    reader_left,
     stderr,
     width_for,
 )
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pliant.tools.profile.measuring.run import Measured
 
 AUTO = "auto"
+NO_JOBS = "no jobs to measure: name a file, pipe one in, or give --import ROWS"
 ITERATIONS = 10
 WARMUP = 3
 
@@ -138,7 +139,7 @@ def profile(
         found = read_profile(predict)
         asked = Wanted(tuple(model or ()), *wanted)
         width = width_for(sys.stdout) if out == "-" else None
-        text = predictions_text(found, _source(jobs), cluster, asked, format, width=width)
+        text = predictions_text(found, named_or_piped(jobs, NO_JOBS), cluster, asked, format, width=width)
         write_bytes(out, text.encode())
         _show_errors(found)
         return
@@ -155,7 +156,7 @@ def profile(
         write_profile(replace(new, rows=merged(old.rows if old else (), new.rows)), out)
         return
     with kept_points(points or points_beside(out)) as kept:
-        made = _measured(_source(jobs), cluster, options, keeper, kept, into_pipe=out == "-")
+        made = _measured(named_or_piped(jobs, NO_JOBS), cluster, options, keeper, kept, into_pipe=out == "-")
         rows = merged(old.rows if old else (), made.profile.rows)
         write_profile(replace(made.profile, rows=rows), out)
         if made.failures:
@@ -176,12 +177,6 @@ def refuse_terminal(out: str) -> None:
     """Refuse before measuring what could not be written after."""
     if out == "-" and is_terminal(sys.stdout):
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
-
-
-def _source(jobs: str | None) -> str:
-    if jobs is None and nothing_comes_in():
-        raise UsageError("no jobs to measure: name a file, pipe one in, or give --import ROWS")
-    return jobs or "-"
 
 
 def _imported(path: str, jobs: str | None) -> Profile:
@@ -273,7 +268,7 @@ def _measured(
 
         def advance(done: int, total: int | None) -> None:
             show(done, total)
-            if into_pipe and is_pipe_without_reader(sys.stdout):
+            if into_pipe and reader_left(sys.stdout):
                 raise BrokenPipeError
 
         measured = measure(

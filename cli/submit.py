@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import note, nothing_comes_in, out_text
-from pliant.schemas.errors import UsageError
+from pliant.cli.console import named_or_piped, note, out_text
 
 
 def submit(
@@ -39,9 +38,7 @@ def submit(
     from pliant.tools.run.statedir.layout import StateDir
     from pliant.tools.run.statedir.lock import holder_of
 
-    if jobs is None and nothing_comes_in():
-        raise UsageError("no jobs to submit: name a file, or pipe one in")
-    path = jobs or "-"
+    path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
     ids = ask(
         state,
         read_jobs(path),

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pliant.cli.console import nothing_comes_in, out_text
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.cli.console import named_or_piped, out_text
+from pliant.schemas.errors import BadInputError
 
 
 def validate(
@@ -30,16 +30,10 @@ def validate(
 
     check_kind(kind)
     bad: list[BadInputError] = []
-    for name in files or _piped():
+    for name in files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]:
         try:
             out_text(validate_file(name, kind) + "\n")
         except BadInputError as error:
             bad.append(error)
     if bad:
         raise BadInputError("\n".join(str(error) for error in bad))
-
-
-def _piped() -> list[str]:
-    if nothing_comes_in():
-        raise UsageError("no file to validate: name some, or pipe one in")
-    return ["-"]

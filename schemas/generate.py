@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
 from pliant.schemas.file_io.columns import About, Column, Table
 from pliant.schemas.file_io.files import atomic_write
@@ -16,6 +15,7 @@ from pliant.schemas.file_io.rows import TABLES
 from pliant.schemas.file_io.seals import CRC_DOC
 from pliant.schemas.file_io.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
+from pliant.schemas.kinds import check_kind
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.schedule import Schedule
 
@@ -31,8 +31,7 @@ def schema_text(kind: str) -> str:
 
     :raises UsageError: there is no such kind.
     """
-    if kind not in KINDS:
-        raise UsageError(f"there is no kind {kind!r}, expected one of {', '.join(KINDS)}")
+    check_kind(kind)
     if kind == "job":
         described = _lines_schema(kind, Job.model_json_schema())
     elif kind in _DOCUMENTS:

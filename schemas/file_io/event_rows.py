@@ -51,16 +51,13 @@ def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
         arrow = read_arrow(data, source, EVENT.kind)
     except BadInputError:
         return None
-    holds = _is_current(arrow) and _numbers_hold(arrow) and _names_hold(arrow)
+    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
+    is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
+    holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
     if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
         return None
     columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
     return map(EventRow._make, zip(*columns, strict=True))
-
-
-def _is_current(arrow: pa.Table) -> bool:
-    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
-    return same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
 
 
 def _numbers_hold(arrow: pa.Table) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -78,9 +78,9 @@ def rows_from_columns(
     check = validator(table, json_as_text=json_as_text)
     rows: list[AnyRow] = []
     problems: list[Problem] = []
-    for number, values in enumerate(_each(columns), 1):
+    for number, values in enumerate(zip(*columns.values(), strict=True), 1):
         try:
-            rows.append(check.validate_python(values))
+            rows.append(check.validate_python(dict(zip(columns, values, strict=True))))
         except ValidationError as error:
             problems += problems_of(error, source, where=f"row {number}: ")
             continue
@@ -105,11 +105,6 @@ def validate_row(row: ProfileRow | ConvergenceRow | Event) -> None:
 def broken_rules(row: ProfileRow | ConvergenceRow | Event) -> Broken:
     """What is wrong with values that are each right for themselves, as (pointer, message)."""
     return _BY_ROW[type(row)].broken(row)
-
-
-def _each(columns: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    names = tuple(columns)
-    return (dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
 def _check_names(columns: Mapping[str, Sequence[Any]], table: Table[Any], source: str) -> None:

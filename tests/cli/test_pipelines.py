@@ -66,7 +66,7 @@ def test_nothing_is_measured_for_a_reader_that_left(here: Path, monkeypatch: pyt
             progress(point, 3)
 
     monkeypatch.setattr(sweep, "measure", measure)
-    monkeypatch.setattr("pliant.cli.profile.is_pipe_without_reader", lambda _stdout: len(measured) == 2)
+    monkeypatch.setattr("pliant.cli.profile.reader_left", lambda _stdout: len(measured) == 2)
     with pytest.raises(BrokenPipeError):
         profile("jobs.jsonl", cluster="cluster.json")
     assert measured == [0, 1]

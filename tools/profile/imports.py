@@ -29,17 +29,16 @@ def import_rows(path: str | Path) -> tuple[ProfileRow, ...]:
     :raises BadInputError: with every problem of the file.
     """
     data, source = read_bytes(path), source_name(path)
-    columns = _from_parquet(data, source) if data.startswith(PARQUET_MAGIC) else _from_csv(data, source)
+    if data.startswith(PARQUET_MAGIC):
+        columns = cast_columns(read_arrow(data, source, "profile"), source, PROFILE)
+    else:
+        columns = _from_csv(data, source)
     length = len(next(iter(columns.values()), ()))
     for column in PROFILE.columns:
         if column.nullable:
             columns.setdefault(column.name, [None] * length)
     rows = rows_from_columns(columns, ProfileRow, source)
     return merged((), (replace(row, source="imported") if row.source == "measured" else row for row in rows))
-
-
-def _from_parquet(data: bytes, source: str) -> dict[str, list[Any]]:
-    return cast_columns(read_arrow(data, source, "profile"), source, PROFILE)
 
 
 def _from_csv(data: bytes, source: str) -> dict[str, list[Any]]:

@@ -6,6 +6,7 @@ The caller owns these objects; a policy reads them and must not write to them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -56,74 +57,52 @@ class Phase(StrEnum):
     """Held GPUs before and holds none now."""
 
 
+@dataclass(slots=True, eq=False)
 class JobState:
     """One active job: what it asked for and how far it is.
 
     Progress and attained service grow while time passes; ask for them with the snapshot's time.
     """
 
-    __slots__ = (
-        "_attained_gpu_s",
-        "_holds_since_s",
-        "_samples_done",
-        "_trains_since_s",
-        "_trajectory",
-        "arrival",
-        "changed_s",
-        "first_start_s",
-        "global_batch",
-        "gpu_type",
-        "gpus",
-        "granted_s",
-        "id",
-        "losses",
-        "noise_scale",
-        "observations",
-        "phase",
-        "placement",
-        "preemptions",
-        "reference_batch",
-        "rescales",
-        "samples_per_second",
-        "spec",
-        "total_samples",
-    )
+    spec: Job
+    reference_batch: int
+    """Global batch that the author chose; the base of the learning rate and of the demand."""
+    total_samples: float | None
+    """All the work in samples; None: unknown."""
+    id: str = field(init=False)
+    arrival: tuple[float, str] = field(init=False)
+    """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
+    phase: Phase = Phase.WAITING
+    gpus: int = 0
+    gpu_type: str | None = None
+    placement: NodeGpus = ()
+    global_batch: int = field(init=False)
+    samples_per_second: float = 0.0
+    """Present speed: measured, or predicted by the throughput model."""
+    first_start_s: float | None = None
+    granted_s: float = 0.0
+    """Since when a job that runs has had GPUs without a break."""
+    changed_s: float = 0.0
+    """When its GPUs or its batch were changed last."""
+    preemptions: int = 0
+    rescales: int = 0
+    losses: Sequence[float] = ()
+    """Training loss by epoch, as far as known."""
+    noise_scale: float | None = None
+    """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
+    sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
+    observations: Sequence[Observation] = ()
+    """What the job measured so far, one for each configuration that it ran in, oldest first."""
+    _samples_done: float = 0.0
+    _attained_gpu_s: float = 0.0
+    _holds_since_s: float = 0.0
+    _trains_since_s: float = 0.0
+    _trajectory: Trajectory | None = None
 
-    def __init__(self, spec: Job, reference_batch: int, total_samples: float | None) -> None:
-        self.spec = spec
-        self.id = spec.id
-        self.arrival: tuple[float, str] = (spec.submit_time, spec.id)
-        """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
-        self.reference_batch = reference_batch
-        """Global batch that the author chose; the base of the learning rate and of the demand."""
-        self.total_samples = total_samples
-        """All the work in samples; None: unknown."""
-        self.phase = Phase.WAITING
-        self.gpus = 0
-        self.gpu_type: str | None = None
-        self.placement: NodeGpus = ()
-        self.global_batch = reference_batch
-        self.samples_per_second = 0.0
-        """Present speed: measured, or predicted by the throughput model."""
-        self.first_start_s: float | None = None
-        self.granted_s = 0.0
-        """Since when a job that runs has had GPUs without a break."""
-        self.changed_s = 0.0
-        """When its GPUs or its batch were changed last."""
-        self.preemptions = 0
-        self.rescales = 0
-        self.losses: Sequence[float] = ()
-        """Training loss by epoch, as far as known."""
-        self.noise_scale: float | None = None
-        """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
-        sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
-        self.observations: Sequence[Observation] = ()
-        """What the job measured so far, one for each configuration that it ran in, oldest first."""
-        self._samples_done = 0.0
-        self._attained_gpu_s = 0.0
-        self._holds_since_s = 0.0
-        self._trains_since_s = 0.0
-        self._trajectory: Trajectory | None = None
+    def __post_init__(self) -> None:
+        self.id = self.spec.id
+        self.arrival = (self.spec.submit_time, self.spec.id)
+        self.global_batch = self.reference_batch
 
     def samples_done(self, time_s: float) -> float:
         """Samples trained until ``time_s``, never more than the total."""
@@ -185,19 +164,17 @@ class JobState:
         self._trains_since_s = max(self._trains_since_s, time_s)
 
 
+@dataclass(slots=True, eq=False)
 class NodeState:
     """One node: what is in it and whether it is up."""
 
-    __slots__ = ("gpu_type", "gpus", "index", "name", "switch", "up")
-
-    def __init__(self, index: int, name: str, gpus: int, gpu_type: str, switch: str | None) -> None:
-        self.index = index
-        self.name = name
-        self.gpus = gpus
-        """GPUs in service, whether the node is up or down."""
-        self.gpu_type = gpu_type
-        self.switch = switch
-        self.up = True
+    index: int
+    name: str
+    gpus: int
+    """GPUs in service, whether the node is up or down."""
+    gpu_type: str
+    switch: str | None
+    up: bool = True
 
 
 def gpus_of(placement: NodeGpus) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
+from types import FrameType
 
 from pliant.schemas.errors import PliantError
 from pliant.tools.schedule.policy import Policy
@@ -70,27 +71,22 @@ def raised_at(error: BaseException, package: str) -> str | None:
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(error.filename)}:{error.lineno}"
-    found, step = None, error.__traceback__
-    while step is not None:
-        frame = step.tb_frame
+    place = None
+    for frame, line in walk_tb(error.__traceback__):
         in_file = not frame.f_code.co_filename.startswith("<")  # as that of an annotation that is text
-        if in_file and _package(frame.f_globals.get("__name__") or "") == package:
-            found = step
-        step = step.tb_next
-    return None if found is None else _file_and_line(found)
+        if in_file and _package_of(frame) == package:
+            place = f"{_short(frame.f_code.co_filename)}:{line}"
+    return place
 
 
 def _raised_in(error: BaseException) -> str:
     """The package of the innermost frame of a traceback."""
-    step, name = error.__traceback__, ""
-    while step is not None:
-        name = step.tb_frame.f_globals.get("__name__") or ""
-        step = step.tb_next
-    return _package(name)
+    packages = [_package_of(frame) for frame, _ in walk_tb(error.__traceback__)]
+    return packages[-1] if packages else ""
 
 
-def _file_and_line(step: TracebackType) -> str:
-    return f"{_short(step.tb_frame.f_code.co_filename)}:{step.tb_lineno}"
+def _package_of(frame: FrameType) -> str:
+    return _package(frame.f_globals.get("__name__") or "")
 
 
 def _place(policy: type[Policy], error: BaseException) -> str:

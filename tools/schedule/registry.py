@@ -7,6 +7,7 @@ imported before it is asked for.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import types
@@ -129,7 +130,7 @@ def describe(name: str) -> Description:
     :raises UsageError: as :func:`policy_class`.
     """
     policy = policy_class(name)
-    text = _docstring(policy)
+    text = inspect.cleandoc(policy.__doc__ or "")
     annotations, defaults = parameter_types(policy), parameter_defaults(policy)
     own = policy.interval_parameter
     return Description(
@@ -141,7 +142,10 @@ def describe(name: str) -> Description:
         interval_s=policy.default_interval_s if own is None else _interval_s(defaults[own]),
         interval_parameter=own,
         parameters=tuple(
-            Parameter(key, _in_words(annotations[key]), _default_text(defaults[key])) for key in annotations
+            Parameter(
+                key, _in_words(kind), "required" if defaults[key] is _REQUIRED else json.dumps(defaults[key])
+            )
+            for key, kind in annotations.items()
         ),
         source=f"{policy.__module__}:{policy.__qualname__}",
     )
@@ -209,23 +213,11 @@ def parameter_types(policy: type[Policy]) -> dict[str, Any]:
 
 def parameter_defaults(policy: type[Policy]) -> dict[str, object]:
     """The defaults of a policy's parameters; a marker of its own for one that has none."""
-    import inspect
-
     found = inspect.signature(policy).parameters if parameter_names(policy) else {}
     return {
         name: _REQUIRED if parameter.default is parameter.empty else parameter.default
         for name, parameter in found.items()
     }
-
-
-def _docstring(policy: type[Policy]) -> str:
-    import inspect
-
-    return inspect.cleandoc(policy.__doc__ or "")
-
-
-def _default_text(default: object) -> str:
-    return "required" if default is _REQUIRED else json.dumps(default)
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:

@@ -154,7 +154,10 @@ def facts_of(session: Session, basis: Basis, together: Sequence[Event], events: 
     """What is to be kept of a session that has seen events and decided nothing."""
     before = session.past.raw if isinstance(session.past, Past) else ()
     pairs = zip(session.nodes, node_states(session.cluster), strict=True)
-    nodes = {node.name: _differing(node, fresh, _NODE) for node, fresh in pairs}
+    nodes = {
+        node.name: {slot: found for slot in _NODE if (found := getattr(node, slot)) != getattr(fresh, slot)}
+        for node, fresh in pairs
+    }
     return SessionFacts(
         inputs=basis.inputs,
         origin_s=basis.origin_s,
@@ -227,12 +230,6 @@ def _raw_change(change: Change) -> list[Any]:
     raw[_JOB_AT] = None if change.job is None else change.job.id
     raw[_NODE_AT] = None if change.node is None else change.node.name
     return raw
-
-
-def _differing(thing: object, fresh: object, names: Sequence[str]) -> dict[str, Any]:
-    """The attributes by which two objects differ, as JSON values."""
-    pairs = {name: getattr(thing, name) for name in names}
-    return {name: _plain(value) for name, value in pairs.items() if value != getattr(fresh, name)}
 
 
 def _plain(value: Any) -> Any:

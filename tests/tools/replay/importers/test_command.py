@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.cli.trace_import import trace_import
+from pliant.cli.trace import trace_import
 from pliant.schemas import io
 from tests.tools.replay.importers.importing import text
 

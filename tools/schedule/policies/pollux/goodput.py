@@ -126,23 +126,26 @@ class ProfileCandidates:
 
     def of(self, job: JobState, gpu_type: str, node_gpus: int, limits: Limits) -> Candidates:
         """Candidates of a job on one GPU type; jobs alike share them."""
-        key = (job.spec.model, gpu_type, node_gpus, limits, _caps(job))
+        key = (
+            job.spec.model,
+            gpu_type,
+            node_gpus,
+            limits,
+            job.spec.batch.per_gpu_max,
+            job.spec.batch.size is None,
+        )
         found = self._known.get(key)
         if found is None:
             batches = _few(limits)
             rates = np.zeros((2, limits.most_gpus + 1, len(batches)))
             for several, gpus, place in _places(limits, node_gpus):
-                rates[several, gpus] = [self._rate(job, gpu_type, place, int(each)) for each in batches]
+                rates[several, gpus] = [
+                    self.speeds.rate(job, gpus, gpu_type, global_batch=int(each), placement=place)
+                    for each in batches
+                ]
             found = Candidates(np.broadcast_to(batches, rates.shape), rates)
             self._known[key] = found
         return found
-
-    def _rate(self, job: JobState, gpu_type: str, place: Placement, batch: int) -> float:
-        return self.speeds.rate(job, sum(place), gpu_type, global_batch=batch, placement=place)
-
-
-def _caps(job: JobState) -> tuple[object, ...]:
-    return job.spec.batch.per_gpu_max, job.spec.batch.size is None
 
 
 def _few(limits: Limits) -> Ints:

@@ -190,14 +190,11 @@ class Pollux(Policy):
             elif place:
                 batch = int(table.batches[several, gpus])
                 targets[job.id] = Target(gpus, members.pool.gpu_type, batch, place)
-                self._count_restart(job)
+                if job.first_start_s is not None:
+                    self._restarts[job.id] = self._restarts.get(job.id, 0) + 1
             else:
                 targets[job.id] = Target(0)
         return targets
-
-    def _count_restart(self, job: JobState) -> None:
-        if job.first_start_s is not None:
-            self._restarts[job.id] = self._restarts.get(job.id, 0) + 1
 
     def _retuned(
         self, job: JobState, table: Goodput, several: int, factor: float, goodputs: Goodputs
