@@ -20,6 +20,7 @@ from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.io import write_cluster, write_convergence, write_jobs, write_profile
 from pliant.schemas.profile import Profile, ProfileRow
 from tests.builders import cluster, job
+from tests.cli.recipes import sweep
 
 TRACE = ("--jobs", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
 SWEEP = {
@@ -30,16 +31,7 @@ SWEEP = {
     "clusters": [{"name": "c", "path": "cluster.json"}],
     "parameters": {"fifo": {"backfill": ["none"]}},
 }
-SWEEP_TOML = """
-policies = ["fifo"]
-interval = 3
-[[traces]]
-name = "t"
-jobs = "jobs.jsonl"
-[[clusters]]
-name = "c"
-path = "cluster.json"
-"""
+SWEEP_TOML = sweep("fifo", more="interval = 3")
 SYNTH = {
     "kind": "bursty",
     "hours": 1,

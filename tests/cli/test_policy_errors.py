@@ -15,6 +15,7 @@ from pliant.cli.run import run
 from pliant.cli.schedule import schedule
 from pliant.schemas.io import write_cluster, write_jobs
 from tests.builders import cluster, job
+from tests.cli.recipes import sweep
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 
@@ -24,16 +25,6 @@ app.command("replay")(command(replay))
 app.command("run")(command(run))
 app.command("policies")(command(policies))
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
-
-RECIPE = """
-policies = ["mine", "fifo"]
-[[traces]]
-name = "t"
-jobs = "jobs.jsonl"
-[[clusters]]
-name = "c"
-path = "cluster.json"
-"""
 
 
 @pytest.fixture
@@ -70,7 +61,7 @@ def test_debug_shows_the_traceback_down_to_the_policys_line(mine: Foreign):
 
 def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
     line = broken(mine)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "recipe.toml").write_text(sweep("mine", "fifo"))
     done = call("replay", "--recipe", "recipe.toml", "-o", "out", "--workers", "1")
     assert done.exit_code != 0
     assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr

@@ -12,19 +12,10 @@ from pliant.cli.common import command
 from pliant.cli.replay import replay
 from pliant.schemas.io import write_cluster, write_jobs
 from tests.builders import cluster, job
+from tests.cli.recipes import sweep
 
 app = typer.Typer()
 app.command("replay")(command(replay))
-
-SWEEP = """
-policies = ["fifo", "las"]
-[[traces]]
-name = "t"
-jobs = "jobs.jsonl"
-[[clusters]]
-name = "c"
-path = "cluster.json"
-"""
 
 
 @pytest.fixture
@@ -32,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)], "jobs.jsonl")
     write_cluster(cluster(2), "cluster.json")
-    (tmp_path / "sweep.toml").write_text(SWEEP)
+    (tmp_path / "sweep.toml").write_text(sweep("fifo", "las"))
     return tmp_path
 
 
@@ -123,7 +114,7 @@ def test_a_task_of_a_job_array_whose_recipe_changed_is_refused_in_one_line(
     scripts = [(here / "out" / name).read_text() for name in ("sweep.sbatch", "sweep-2.sbatch")]
     (table,) = {script.partition("--table ")[2].split()[0] for script in scripts}
     assert call("--task", "1", "--table", table, "-o", "out").exit_code == 0
-    (here / "sweep.toml").write_text(SWEEP.replace('"las"', '"sjf"'))
+    (here / "sweep.toml").write_text(sweep("fifo", "sjf"))
     call(*arguments)
     done = call("--task", "1", "--table", table, "-o", "out")
     assert (done.exit_code, len(done.stderr.splitlines())) == (3, 1)

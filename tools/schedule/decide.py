@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from pliant.schemas.checks import check_profiled, oversized
 from pliant.schemas.cluster import Cluster
@@ -16,21 +16,15 @@ from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
-from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.schemas.schedule import PolicyState, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
-from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.from_log import arrivals_until, session_from_events
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policy import Explanation, Policy
-from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.schedulable import JobCheck, check_demand
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.session.transitions import Transition
-
-T = TypeVar("T")
-_ACTIONS: Mapping[str, str] = {"rebatch": "keep"}
+from pliant.tools.schedule.to_schedule import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,76 +207,6 @@ def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
     return ThroughputBySize(profile, cluster.speeds)
 
 
-def schedule_of(
-    session: Session,
-    transitions: Iterable[Transition],
-    time_s: float,
-    *,
-    explain: bool = False,
-    measured: Mapping[str, float] | None = None,
-    forgive: Callable[[Exception], object] | None = None,
-) -> Schedule:
-    """The state of a session after a decision, as a schedule: who holds what, who waits, who was rejected.
-
-    :param explain: say what jobs that wait need, and when jobs are predicted to start and to end.
-    :param measured: samples per second of jobs that run, for these predictions.
-    :param forgive: takes errors of the policy in explaining its decision or saving its state: the schedule
-        then says the plain facts, or has no state. None: they are raised.
-    """
-    expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
-    done = {transition.job.id: transition for transition in transitions}
-    reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
-    active = sorted(session.jobs.values(), key=lambda job: job.arrival)
-    reasons_out = {
-        **{
-            transition.job.id: transition.reason
-            for transition in done.values()
-            if transition.step == "reject"
-        },
-        **session.turned_away,
-    }
-    rejects = sorted((session.ended[job_id] for job_id in reasons_out), key=lambda job: job.arrival)
-    return Schedule(
-        time=time_s,
-        policy=PolicyUse(
-            name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
-        ),
-        allocations=tuple(
-            _allocation(session, job, done.get(job.id), reasons[job.id], expected.get(job.id))
-            for job in active
-            if job.gpus or job.id in done
-        ),
-        waiting=tuple(
-            _waits(job, reasons[job.id], expected.get(job.id), explain=explain)
-            for job in active
-            if not job.gpus
-        ),
-        rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
-        cluster=session.cluster,
-        jobs=tuple(job.spec for job in (*active, *rejects)),
-        policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
-    )
-
-
-def _storable(state: PolicyState, forgive: Callable[[Exception], object] | None) -> PolicyState:
-    """The state, which can be written; where errors are not forgiven, writing it says so."""
-    if forgive is not None:
-        state.model_dump_json()
-    return state
-
-
-def _forgiving(
-    ask: Callable[[], T], otherwise: Callable[[], T], forgive: Callable[[Exception], object] | None
-) -> T:
-    if forgive is None:
-        return ask()
-    try:
-        return ask()
-    except Exception as error:  # noqa: BLE001 - a policy may raise anything
-        forgive(error)
-        return otherwise()
-
-
 def policy_for(question: Question, profile: Profile | None) -> Policy:
     """The policy that is asked.
 
@@ -315,39 +239,6 @@ def _ask(
             "jobs": (*found.jobs, *ahead),
             "profile": profile_to_columns(profile.rows) if profile is not None else None,
             "decision_seconds": seconds if question.timing else None,
-        }
-    )
-
-
-def _waits(job: JobState, why: Explanation, expected: Prediction | None, *, explain: bool) -> Verdict:
-    if not explain:
-        return Verdict(job=job.id, reason=why.reason)
-    return Verdict(
-        job=job.id,
-        reason=why.reason,
-        needs_gpus=why.needs_gpus or job.spec.min_gpus,
-        predicted_start=None if expected is None else expected.start_s,
-    )
-
-
-def _allocation(
-    session: Session,
-    job: JobState,
-    transition: Transition | None,
-    why: Explanation,
-    expected: Prediction | None,
-) -> Allocation:
-    step = transition.step if transition is not None else "keep"
-    return Allocation.model_validate(
-        {
-            "job": job.id,
-            "gpus": job.gpus,
-            "placement": job.placement,
-            "batch": session.speeds.batch_plan(job),
-            "lr_scale": job.global_batch / job.reference_batch,
-            "action": _ACTIONS.get(step, step),
-            "reason": why.reason,
-            "predicted_end": None if expected is None else expected.end_s,
         }
     )
 

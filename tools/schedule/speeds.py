@@ -70,13 +70,16 @@ class Speeds:
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
 
+    def most_local(self, job: JobState, gpu_type: str) -> int | None:
+        """Most samples that one GPU of the type may get at a time; 0: no batch fits; None: no limit."""
+        return local_limit(self.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)
+
     def batch_plan(self, job: JobState) -> BatchPlan | None:
         """How a running job's global batch is cut; None where no batch was ever stated.
 
         None, too, where a batch that follows from a memory limit has no sample for some worker.
         """
-        own = job.spec.batch.per_gpu_max
-        limit = local_limit(self.throughput, job.spec.model, job.gpu_type or "", own) or own
+        limit = self.most_local(job, job.gpu_type or "") or job.spec.batch.per_gpu_max
         if not job.gpus or job.global_batch < job.gpus or (job.spec.batch.size is None and not limit):
             return None
         return plan_batch(job.global_batch, job.gpus, limit)

@@ -8,7 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.service import run as runner
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
+from pliant.tools.run.statedir.layout import StateDir
+from tests.tools.run.scripts import PlainBackend
 
 DYING_S = 10.0
 """For what was killed to be gone; what was forgotten lives on."""
@@ -43,3 +47,14 @@ def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
         process.kill()
     assert told == []
     assert list(tmp_path.rglob(".pliant-*.tmp")) == []
+
+
+@pytest.fixture
+def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of the service are started without torchrun, and it looks often."""
+
+    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
+        return PlainBackend(nodes, dirs.jobs)
+
+    monkeypatch.setattr(runner, "open_backend", backend)
+    monkeypatch.setattr(runner, "POLL_S", 0.01)

@@ -25,7 +25,6 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.orders import Order, order_event
-from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
@@ -34,6 +33,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
 from pliant.tools.schedule.submit_detail import submit_detail
 from pliant.tools.schedule.testing.harness import some_jobs
+from pliant.tools.schedule.to_schedule import schedule_of
 from tests.builders import cluster
 
 NODES = cluster(4, 4)

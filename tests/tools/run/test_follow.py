@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
@@ -32,19 +31,12 @@ from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import QUICK, Site, in_order
 
 Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
 
 
-@pytest.fixture(autouse=True)
-def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
-        return PlainBackend(nodes, dirs.jobs)
-
-    monkeypatch.setattr(runner, "open_backend", backend)
-    monkeypatch.setattr(runner, "POLL_S", 0.01)
+pytestmark = pytest.mark.usefixtures("plain_python")
 
 
 @pytest.fixture

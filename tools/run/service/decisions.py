@@ -15,11 +15,11 @@ from typing import Final
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.share import Share, shares_of
-from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.policy_error import PolicyError, in_words
 from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding, Transition
+from pliant.tools.schedule.to_schedule import schedule_of
 
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)
 _LEFT_OUT: Final = "the schedule does without what it would have said"

@@ -56,7 +56,9 @@ class GpuBudget:
         return Grant(gpus, min(rates)[1]) if rates else None
 
 
-def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Decision:
+def decision_from_grants(
+    snapshot: Snapshot, grants: Mapping[str, Grant], rejected: dict[str, str]
+) -> Decision:
     """The decision that leaves exactly ``grants`` in force, naming only jobs that differ from it.
 
     A running job without a grant is preempted. Growths and starts are placed in the order of ``grants``.
@@ -66,7 +68,7 @@ def decision_from_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> Dec
         job = snapshot.jobs[job_id]
         if (job.gpus, job.gpu_type) != (grant.gpus, grant.gpu_type):
             targets[job_id] = Target(grant.gpus, grant.gpu_type)
-    return Decision(targets)
+    return Decision(targets, rejected)
 
 
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], float]) -> Decision:
@@ -92,8 +94,7 @@ def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], float]) -> Deci
             continue
         budget.take(grant)
         grants[job.id] = grant
-    decision = decision_from_grants(snapshot, grants)
-    decision.rejected = rejected
+    decision = decision_from_grants(snapshot, grants, rejected)
     decision.quiet_until_s = None if passed_over else math.inf
     return decision
 

@@ -90,9 +90,7 @@ class FairShare(Policy):
             sizes = equal_shares(pool.gpus, [(member.low, member.high) for member in pool.members])
             for member, gpus in zip(pool.members, sizes, strict=True):
                 grants[member.job.id] = Grant(_feasible(snapshot, member, gpus, pool.gpu_type), pool.gpu_type)
-        decision = decision_from_grants(snapshot, grants)
-        decision.rejected = rejected
-        return decision
+        return decision_from_grants(snapshot, grants, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Each job's part, and the minimum of those that wait."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text.wording import in_gpus
@@ -107,8 +108,10 @@ class Fifo(Policy):
             if reservation is None:
                 return {}
         passed = {}
-        for job in _behind(queue, snapshot):
-            grant = None if job.id in rejected else _backfill(job, snapshot, budget, reservation)
+        for job in islice(queue, 1, None):
+            if not _waits(job, snapshot) or job.id in rejected:
+                continue
+            grant = _backfill(job, snapshot, budget, reservation)
             if grant is not None:
                 passed[job.id] = grant
                 budget.take(grant)
@@ -120,12 +123,6 @@ class Fifo(Policy):
 
 def _waits(job: JobState, snapshot: Snapshot) -> bool:
     return not job.gpus and snapshot.jobs.get(job.id) is job
-
-
-def _behind(queue: deque[JobState], snapshot: Snapshot) -> Iterator[JobState]:
-    rest = iter(queue)
-    next(rest)
-    return (job for job in rest if _waits(job, snapshot))
 
 
 def _backfill(

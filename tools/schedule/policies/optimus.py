@@ -126,10 +126,9 @@ class Optimus(Policy):
         for gpu_type in budget.left:
             _grow([share for share in shares if share.grant.gpu_type == gpu_type], budget.left[gpu_type])
         shares.sort(key=lambda share: share.grant.gpus)
-        decision = decision_from_grants(snapshot, {share.job.id: share.grant for share in shares})
+        decision = decision_from_grants(snapshot, {share.job.id: share.grant for share in shares}, rejected)
         if decision.targets and self.placement == "emptiest":
             self._place(snapshot, decision.targets)
-        decision.rejected = rejected
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:

@@ -132,6 +132,13 @@ class Gang:
             assert number == len(self.workers)
             self.workers.append(self._worker(number))
 
+    def goes_through(self, *teams: Sequence[int]) -> None:
+        """One set of workers after the other, each trained under."""
+        for members in teams:
+            self.publish(members)
+            self.add(*(number for number in members if number >= len(self.workers)))
+            self.reaches()
+
     def reaches(self, generation: int | None = None) -> None:
         """Wait until training goes on under a generation, by default the newest."""
         wanted = self.generation if generation is None else generation

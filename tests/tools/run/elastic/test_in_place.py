@@ -41,10 +41,7 @@ def test_one_two_three_two_one_trains_as_one_process_does(gang: Any, tmp_path: P
     job = gang(step_s=0.02)
     job.start(1)
     job.wait_for("progress")
-    for members in ([0, 1], [0, 1, 2], [0, 2], [2]):
-        job.publish(members)
-        job.add(*(number for number in members if number >= len(job.workers)))
-        job.reaches()
+    job.goes_through([0, 1], [0, 1, 2], [0, 2], [2])
     job.publish([2], abort=True)
     job.end()
     assert job.outcomes() == ["left", "left", "stopped"]

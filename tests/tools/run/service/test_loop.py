@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
@@ -32,18 +31,11 @@ from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import EXIT, PlainBackend
+from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, in_order, until
 from tests.tools.schedule.histories import decide_from
 
-
-@pytest.fixture(autouse=True)
-def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
-        return PlainBackend(nodes, dirs.jobs)
-
-    monkeypatch.setattr(runner, "open_backend", backend)
-    monkeypatch.setattr(runner, "POLL_S", 0.01)
+pytestmark = pytest.mark.usefixtures("plain_python")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 
 from pliant.tools.schedule.jobs import JobState
@@ -22,24 +23,22 @@ Free = tuple[int, ...]
 _key = attrgetter("key")
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """One job in the queue and what the last pass gave it."""
 
-    __slots__ = ("after", "allowed_by_type", "before", "extra", "job", "key", "kind", "size")
-
-    def __init__(self, key: Key, job: JobState, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
-        self.key = key
-        self.job = job
-        self.allowed_by_type = allowed_by_type
-        self.before: Free | None = None
-        """GPUs free before its turn; None: the next pass looks at it."""
-        self.after: Free = ()
-        self.kind = 0
-        """Index of its GPU type."""
-        self.size = 0
-        """One of its allowed sizes."""
-        self.extra = 0
-        """GPUs on top, between two steps, that no other job can use."""
+    key: Key
+    job: JobState
+    allowed_by_type: tuple[AllowedSizes, ...]
+    before: Free | None = None
+    """GPUs free before its turn; None: the next pass looks at it."""
+    after: Free = ()
+    kind: int = 0
+    """Index of its GPU type."""
+    size: int = 0
+    """One of its allowed sizes."""
+    extra: int = 0
+    """GPUs on top, between two steps, that no other job can use."""
 
     @property
     def gpus(self) -> int:

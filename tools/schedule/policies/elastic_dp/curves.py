@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.profile.throughput import local_limit
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains, Ints
 from pliant.tools.schedule.speeds import Speeds
@@ -70,7 +69,7 @@ class Curves:
         """The curve of a job whose batch may be chosen from ``batches``; None: no size is feasible."""
         spec = job.spec
         limits = (spec.min_gpus, self._most(job, gpu_type), spec.elastic == "none" and spec.gpus.requested)
-        cap = self._most_local(job, gpu_type)
+        cap = self.speeds.most_local(job, gpu_type)
         largest = min(allowed_batches(job)[1], cap or job.reference_batch)
         key = (
             spec.model,
@@ -87,7 +86,7 @@ class Curves:
         return self._known[key]
 
     def _make(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
-        cap = self._most_local(job, gpu_type)
+        cap = self.speeds.most_local(job, gpu_type)
         rates, best = self._fastest(job, gpu_type, batches, cap)
         if not rates.any():
             rates, best = self._fastest(job, gpu_type, batches, None)
@@ -150,7 +149,3 @@ class Curves:
     def _most(self, job: JobState, gpu_type: str) -> int:
         """The most GPUs of the type that the job can use, those that are down included."""
         return job.spec.max_gpus(self.speeds.gpu_types[gpu_type])
-
-    def _most_local(self, job: JobState, gpu_type: str) -> int | None:
-        """0: no batch fits; None: there is no limit."""
-        return local_limit(self.speeds.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)

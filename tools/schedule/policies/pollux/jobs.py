@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from pliant.tools.profile.throughput import local_limit
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pollux.fit import Fit, fit
 from pliant.tools.schedule.policies.pollux.goodput import (
@@ -63,7 +62,7 @@ class Goodputs:
         least, most = spec.min_gpus, spec.max_gpus(pool.gpus)
         if spec.elastic == "none":
             least = most = spec.gpus.requested
-        wide = self._most_local(job, pool)
+        wide = self.speeds.most_local(job, pool.gpu_type)
         if spec.elastic != "size+batch":
             return Limits(least, self._tried(job, pool, least, most, batch), batch, batch, 1, wide)
         low, high = spec.batch.min or batch, spec.batch.max or batch
@@ -122,7 +121,3 @@ class Goodputs:
         return next(
             (k for k in sizes if rate(job, k, pool.gpu_type, global_batch=batch) > 0), min(most, least)
         )
-
-    def _most_local(self, job: JobState, pool: Pool) -> int | None:
-        """0: no batch fits; None: there is no limit."""
-        return local_limit(self.speeds.throughput, job.spec.model, pool.gpu_type, job.spec.batch.per_gpu_max)

@@ -88,8 +88,7 @@ class Tiresias(Policy):
         moved = [member for member in self._order if self._requeue(member, now_s)]
         if self._index(now_s) or moved:
             self._order.sort(key=_turn)
-        decision = self._serve(snapshot)
-        decision.rejected = rejected
+        decision = self._serve(snapshot, rejected)
         for job_id, target in decision.targets.items():
             if not target.gpus:
                 self._members[job_id].waits_since_s = now_s
@@ -186,7 +185,7 @@ class Tiresias(Policy):
 
     # GPUs.
 
-    def _serve(self, snapshot: Snapshot) -> Decision:
+    def _serve(self, snapshot: Snapshot, rejected: dict[str, str]) -> Decision:
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
         for member in self._order:
@@ -197,7 +196,7 @@ class Tiresias(Policy):
                 grants[job.id] = grant
             if not budget.total:
                 break
-        decision = decision_from_grants(snapshot, grants)
+        decision = decision_from_grants(snapshot, grants, rejected)
         if decision.targets and (self.placement == "emptiest" or self._skewed):
             self._place(snapshot, decision.targets)
         return decision

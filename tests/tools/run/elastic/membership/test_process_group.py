@@ -134,10 +134,7 @@ def test_a_script_s_own_group_goes_through_one_two_three_two_one_workers(tmp_pat
     try:
         job.start(1)
         job.wait_for("progress")
-        for members in ([0, 1], [0, 1, 2], [0, 2], [2]):
-            job.publish(members)
-            job.add(*(number for number in members if number >= len(job.workers)))
-            job.reaches()
+        job.goes_through([0, 1], [0, 1, 2], [0, 2], [2])
         until(lambda: list(job.here.meetings.iterdir()) == [])  # what the generations met over goes with them
         job.publish([2], abort=True)
         job.end()
