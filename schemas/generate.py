@@ -7,22 +7,23 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.event import EVENT
 from pliant.schemas.file_io.columns import About, Column, Table
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.file_io.record import Record
-from pliant.schemas.file_io.rows import TABLES
 from pliant.schemas.file_io.seals import CRC_DOC
 from pliant.schemas.file_io.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import check_kind
 from pliant.schemas.metrics import Metrics
+from pliant.schemas.profile import PROFILE
 from pliant.schemas.schedule import Schedule
 
 FOLDER: Final = Path(__file__).parent / "json"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DOCUMENTS: Final[dict[str, type[Record]]] = {"cluster": Cluster, "schedule": Schedule, "metrics": Metrics}
-_TABLES: Final = {table.kind: table for table in TABLES}
+_TABLES: Final[dict[str, Table[Any]]] = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 

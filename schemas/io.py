@@ -73,7 +73,7 @@ def write_metrics(metrics: Metrics, path: str | Path) -> None:
 def read_profile(path: str | Path) -> Profile:
     """The rows and metadata of a Parquet file."""
     source = source_name(path)
-    rows, metadata = parse_parquet(read_bytes(path), source, PROFILE, ProfileRow)
+    rows, metadata = parse_parquet(read_bytes(path), source, PROFILE)
     return Profile(rows, metadata, source)
 
 
@@ -84,7 +84,7 @@ def write_profile(profile: Profile, path: str | Path, *, mode: int = 0o666) -> N
 
 def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:
     """The rows of a Parquet file."""
-    return parse_parquet(read_bytes(path), source_name(path), CONVERGENCE, ConvergenceRow)[0]
+    return parse_parquet(read_bytes(path), source_name(path), CONVERGENCE)[0]
 
 
 def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
@@ -121,4 +121,4 @@ def profile_from_columns(
     columns: Mapping[str, Sequence[Any]], source: str = "profile"
 ) -> tuple[ProfileRow, ...]:
     """Profile rows from columns; ``source`` is what messages call them."""
-    return rows_from_columns(columns, ProfileRow, source)
+    return rows_from_columns(columns, PROFILE, source)

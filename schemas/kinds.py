@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
+from pliant.schemas.convergence import CONVERGENCE
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import parse_document
 from pliant.schemas.file_io.events import parse_events
@@ -18,7 +18,7 @@ from pliant.schemas.file_io.jobs import parse_jobs
 from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.metrics import Metrics
-from pliant.schemas.profile import PROFILE, ProfileRow
+from pliant.schemas.profile import PROFILE
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text.wording import counted
 
@@ -27,8 +27,8 @@ _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "cluster": lambda data, source: (
         parse_document(data, source, "cluster", Cluster, schema_required=False),
     ),
-    "profile": lambda data, source: parse_parquet(data, source, PROFILE, ProfileRow)[0],
-    "convergence": lambda data, source: parse_parquet(data, source, CONVERGENCE, ConvergenceRow)[0],
+    "profile": lambda data, source: parse_parquet(data, source, PROFILE)[0],
+    "convergence": lambda data, source: parse_parquet(data, source, CONVERGENCE)[0],
     "schedule": lambda data, source: (parse_document(data, source, "schedule", Schedule),),
     "event": parse_events,
     "metrics": lambda data, source: (parse_document(data, source, "metrics", Metrics),),

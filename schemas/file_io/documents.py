@@ -29,7 +29,7 @@ from pliant.schemas.file_io.problems import (
     pointer,
 )
 from pliant.schemas.file_io.record import Record
-from pliant.schemas.file_io.version import a_file, check_schema_id, schema_id
+from pliant.schemas.file_io.version import a_file, is_newer, schema_id
 
 R = TypeVar("R", bound=Record)
 
@@ -110,13 +110,11 @@ def _object(data: bytes, source: str, kind: str) -> dict[str, Any]:
 def _version(value: dict[str, Any], source: str, kind: str, line: int, *, schema_required: bool) -> bool:
     """Whether the document comes from a newer minor version."""
     if "schema" in value:
-        problem, newer = check_schema_id(value["schema"], kind)
-    else:
-        problem = f"is missing, expected {schema_id(kind)!r}" if schema_required else None
-        newer = False
-    if problem is not None:
-        raise BadInputError.one(source, problem, line=line, pointer="/schema")
-    return newer
+        return is_newer(value["schema"], kind, source, line)
+    if schema_required:
+        text = f"is missing, expected {schema_id(kind)!r}"
+        raise BadInputError.one(source, text, line=line, pointer="/schema")
+    return False
 
 
 def _line_of(text: str, path: tuple[str | int, ...]) -> int:

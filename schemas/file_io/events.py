@@ -18,10 +18,10 @@ from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, 
 from pliant.schemas.file_io.jsonlines import encode, header, is_torn, read_lines
 from pliant.schemas.file_io.jsontext import is_json, stated_schema
 from pliant.schemas.file_io.record import broken_rule
-from pliant.schemas.file_io.rows import broken_rules, validator
+from pliant.schemas.file_io.rows import validator
 from pliant.schemas.file_io.seals import DAMAGED, FIRST, Seals, link_of, seal
 from pliant.schemas.file_io.tables import check_rows, parse_parquet
-from pliant.schemas.file_io.version import check_schema_id
+from pliant.schemas.file_io.version import is_newer
 
 LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""
@@ -35,7 +35,7 @@ def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
     :raises BadInputError: with every problem; a checksum that does not hold is one.
     """
     if data.startswith(PARQUET_MAGIC):
-        return parse_parquet(data, source, EVENT, Event)[0]
+        return parse_parquet(data, source, EVENT)[0]
     lines, problems = read_lines(
         data, source, EVENT.kind, read_event, schema_required=True, torn_end_allowed=True, seals=Seals()
     )
@@ -70,7 +70,7 @@ def read_event(line: bytes) -> Event:
     event: Event = _validator().validate_json(line)
     broken = [
         InitErrorDetails(type=broken_rule(text, pointer), loc=(), input=None)
-        for pointer, text in broken_rules(event)
+        for pointer, text in EVENT.broken(event)
     ]
     if broken:
         raise ValidationError.from_exception_data("Event", broken)
@@ -180,9 +180,7 @@ class EventWriter:
         start = os.pread(self._descriptor, _BLOCK, 0)
         if LOG_HEADER.startswith(start) or header(EVENT.kind).startswith(start):
             return
-        problem, _ = check_schema_id(stated_schema(start), EVENT.kind)
-        if problem is not None:
-            raise BadInputError.one(str(self.path), problem, line=1, pointer="/schema")
+        is_newer(stated_schema(start), EVENT.kind, str(self.path), line=1)
 
 
 def _last_line(descriptor: int, size: int) -> tuple[int, bytes]:

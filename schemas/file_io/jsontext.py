@@ -15,7 +15,7 @@ from pydantic_core import ValidationError, from_json
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.problems import as_pointer, details, location
-from pliant.schemas.file_io.version import a_file, check_schema_id
+from pliant.schemas.file_io.version import a_file, is_newer
 from pliant.schemas.text.digits import TOO_MANY
 
 T = TypeVar("T")
@@ -41,9 +41,8 @@ def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
     if data.startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, f"is a Parquet file, expected {a_file(kind)} in JSON")
     found = stated_schema(data)
-    problem = None if found is None else check_schema_id(found, kind)[0]
-    if problem is not None:
-        raise BadInputError.one(source, problem, line=1, pointer="/schema")
+    if found is not None:
+        is_newer(found, kind, source, line=1)
 
 
 def syntax_problem(data: bytes, source: str, line: int | None = None) -> Problem | None:

@@ -8,17 +8,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
-from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import EVENT, Event
-from pliant.schemas.file_io.columns import About, Broken, Column, Table
+from pliant.schemas.file_io.columns import About, Column, Table
 from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.profile import PROFILE, ProfileRow
 
-AnyRow = TypeVar("AnyRow", ProfileRow, ConvergenceRow, Event)
-
-TABLES: Final[tuple[Table[Any], ...]] = (PROFILE, CONVERGENCE, EVENT)
-_BY_ROW: Final = {table.row: table for table in TABLES}
+R = TypeVar("R")
 _INT64: Final = 2**63
 
 
@@ -67,16 +61,15 @@ def _value_schema(hint: Any, about: About) -> core_schema.CoreSchema:
 
 
 def rows_from_columns(
-    columns: Mapping[str, Sequence[Any]], row: type[AnyRow], source: str, *, json_as_text: bool = False
-) -> tuple[AnyRow, ...]:
+    columns: Mapping[str, Sequence[Any]], table: Table[R], source: str, *, json_as_text: bool = False
+) -> tuple[R, ...]:
     """The rows of a table given as columns of equal length.
 
     :raises BadInputError: with every problem; the row is counted from 1.
     """
-    table = _BY_ROW[row]
     _check_names(columns, table, source)
     check = validator(table, json_as_text=json_as_text)
-    rows: list[AnyRow] = []
+    rows: list[R] = []
     problems: list[Problem] = []
     for number, values in enumerate(zip(*columns.values(), strict=True), 1):
         try:
@@ -86,25 +79,19 @@ def rows_from_columns(
             continue
         problems += [
             Problem(source, None, f"row {number}: {pointer}", text)
-            for pointer, text in broken_rules(rows[-1])
+            for pointer, text in table.broken(rows[-1])
         ]
     if problems:
         raise BadInputError(problems)
     return tuple(rows)
 
 
-def validate_row(row: ProfileRow | ConvergenceRow | Event) -> None:
-    """Check the values of a row, each for itself.
+def validate_row(row: R, table: Table[R]) -> None:
+    """Check the values of a row, each for itself; ``table.broken`` says whether they go together.
 
     :raises ValidationError: pydantic's, with every value that is wrong.
     """
-    table = _BY_ROW[type(row)]
     validator(table).validate_python({name: getattr(row, name) for name in table.names})
-
-
-def broken_rules(row: ProfileRow | ConvergenceRow | Event) -> Broken:
-    """What is wrong with values that are each right for themselves, as (pointer, message)."""
-    return _BY_ROW[type(row)].broken(row)
 
 
 def _check_names(columns: Mapping[str, Sequence[Any]], table: Table[Any], source: str) -> None:

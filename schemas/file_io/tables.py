@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic_core import ValidationError
 
@@ -17,12 +17,13 @@ from pliant.schemas.file_io.columns import Column, Table
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.jsontext import warn_dropped
 from pliant.schemas.file_io.limits import check_footer, check_strings
-from pliant.schemas.file_io.rows import AnyRow, broken_rules, rows_from_columns, validate_row
-from pliant.schemas.file_io.version import a_file, check_schema_id, schema_id
+from pliant.schemas.file_io.rows import rows_from_columns, validate_row
+from pliant.schemas.file_io.version import a_file, is_newer, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+R = TypeVar("R")
 Metadata = tuple[tuple[str, str], ...]
 
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
@@ -31,9 +32,7 @@ _THREADS_FROM: Final = 1 << 22
 being started, which the C++ library answers with an abort."""
 
 
-def to_columns(
-    rows: Sequence[AnyRow], table: Table[Any], *, json_as_text: bool = False
-) -> dict[str, list[Any]]:
+def to_columns(rows: Sequence[R], table: Table[R], *, json_as_text: bool = False) -> dict[str, list[Any]]:
     """Rows as columns, in the order of the table."""
     columns: dict[str, list[Any]] = {}
     for column in table.columns:
@@ -44,23 +43,23 @@ def to_columns(
     return columns
 
 
-def check_rows(rows: Sequence[AnyRow], table: Table[Any]) -> None:
+def check_rows(rows: Sequence[R], table: Table[R]) -> None:
     """Refuse to write rows that no reader would accept.
 
     :raises ValueError: a row breaks the schema; the program that made it is at fault, not its user.
     """
     for number, row in enumerate(rows, 1):
         try:
-            validate_row(row)
+            validate_row(row, table)
         except ValidationError as error:
             raise ValueError(f"{table.kind} row {number} breaks the schema: {error}") from error
-        broken = broken_rules(row)
+        broken = table.broken(row)
         if broken:
             raise ValueError(f"{table.kind} row {number} breaks the schema: {broken[0][0]}: {broken[0][1]}")
 
 
 @garbage_collection_paused()
-def parquet_bytes(rows: Sequence[AnyRow], table: Table[Any], metadata: Metadata = ()) -> bytes:
+def parquet_bytes(rows: Sequence[R], table: Table[R], metadata: Metadata = ()) -> bytes:
     """A Parquet file of the rows, its schema and ``metadata`` in the file's own metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -76,22 +75,22 @@ def parquet_bytes(rows: Sequence[AnyRow], table: Table[Any], metadata: Metadata 
 
 
 @garbage_collection_paused()
-def parse_parquet(
-    data: bytes, source: str, table: Table[Any], row: type[AnyRow]
-) -> tuple[tuple[AnyRow, ...], Metadata]:
+def parse_parquet(data: bytes, source: str, table: Table[R]) -> tuple[tuple[R, ...], Metadata]:
     """The rows and the metadata of a Parquet file.
 
     :raises BadInputError: with every problem of the file.
     """
     arrow = read_arrow(data, source, table.kind)
     metadata = file_metadata(arrow)
-    newer = _version(metadata, source, table.kind)
-    if newer:
+    if "schema" not in metadata:
+        text = f"metadata is missing, expected {schema_id(table.kind)!r}"
+        raise BadInputError.one(source, text, pointer="/schema")
+    if is_newer(metadata["schema"], table.kind, source):
         unknown = [name for name in arrow.column_names if name not in table.names]
         arrow = arrow.drop_columns(unknown)
         warn_dropped(source, [f"/{name}" for name in unknown])
     columns = cast_columns(arrow, source, table)
-    rows = rows_from_columns(columns, row, source, json_as_text=True)
+    rows = rows_from_columns(columns, table, source, json_as_text=True)
     return rows, tuple((name, text) for name, text in metadata.items() if name not in _NOT_OURS)
 
 
@@ -126,6 +125,7 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
     """The table, strings written out once it is known that they fit."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+    import pyarrow.types as pt
 
     footer = pq.ParquetFile(pa.BufferReader(data))
     check_footer(footer, len(data), source)
@@ -137,24 +137,16 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
     ]
     if nested:
         raise BadInputError(nested)
-    texts = [field.name for field in fields if _is_text(field.type)]
+    is_text = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
+    texts = [field.name for field in fields if any(check(field.type) for check in is_text)]
     file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
     packed = file.read(use_threads=len(data) >= _THREADS_FROM)
     check_strings(packed, len(data), source)
-    plain = [field.with_type(_plain(field.type)) for field in packed.schema]
+    plain = [
+        field.with_type(field.type.value_type) if pt.is_dictionary(field.type) else field
+        for field in packed.schema
+    ]
     return packed.cast(pa.schema(plain, packed.schema.metadata))
-
-
-def _is_text(found: pa.DataType) -> bool:
-    import pyarrow.types as pt
-
-    return any(check(found) for check in (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary))
-
-
-def _plain(found: pa.DataType) -> pa.DataType:
-    import pyarrow.types as pt
-
-    return found.value_type if pt.is_dictionary(found) else found
 
 
 def file_metadata(arrow: pa.Table) -> dict[str, str]:
@@ -209,17 +201,6 @@ def _holds(found: pa.DataType, column: Column) -> bool:
         case _:
             fits = pt.is_string(found) or pt.is_large_string(found) or pt.is_string_view(found)
     return bool(fits or (pt.is_null(found) and column.nullable))
-
-
-def _version(metadata: Mapping[str, str], source: str, kind: str) -> bool:
-    if "schema" not in metadata:
-        raise BadInputError.one(
-            source, f"metadata is missing, expected {schema_id(kind)!r}", pointer="/schema"
-        )
-    problem, newer = check_schema_id(metadata["schema"], kind)
-    if problem is not None:
-        raise BadInputError.one(source, problem, pointer="/schema")
-    return newer
 
 
 def _as_text(value: object) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.text.wording import shortened
 
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
@@ -24,6 +25,17 @@ def schema_id(kind: str, minor: int = 0) -> str:
 def a_file(kind: str) -> str:
     """A file of that kind in words: ``an 'event' file``."""
     return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind!r} file"
+
+
+def is_newer(found: object, kind: str, source: str, line: int | None = None) -> bool:
+    """Whether an identifier read from a file is of a newer minor version.
+
+    :raises BadInputError: this version cannot read such a file.
+    """
+    problem, newer = check_schema_id(found, kind)
+    if problem is not None:
+        raise BadInputError.one(source, problem, line=line, pointer="/schema")
+    return newer
 
 
 def check_schema_id(found: object, kind: str) -> tuple[str | None, bool]:

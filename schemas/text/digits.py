@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-LONGEST: Final = 18
-"""Digits of the longest number: each number of 18 digits fits 64 bits."""
 TOO_MANY: Final = "a number has too many digits"
 """What messages say of a number that Python does not convert."""
 
@@ -17,4 +15,4 @@ def whole_number(text: str) -> int | None:
     limit of digits that the environment sets.
     """
     plain = text.isascii() and text.isdigit()
-    return int(text) if plain and len(text.lstrip("0")) <= LONGEST else None
+    return int(text) if plain and len(text.lstrip("0")) <= 18 else None  # all of them fit 64 bits

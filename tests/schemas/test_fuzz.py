@@ -31,7 +31,7 @@ PARSERS: dict[str, Callable[[bytes, str], Any]] = {
     "schedule": lambda data, source: parse_document(data, source, "schedule", Schedule),
     "metrics": lambda data, source: parse_document(data, source, "metrics", Metrics),
     "event": parse_events,
-    "profile": lambda data, source: parse_parquet(data, source, PROFILE, ProfileRow),
+    "profile": lambda data, source: parse_parquet(data, source, PROFILE),
 }
 FIELDS = st.sampled_from(
     ["id", "submit_time", "model", "gpus", "work", "samples", "requested", "batch", "nodes", "name",

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import BatchPlan
@@ -36,7 +36,6 @@ from pliant.tools.profile.rows import Key, key, shape
 from pliant.tools.profile.throughput import Placement
 
 Query = tuple[str, str, Placement, int, int | None]
-T = TypeVar("T")
 
 
 class ThroughputBySize(ProfiledThroughput["SizeTable"]):
@@ -97,19 +96,6 @@ class ThroughputBySize(ProfiledThroughput["SizeTable"]):
         return SizeTable(rows, self._allreduce.get(gpu_type, AllReduce(())))
 
 
-class ShapeIndex(dict[Placement, T]):
-    """Values by placement, and which of them stand for a placement or size that was not measured."""
-
-    def nearest(self, wanted: Placement, gpus: int) -> Placement | None:
-        """The placement of ``gpus`` GPUs most like ``wanted``: same number of nodes first, else more."""
-        candidates = [place for place in self if sum(place) == gpus]
-        return min(candidates, key=lambda place: _unlike(place, wanted), default=None)
-
-    def sizes(self) -> list[int]:
-        """Numbers of GPUs, ascending."""
-        return sorted({sum(place) for place in self})
-
-
 class AllReduce:
     """Seconds of an all-reduce by placement and weights."""
 
@@ -118,7 +104,7 @@ class AllReduce:
         for row in _averaged(row for row in rows if row.feasible and row.step_seconds is not None):
             if row.step_seconds is not None and row.parameters:
                 points.setdefault(shape(row), {})[row.parameters] = row.step_seconds
-        self._curves = ShapeIndex({place: Curve(by.items()) for place, by in points.items()})
+        self._curves = {place: Curve(by.items()) for place, by in points.items()}
 
     def seconds(self, place: Placement, weights: int) -> float | None:
         """Seconds for ``weights`` weights; None beyond the largest size that was measured."""
@@ -143,7 +129,7 @@ class SizeTable:
         """Largest local batch that fits; 0: none does."""
         self._exact = {(shape(row), row.local_batch, row.accum_steps): row for row in good}
         self._compute = _compute_curve(good)
-        self._curves = ShapeIndex(_curves(good, self._compute))
+        self._curves = _curves(good, self._compute)
         self._allreduce = allreduce
         self._weights = max((row.parameters or 0 for row in rows), default=0)
 
@@ -160,7 +146,7 @@ class SizeTable:
 
     def measured(self, place: Placement, plan: BatchPlan) -> ProfileRow | None:
         """The row that says how long this takes, of the same placement or else the most similar."""
-        found = self._curves.nearest(place, sum(place))
+        found = _most_alike(self._curves, place).get(sum(place))
         return None if found is None else self._exact.get((found, plan.local, plan.accum))
 
     def seconds(self, place: Placement, plan: BatchPlan) -> float | None:
@@ -195,38 +181,36 @@ class SizeTable:
 
 
 def over_sizes(
-    known: ShapeIndex[T], place: Placement, at: Callable[[Placement], float], alone: float | None
+    known: Iterable[Placement], place: Placement, at: Callable[[Placement], float], alone: float | None
 ) -> float | None:
     """A value at a placement: at the most similar one of the size, else linear between the sizes around it.
 
+    :param known: placements that have a value.
     :param alone: the value on one GPU, where that is known without a placement of that size.
     :returns: None beyond what is known.
     """
-    gpus = sum(place)
-    same = known.nearest(place, gpus)
-    if same is not None:
-        return at(same)
+    gpus, alike = sum(place), _most_alike(known, place)
+    if gpus in alike:
+        return at(alike[gpus])
     if gpus == 1:
         return alone
-    sizes = known.sizes()
-    left = max((size for size in sizes if size < gpus), default=None)
-    right = min((size for size in sizes if size > gpus), default=None)
+    left = max((size for size in alike if size < gpus), default=None)
+    right = min((size for size in alike if size > gpus), default=None)
     if right is None or (left is None and alone is None):
         return None
-    at_right = at(_there(known, place, right))
+    at_right = at(alike[right])
     if left is None:
         return between(gpus, 1, alone or 0.0, right, at_right)
-    return between(gpus, left, at(_there(known, place, left)), right, at_right)
+    return between(gpus, left, at(alike[left]), right, at_right)
 
 
-def _there(known: ShapeIndex[T], place: Placement, gpus: int) -> Placement:
-    found = known.nearest(place, gpus)
-    assert found is not None, "the size was taken from the index"  # noqa: S101
-    return found
+def _most_alike(known: Iterable[Placement], wanted: Placement) -> dict[int, Placement]:
+    """By number of GPUs, the placement most like the wanted one: of as many nodes first, else of more."""
 
+    def unlike(place: Placement) -> tuple[int, int, Placement]:
+        return abs(len(place) - len(wanted)), -len(place), place
 
-def _unlike(place: Placement, wanted: Placement) -> tuple[int, int, Placement]:
-    return abs(len(place) - len(wanted)), -len(place), place
+    return {sum(place): place for place in sorted(known, key=unlike, reverse=True)}
 
 
 def _averaged(rows: Iterable[ProfileRow]) -> list[ProfileRow]:

@@ -37,7 +37,7 @@ def import_rows(path: str | Path) -> tuple[ProfileRow, ...]:
     for column in PROFILE.columns:
         if column.nullable:
             columns.setdefault(column.name, [None] * length)
-    rows = rows_from_columns(columns, ProfileRow, source)
+    rows = rows_from_columns(columns, PROFILE, source)
     return merged((), (replace(row, source="imported") if row.source == "measured" else row for row in rows))
 
 

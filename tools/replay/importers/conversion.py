@@ -11,8 +11,9 @@ from typing import Final, TypeVar
 from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.file_io.columns import Table
 from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.rows import AnyRow, broken_rules, validate_row
+from pliant.schemas.file_io.rows import validate_row
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 T = TypeVar("T")
@@ -28,14 +29,14 @@ class DroppedRowError(Exception):
     """By the format's own meaning the row is not a GPU training job; the message says why."""
 
 
-def checked(row: AnyRow) -> AnyRow:
+def checked(row: T, table: Table[T]) -> T:
     """A row of a table that an importer has made; its reader must accept it.
 
     :raises ValidationError: pydantic's, where a value is wrong.
     :raises MalformedRowError: values contradict each other.
     """
-    validate_row(row)
-    for pointer, message in broken_rules(row):
+    validate_row(row, table)
+    for pointer, message in table.broken(row):
         raise MalformedRowError(pointer.removeprefix("/"), message)
     return row
 

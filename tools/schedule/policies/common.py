@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
@@ -153,6 +153,11 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     return (
         f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
     )
+
+
+def explain_gang(job: JobState, reason: str) -> Explanation:
+    """Why a job of a policy that gives what was requested runs or waits."""
+    return Explanation(reason, needs_gpus=None if job.gpus else job.spec.gpus.requested)
 
 
 def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) -> float:

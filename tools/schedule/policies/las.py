@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pliant.tools.schedule.policies.common import serve_in_order
+from pliant.tools.schedule.policies.common import explain_gang, serve_in_order
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -31,9 +31,8 @@ class Las(Policy):
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job has received."""
         return {
-            job.id: Explanation(
-                f"{job.attained_service_s(snapshot.time_s):.0f} GPU-seconds received so far",
-                needs_gpus=None if job.gpus else job.spec.gpus.requested,
+            job.id: explain_gang(
+                job, f"{job.attained_service_s(snapshot.time_s):.0f} GPU-seconds received so far"
             )
             for job in snapshot.jobs.values()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import requested_service_s, serve_in_order
+from pliant.tools.schedule.policies.common import explain_gang, requested_service_s, serve_in_order
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -69,9 +69,6 @@ def total_service_s(job: JobState, snapshot: Snapshot) -> float:
 
 
 def _explanation(job: JobState, service_s: float, when: str) -> Explanation:
-    known = (
-        f"{service_s:.0f} GPU-seconds {when}"
-        if service_s != float("inf")
-        else "work unknown, so last in order"
-    )
-    return Explanation(known, needs_gpus=None if job.gpus else job.spec.gpus.requested)
+    if service_s == float("inf"):
+        return explain_gang(job, "work unknown, so last in order")
+    return explain_gang(job, f"{service_s:.0f} GPU-seconds {when}")

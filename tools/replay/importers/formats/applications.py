@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.profile import ProfileRow
+from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.tools.replay.importers.conversion import Conversion, checked
 from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import MOST_GPUS, Imported
@@ -117,7 +117,8 @@ def _step(model: str, gpu_type: str, shape_of: Callable[[InputRow], Shape], row:
             samples_per_second=sum(shares) * local / step_s,
             source="imported",
             node_order=node_order,
-        )
+        ),
+        PROFILE,
     )
 
 
@@ -163,5 +164,6 @@ def _epoch(model: str, batch: int, row: InputRow) -> ConvergenceRow:
             metric=value,
             grad_sqr=row.number("grad_sqr"),
             grad_var=row.number("grad_var"),
-        )
+        ),
+        CONVERGENCE,
     )

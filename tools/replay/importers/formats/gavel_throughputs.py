@@ -17,7 +17,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes
 from pliant.schemas.file_io.jsontext import parse_json
 from pliant.schemas.file_io.record import LARGEST_BATCH
-from pliant.schemas.profile import ProfileRow
+from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text.digits import whole_number
 from pliant.tools.replay.importers.conversion import Conversion, checked
 from pliant.tools.replay.importers.format import MOST_GPUS, Imported
@@ -142,7 +142,8 @@ def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
             samples_per_second=local * steps_per_second if fits else None,
             feasible=fits,
             source="imported",
-        )
+        ),
+        PROFILE,
     )
 
 

@@ -13,6 +13,7 @@ from pliant.tools.schedule.policies.common import (
     GpuBudget,
     Grant,
     decision_from_grants,
+    explain_gang,
     reject_impossible,
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
@@ -102,11 +103,9 @@ class Tiresias(Policy):
         for member in self._order:
             place[member.queue] = place.get(member.queue, 0) + 1
             job = member.job
-            reasons[job.id] = Explanation(
-                f"queue {member.queue + 1} of {len(self._thresholds) + 1}, place {place[member.queue]}, with "
-                f"{self._service(member, snapshot.time_s):.0f} GPU-seconds received",
-                needs_gpus=None if job.gpus else job.spec.gpus.requested,
-            )
+            turn = f"queue {member.queue + 1} of {len(self._thresholds) + 1}, place {place[member.queue]}"
+            service = f"{self._service(member, snapshot.time_s):.0f} GPU-seconds received"
+            reasons[job.id] = explain_gang(job, f"{turn}, with {service}")
         return reasons
 
     def dump_state(self) -> dict[str, Any]:
