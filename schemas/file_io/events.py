@@ -91,13 +91,10 @@ def _fields(event: Event) -> dict[str, Any]:
 
 
 class EventWriter:
-    """Append events to a JSON Lines file; what :meth:`append` returned from survives a crash.
+    """Appends events to a JSON Lines file; what :meth:`append` returned from survives a crash.
 
-    The file is made for its owner alone, for jobs state secrets in their environment.
-
-    Every line gets a checksum. Opening writes the header line of a new file, and of a file whose lines have
-    none so far, and cuts off a last line that a crash left torn. One writer at a time: the caller holds the
-    lock.
+    Every line gets a checksum. Opening writes the header that a file lacks and cuts off a torn last line.
+    Only its owner can read a new file: jobs state secrets in their environment. The caller holds the lock.
 
     :raises BadInputError: the file is there and is not an event file, or its last line is damaged.
     """

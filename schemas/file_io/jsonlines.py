@@ -56,9 +56,9 @@ def read_lines(
 
     :param validate: makes a record of the bytes of one JSON object, or raises pydantic's ``ValidationError``.
     :param schema_required: the first line must name the schema; else version 1 is assumed.
-    :param torn_end_allowed: a last line without its line end that is not JSON is dropped with a warning.
+    :param torn_end_allowed: drop a last line that a crash has cut short, with a warning.
     :param written_by_people: look for keys that one object gives twice; takes a sixth more time.
-    :param seals: lines may carry checksums, which this verifies.
+    :param seals: verifies the checksums of lines that have some.
     :raises BadInputError: the file cannot be read any further, being of another kind or major version.
     :raises OutOfMemoryError: the file is too large.
     """

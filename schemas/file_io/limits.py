@@ -1,7 +1,6 @@
-"""How much larger than its file an input may become.
+"""How much memory an input may take, by the size of its file: a small one can hold a value a million times.
 
-A compressed file of some kilobytes can hold one value a million times. What a file needs in memory is
-therefore bounded by its size; :data:`FACTOR` in the environment raises all bounds.
+:data:`FACTOR` in the environment raises all bounds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Checksums in the lines of a log, so that damage is noticed where it is read.
+"""Checksums in the lines of a log: readers notice changed bytes, and lines that are lost, moved or repeated.
 
-A sealed line ends in ``"crc":"PPPPPPPPOOOOOOOO"``: the checksum of the line before it and its own, each a
-CRC-32 in hexadecimal. Its own covers all bytes before it, those of the line before included; so a changed
-byte breaks one line, and a line that is lost, moved or there twice breaks the order. The first line after a
-header continues none and names ``00000000``. Lines without the field are read as they are.
+A sealed line ends in ``"crc":"PPPPPPPPOOOOOOOO"``: the CRC-32 of the line before it (00000000 after a header)
+and its own, which covers all bytes up to there. Lines without the field are read as they are.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 from collections.abc import Collection
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Self
 
@@ -136,7 +136,7 @@ def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
         "workers": workers,
         "wanted": wanted.model_dump(mode="json"),
         "host": platform.node(),
-        "versions": [_version(name) for name in ("pliant", "torch")],
+        "versions": [version(name) for name in ("pliant", "torch")],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -151,10 +151,3 @@ def _digest(script: Script) -> str | None:
 
 def _line(measured: Measured) -> bytes:
     return encode(measured.model_dump(mode="json", exclude_defaults=True))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"

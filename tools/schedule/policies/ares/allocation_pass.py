@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, efficiency
+from pliant.tools.schedule.policy import Explanation
 
 Key = tuple[float, float, str]
 """(F, submit time, id): whose turn comes first."""
@@ -138,6 +140,14 @@ class Queue:
         self._stale.clear()
         return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
 
+    def explain(self) -> dict[str, Explanation]:
+        """Why each job holds what it holds."""
+        count = len(self.entries)
+        return {
+            entry.job.id: _explain(entry, f"F = {entry.key[0]:.6g} ({_ordinal(rank)} of {count})")
+            for rank, entry in enumerate(self.entries, start=1)
+        }
+
     def _entry(self, finish: float, job: JobState) -> Entry:
         return Entry((finish, *job.arrival), job, self.sizes.of(job))
 
@@ -190,3 +200,23 @@ class Queue:
             if pays and sizes.speeds.rate(job, size, kind) > rate:
                 return size - entry.size
         return 0
+
+
+def _explain(entry: Entry, rank: str) -> Explanation:
+    if not any(allowed.sizes for allowed in entry.allowed_by_type):
+        reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
+        return Explanation(reason or "the cluster has no GPUs")
+    free = max(entry.before or (0,))
+    if entry.gpus:
+        allowed = entry.allowed
+        short = f", {free} free after the jobs before it" if entry.gpus < allowed.ceiling else ""
+        return Explanation(f"{rank}, ceiling {allowed.ceiling} by {allowed.reason}{short}")
+    least = min(allowed.sizes[0] for allowed in entry.allowed_by_type if allowed.sizes)
+    reason = f"{rank}, needs {in_gpus(least)}, {free} free after the jobs before it"
+    return Explanation(reason, least)
+
+
+def _ordinal(rank: int) -> str:
+    if rank % 100 in (11, 12, 13):
+        return f"{rank}th"
+    return f"{rank}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(rank % 10, 'th') }"

@@ -24,7 +24,7 @@ from pliant.tools.schedule.policies.ares.allocation_pass import Free, Queue
 from pliant.tools.schedule.policies.ares.allowed_sizes import SizesByJob
 from pliant.tools.schedule.policies.ares.consolidate import consolidations
 from pliant.tools.schedule.policies.ares.gps import VirtualTime
-from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand
+from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand, explain_unknown
 from pliant.tools.schedule.policies.common import reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
@@ -107,11 +107,9 @@ class Ares(Policy):
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """F and rank, the ceiling and what sets it; for a waiting job what it lacks."""
-        from pliant.tools.schedule.policies.ares.explain import explain_queue, explain_unknown
-
         if self._queue is None:
             return {}
-        return explain_queue(self._queue) | explain_unknown(self._unknown.values())
+        return self._queue.explain() | explain_unknown(self._unknown.values())
 
     def dump_state(self) -> dict[str, Any]:
         """Virtual time, and F of the jobs active in GPS and of those active in the cluster."""

@@ -8,11 +8,13 @@ no job of known demand is there, it is the whole cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 
+from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import equal_shares
+from pliant.tools.schedule.policy import Explanation
 from pliant.tools.schedule.speeds import Speeds
 
 Share = tuple[int, int]
@@ -118,3 +120,16 @@ class UnknownDemand:
 
     def _runs(self, job: JobState, gpus: int, kind: int) -> bool:
         return self.speeds.rate(job, gpus, self.gpu_types[kind]) > 0
+
+
+def explain_unknown(jobs: Iterable[JobState]) -> dict[str, Explanation]:
+    """One explanation for each job of unknown demand."""
+    return {
+        job.id: Explanation("unknown demand: an equal share of the pool")
+        if job.gpus
+        else Explanation(
+            f"unknown demand: needs {in_gpus(job.spec.min_gpus)}, the pool has too few left",
+            job.spec.min_gpus,
+        )
+        for job in jobs
+    }
