@@ -21,6 +21,11 @@ from pliant.schemas.text.wording import without_long_words
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
+PARAM = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
+]
+SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")]
 BROKEN_PIPE = 128 + signal.SIGPIPE
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "failed to map segment"

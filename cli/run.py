@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.common import run_command
+from pliant.cli.common import PARAM, SEED, run_command
 from pliant.cli.console import is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.pipes import write_stdout
@@ -53,11 +53,8 @@ def run(
             "--policy", help="The policy that decides, with --follow.", show_default="the one before"
         ),
     ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")] = 0,
+    param: PARAM = None,
+    seed: SEED = 0,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="The cluster (JSON), where --follow begins a run.")
     ] = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from pliant.cli.assumptions import STRICT, heed
+from pliant.cli.common import PARAM, SEED
 from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import UsageError
 
@@ -45,10 +46,7 @@ def schedule(
             help="Take the inputs from this state directory; before its first run name a --cluster.",
         ),
     ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
-    ] = None,
+    param: PARAM = None,
     now: Annotated[
         float | None,
         typer.Option(
@@ -61,7 +59,7 @@ def schedule(
             "--wait", metavar="SECONDS", min=0, help="Wait for a state directory that a run writes to."
         ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")] = 0,
+    seed: SEED = 0,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
     ] = False,

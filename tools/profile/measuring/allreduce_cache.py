@@ -51,7 +51,7 @@ class AllReduceCache:
         if measured_on != cluster:
             what = f"was measured on {measured_on}, not on {cluster}"
             raise BadInputError.one(
-                str(path), f"{what}: measure anew with --refresh, or name another --allreduce-file"
+                str(path), f"{what}: measure again with --refresh, or name another --allreduce-file"
             )
         return cls(rows, measured_on, found.metadata)
 
@@ -68,12 +68,8 @@ class AllReduceCache:
     @property
     def measured_on(self) -> str:
         """Day and minute (UTC) of the newest row."""
-        newest = max((row.measured_at for row in self.rows if row.measured_at is not None), default=None)
-        return (
-            "an unknown day"
-            if newest is None
-            else f"{datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC"
-        )
+        newest = max((row.measured_at or 0.0 for row in self.rows), default=0.0)
+        return f"{datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def cluster_label(cluster: Cluster | None) -> str:

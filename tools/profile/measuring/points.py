@@ -73,7 +73,7 @@ class PointsFile:
             data, str(path), KIND, Measured.model_validate_json, schema_required=True, torn_end_allowed=True
         )
         if problems:
-            what = "cannot be gone on from: remove it to measure everything anew"
+            what = "cannot be gone on from: remove it to measure everything again"
             raise BadInputError([*problems, Problem(str(path), None, "", what)])
         return cls(path, [found for _, found in lines])
 

@@ -6,6 +6,7 @@ import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pliant.tools.schedule.jobs import JobState
@@ -88,7 +89,7 @@ class Tiresias(Policy):
         now_s = snapshot.time_s
         moved = [member for member in self._order if self._requeue(member, now_s)]
         if self._index(now_s) or moved:
-            self._order.sort(key=_turn)
+            self._order.sort(key=attrgetter("turn"))
         decision = self._serve(snapshot, rejected)
         for job_id, target in decision.targets.items():
             if not target.gpus:
@@ -118,7 +119,7 @@ class Tiresias(Policy):
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         """Take up what ``dump_state`` gave."""
         self._members = {job_id: _Member(jobs[job_id], *values) for job_id, values in state.items()}
-        self._order = sorted(self._members.values(), key=_turn)
+        self._order = sorted(self._members.values(), key=attrgetter("turn"))
 
     # Queues.
 
@@ -135,7 +136,7 @@ class Tiresias(Policy):
         for job_id, job in jobs.items():
             if job_id not in members and job_id not in rejected:
                 member = members[job_id] = _Member(job, 0, job.arrival[0])
-                insort(self._order, member, key=_turn)
+                insort(self._order, member, key=attrgetter("turn"))
 
     def _service(self, member: _Member, time_s: float) -> float:
         return member.job.attained_service_s(time_s) - member.forgiven_gpu_s
@@ -223,10 +224,6 @@ class Tiresias(Policy):
                 place = free.tightest(target.gpus, target.gpu_type)
             free.take(place)
             targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
-
-
-def _turn(member: _Member) -> tuple[int, float, float, tuple[float, str]]:
-    return member.turn
 
 
 def _thresholds(queue_gpu_hours: str) -> Sequence[float]:
