@@ -1,4 +1,4 @@
-"""Importers: public traces and measurements as pliant's own files; one module per format in :mod:`.formats`.
+"""Importers: public traces and measurements as pliant's own files, read by the modules of :mod:`.formats`.
 
 :mod:`.run` is the entry, :mod:`.registry` the table of formats. A format's module says what its columns
 mean and which of its rows are not GPU training jobs; strictness, counting, ids, order and writing are shared.

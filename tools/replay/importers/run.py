@@ -111,14 +111,18 @@ def _import_jobs(jobs: Iterable[Job], absolute: bool, out: str, conversion: Conv
     check_output(out)
     with OrderedJobs() as spool:
         _collect(jobs, spool, conversion)
-        if not len(spool):
-            raise BadInputError(_nothing(conversion.summary))
         _write_jobs(spool, absolute, out, conversion.summary)
 
 
 def _collect(jobs: Iterable[Job], spool: OrderedJobs, conversion: Conversion) -> None:
+    """:raises BadInputError: a row is malformed, or there is no job."""
     spool.add(jobs)
     conversion.finish()
+    if not len(spool):
+        summary = conversion.summary
+        dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(summary.dropped.items()))
+        why = f" ({dropped})" if dropped else ""
+        raise BadInputError(f"{summary.format}: no job in {summary.rows} rows{why}")
 
 
 def _write_jobs(spool: OrderedJobs, absolute: bool, out: str, summary: ImportSummary) -> None:
@@ -129,11 +133,6 @@ def _write_jobs(spool: OrderedJobs, absolute: bool, out: str, summary: ImportSum
     summary.files.append(out)
 
 
-def _nothing(summary: ImportSummary) -> str:
-    dropped = "; ".join(f"{count} {reason}" for reason, count in sorted(summary.dropped.items()))
-    return f"{summary.format}: no job in {summary.rows} rows" + (f" ({dropped})" if dropped else "")
-
-
 def _import_folder(
     found: FolderFormat, folder: Path, workload: Path | None, out: str, conversion: Conversion
 ) -> None:
@@ -142,9 +141,9 @@ def _import_folder(
     check_folder(out)
     imported = found.read(folder, workload, conversion)
     with OrderedJobs() as spool:
-        _collect(imported.jobs, spool, conversion)
-        if workload is not None and not len(spool):
-            raise BadInputError(_nothing(conversion.summary))
+        if workload is not None:
+            _collect(imported.jobs, spool, conversion)
+        conversion.finish()
         _write_folder(imported, Path(out), conversion.summary)
         if workload is None:
             conversion.summary.assume("no --workload was given: there are no jobs")
