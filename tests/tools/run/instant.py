@@ -22,6 +22,7 @@ class InstantBackend:
     """
 
     name = "instant"
+    in_place = True
 
     def __init__(self, cluster: Cluster, traps: Mapping[tuple[str, str], Trap] | None = None) -> None:
         self._cluster = cluster

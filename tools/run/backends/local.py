@@ -45,6 +45,7 @@ class LocalBackend:
     """
 
     name = "local"
+    in_place = True
 
     def __init__(self, cluster: Cluster, jobs: Path) -> None:
         self._cluster = cluster

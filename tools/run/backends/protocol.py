@@ -69,10 +69,17 @@ class UnitStatus:
     code: int | None = None
     idle: bool = field(default=False, compare=False)
     """It runs, but is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
+    queued: bool = field(default=False, compare=False)
+    """It counts as running, but nothing of it does yet: it waits for its turn."""
 
 
 class Backend(Protocol):
     """A place to run processes."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether an attempt that runs can get further units, and give up some of its own."""
+        ...
 
     def nodes(self) -> Sequence[NodeInfo]:
         """All nodes, up or not.

@@ -267,7 +267,7 @@ class Executor:
             self.stop(gang)
             return
         others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
-        way = way_to(target, gang.crew(), others | gang.leaving)
+        way = way_to(target, gang.crew(), others | gang.leaving, in_place=self._backend.in_place)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched again: %s", gang.handle.job, way.reason)
             self.stop(gang, way.reason)

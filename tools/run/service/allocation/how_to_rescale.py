@@ -50,16 +50,20 @@ class InPlace:
 Way = Relaunch | Wait | InPlace
 
 
-def way_to(target: Target, crew: Crew, busy: Collection[Slot]) -> Way:
+def way_to(target: Target, crew: Crew, busy: Collection[Slot], *, in_place: bool = True) -> Way:
     """How to get there, or to the next step on the way.
 
     Slots that are given up are left before others that are still in use have to be free, so that two jobs
     can exchange slots.
 
     :param busy: slots that something still runs on, but for those of the plan's own members.
+    :param in_place: the backend can change the processes of an attempt; a change of the batch alone needs
+        none of that.
     """
     if target.job.elastic == "none":
         return Relaunch("the job is not elastic")
+    if not in_place and {Slot.parse(member.slot) for member in crew.plan.members} != set(target.slots):
+        return Relaunch("its backend starts and ends an attempt as a whole")
     if crew.trains is None:
         return Relaunch("its script does not change its workers while it trains") if crew.reports else Wait()
     trained = set(crew.trains.workers)

@@ -98,3 +98,14 @@ def test_what_cannot_be_done_in_place_is_a_relaunch_that_says_why(
     wanted: Target, crew: Crew, reason: str
 ) -> None:
     assert way_to(wanted, crew, ()) == Relaunch(reason)
+
+
+@pytest.mark.parametrize("wanted", [target(0, 1, 2), target(1), target(2, 3)])
+@pytest.mark.parametrize("crew", [SETTLED, Crew(TWO, None, reports=False)])
+def test_what_starts_and_ends_as_a_whole_is_launched_again(wanted: Target, crew: Crew) -> None:
+    reason = "its backend starts and ends an attempt as a whole"
+    assert way_to(wanted, crew, (), in_place=False) == Relaunch(reason)
+
+
+def test_a_batch_changes_in_place_wherever_the_job_runs() -> None:
+    assert told(way_to(target(1, 0), SETTLED, (), in_place=False)) == ([0, 1], [])

@@ -138,6 +138,13 @@ def test_a_stop_that_was_asked_for_has_a_deadline_also_where_one_worker_has_left
     assert scene.watch(90.0, 95.0) == ["term", "kill", "kill"]
 
 
+def test_what_waits_in_a_queue_has_nothing_to_save_and_is_ended_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "size")
+    scene.gang.statuses = (UnitStatus("running", queued=True),) * 2
+    scene.stop(0.0)
+    assert scene.backend.told == ["term"]
+
+
 def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> None:
     scene.says(1, "stopped")
     scene.gang.statuses = (RUNNING, CLEAN)
