@@ -181,9 +181,13 @@ class Gang:
             self._setback = found if self._setback is None else self._setback.and_also(found)
 
     def stop(self, now_s: float) -> None:
-        """Wait for the workers to save and leave; a script that knows nothing of plans gets SIGTERM now."""
+        """Wait for the workers to save and leave.
+
+        A script that knows nothing of plans gets SIGTERM now, and so does what has not begun.
+        """
         reads_plans = self.target.job.elastic != "none" or self.handle.files.progress.exists()
-        self._enter("abort" if reads_plans else "term", now_s)
+        waits = bool(self.statuses) and all(status.queued for status in self.statuses)
+        self._enter("abort" if reads_plans and not waits else "term", now_s)
 
     def kill(self, now_s: float) -> None:
         """End it at once."""
