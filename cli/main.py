@@ -31,6 +31,7 @@ COMMANDS: Final = (
     ("cancel", LIVE),
     ("hold", LIVE),
     ("release", LIVE),
+    ("priority", LIVE),
     ("status", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),

@@ -7,18 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pliant.cli.console import note
+from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.orders import Action
 
 
-def order(state: Path, action: Action, jobs: Sequence[str]) -> None:
+def order(state: Path, action: Action, jobs: Sequence[str], priority: float | None = None) -> None:
     """Order the same of several jobs, and name those that have ended."""
     from pliant.tools.run.service.operate import order_jobs
 
-    for job_id in order_jobs(state, action, jobs):
+    for job_id in order_jobs(state, action, jobs, priority=priority):
         note(f"job {job_id} has ended: it stays as it is")
     say_when(state)
+
+
+def check_priority(priority: float) -> None:
+    """Refuse what a job cannot state.
+
+    :raises UsageError: it is not a finite number, or too large.
+    """
+    from pliant.schemas.file_io.record import MOST
+
+    if not -MOST <= priority <= MOST:
+        raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
 
 
 def say_when(state: Path) -> None:

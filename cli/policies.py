@@ -60,6 +60,7 @@ def page(found: Description) -> list[str]:
         f"changes of a job: {found.elasticity}",
         f"decides: {found.decides}",
         f"needs: {', '.join(found.needs) or 'nothing'}",
+        f"priorities of jobs: {found.priority or 'it does not look at them'}",
         "parameters:" if found.parameters else "parameters: none",
     ]
     lines += [f"  {each.name}={each.default}  {each.expected}" for each in found.parameters]

@@ -17,6 +17,10 @@ def submit(
     ] = None,
     *,
     state: Annotated[Path, typer.Option("--state", help="State directory; made if it is not there.")],
+    priority: Annotated[
+        float | None,
+        typer.Option("--priority", help="Of all these jobs, instead of what they state.", show_default=False),
+    ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
@@ -32,6 +36,7 @@ def submit(
     """
     import time
 
+    from pliant.cli.ordering import check_priority
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
@@ -39,9 +44,13 @@ def submit(
     from pliant.tools.run.statedir.lock import holder_of
 
     path = named_or_piped(jobs, "no jobs to submit: name a file, or pipe one in")
+    found = read_jobs(path)
+    if priority is not None:
+        check_priority(priority)
+        found = tuple(job.model_copy(update={"priority": priority}) for job in found)
     ids = ask(
         state,
-        read_jobs(path),
+        found,
         source_name(path),
         folder=Path.cwd(),
         now_s=time.time(),

@@ -174,7 +174,7 @@ class Job(Record):
     user: str = ""
     """Who submitted it; empty if not stated."""
     priority: BoundedFloat = 0.0
-    """Larger is more important, for the policies that look at it."""
+    """Larger is more important, for the policies that look at it (``pliant policies NAME`` says how)."""
     command: tuple[PlainText, ...] | None = None
     """Script and arguments that torchrun starts in each worker. Absent in a pure trace."""
     workdir: PlainText | None = None

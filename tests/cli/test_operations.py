@@ -49,6 +49,8 @@ def test_all_jobs_of_a_pipe_are_held_before_the_first_run_and_status_says_who_or
             "s has no job c: nothing was",
         ),
         ("pliant hold --state s", "Missing argument 'ID…'"),
+        ("pliant submit jobs.jsonl --state s --priority nan", "priority nan: expected a number from -1e+18"),
+        ("pliant priority a high --state s", "'{N}': 'high' is not"),
     ],
 )
 def test_what_is_not_there_is_named_and_nothing_is_ordered(here: Path, line: str, said: str) -> None:
@@ -56,3 +58,15 @@ def test_what_is_not_there_is_named_and_nothing_is_ordered(here: Path, line: str
     assert done.returncode == 2
     assert said in done.stderr
     assert list(here.glob("*/spool/*.order.json")) == []
+
+
+def test_a_priority_is_stated_on_submission_and_changed_later_also_to_a_negative_one(here: Path) -> None:
+    done = shell(
+        "pliant submit jobs.jsonl --state live --priority 3 -q && pliant priority b --state live -- -2.5"
+        " && pliant schedule --state live --cluster cluster.json --policy ares -q | pliant validate -"
+    )
+    assert done.returncode == 0, done.stderr
+    decided = shell("pliant schedule --state live --cluster cluster.json --policy ares")
+    found = {each["id"]: each["priority"] for each in json.loads(decided.stdout)["jobs"]}
+    assert found == {"a": 3.0, "b": -2.5}
+    assert 'policy "ares" does not look at priorities: 2 jobs state one' in decided.stderr

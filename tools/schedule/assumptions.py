@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import Job
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text.wording import listed
 from pliant.tools.profile.throughput import stand_in
+from pliant.tools.schedule.policy import Policy
 
 Kind = tuple[str, str]
 """A model and a GPU type."""
@@ -41,6 +43,16 @@ def speeds_assumed(
             if known != gpu_type:
                 found.setdefault((gpu_type, known), []).append(model)
     return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
+
+
+def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
+    """One assumption where jobs state priorities and the policy does not look at them."""
+    stating = [job.id for job in jobs if job.priority] if not policy.priority_means else []
+    if not stating:
+        return []
+    who = f'job "{stating[0]}" states' if len(stating) == 1 else f"{len(stating)} jobs state"
+    text = f'policy "{policy.name}" does not look at priorities: {who} one'
+    return [Assumption(kind="priority", text=text)]
 
 
 def refuse(assumptions: Iterable[Assumption]) -> None:

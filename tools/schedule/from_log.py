@@ -4,10 +4,10 @@ How the log is read: ``submit`` carries the job in its detail; ``start``, ``resu
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
 GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
 ``node_down`` and ``node_up`` name the node in their detail. From ``hold`` to ``unhold`` the policy does not
-see a job (``user`` in the detail says who asked for it). ``slot_down`` names a slot and the ``seconds``
-for which its job does not get it (without a job: no job does); ``slot_up`` ends that. Where the detail of a
-job's event has ``wait_seconds``, the job gets no further GPU for that time. Changes of GPUs at one time are
-one decision. Any event of a job may correct its progress.
+see a job (``user`` in the detail says who asked for it); ``priority`` gives it another one. ``slot_down``
+names a slot and the ``seconds`` for which its job does not get it (without a job: no job does); ``slot_up``
+ends that. Where the detail of a job's event has ``wait_seconds``, the job gets no further GPU for that time.
+Changes of GPUs at one time are one decision. Any event of a job may correct its progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import ENDS, HOLDS, OF_HOLDS, OF_NODES, OF_SLOTS, Event
+from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
@@ -176,21 +176,23 @@ def tell(session: Session, events: Sequence[Event]) -> None:
         session.advance(event.time)
     elif event.event in OF_SLOTS:
         _tell_slot(session, event)
-    elif event.event in OF_HOLDS:
-        _tell_hold(session, event)
+    elif event.event in ORDERS:
+        _tell_order(session, event)
     elif event.job is not None:
         _tell_job(session, event, event.job)
 
 
-def _tell_hold(session: Session, event: Event) -> None:
-    """One that has ended stays as it is."""
-    job_id = event.job or ""
+def _tell_order(session: Session, event: Event) -> None:
+    """A job that has ended stays as it is."""
+    job_id, detail = event.job or "", event.detail or {}
     if job_id not in session.jobs:
         return
     if event.event == "hold":
-        session.hold_back(job_id, event.time, str((event.detail or {}).get("user", "")))
-    else:
+        session.hold_back(job_id, event.time, str(detail.get("user", "")))
+    elif event.event == "unhold":
         session.let_go(job_id, event.time)
+    else:
+        session.prioritize(job_id, event.time, float(detail["priority"]))
 
 
 def _tell_slot(session: Session, event: Event) -> None:

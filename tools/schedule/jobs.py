@@ -72,6 +72,8 @@ class JobState:
     id: str = field(init=False)
     arrival: tuple[float, str] = field(init=False)
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
+    priority: float = field(init=False)
+    """Larger is more important."""
     phase: Phase = Phase.WAITING
     gpus: int = 0
     gpu_type: str | None = None
@@ -101,8 +103,14 @@ class JobState:
 
     def __post_init__(self) -> None:
         self.id = self.spec.id
+        self.priority = self.spec.priority
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
+
+    @property
+    def turn(self) -> tuple[float, float, str]:
+        """Sort key: higher priority first, of equal ones in order of arrival."""
+        return (-self.priority, *self.arrival)
 
     def samples_done(self, time_s: float) -> float:
         """Samples trained until ``time_s``, never more than the total."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState, NodeGpus
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pliant.schemas.runinfo import PromisedBounds
 
 Need = Literal["demand", "profile"]
+PRIORITY_FIRST: Final = "jobs of higher priority come first"
 
 
 class Target(NamedTuple):
@@ -79,6 +80,8 @@ class Policy:
     """
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What it cannot decide without: the work of each job, a profile. Jobs without it are refused."""
+    priority_means: ClassVar[str] = ""
+    """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing."""
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 

@@ -65,6 +65,8 @@ class Description:
     """The whole docstring."""
     elasticity: str
     needs: tuple[str, ...]
+    priority: str
+    """What priorities mean to it; empty: nothing."""
     interval_s: float | None
     """Seconds between decisions; None: at every change."""
     interval_parameter: str | None
@@ -139,6 +141,7 @@ def describe(name: str) -> Description:
         text=text,
         elasticity=policy.elasticity,
         needs=tuple(sorted(policy.needs)),
+        priority=policy.priority_means,
         interval_s=policy.default_interval_s if own is None else _interval_s(defaults[own]),
         interval_parameter=own,
         parameters=tuple(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.speeds import Speeds
 
 ChangeKind = Literal[
-    "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity"
+    "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity",
+    "priority",
 ]  # fmt: skip
 _ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
@@ -29,8 +30,8 @@ class Change(NamedTuple):
     ``cancelled``: the job left for good, or is held; one that is let go arrives again, with all that it
     has done. ``lost``: the job lost its GPUs (crash, node gone) and waits again. ``rejected`` repeats what
     the policy itself said, so that its state can be rebuilt from the changes alone. ``capacity``: some GPUs
-    of a node went out of service or came back. Allocations taking effect are not changes: the policy decided
-    them and every job shows them.
+    of a node went out of service or came back. ``priority``: the job has another one than
+    before. Allocations taking effect are not changes: the policy decided them and every job shows them.
     """
 
     time_s: float
@@ -70,8 +71,8 @@ class Snapshot(NamedTuple):
     """What a simulation knows and no scheduler can; None everywhere else."""
 
     def arrivals(self) -> list[JobState]:
-        """Active jobs in order of (submit_time, id)."""
-        return sorted(self.jobs.values(), key=lambda job: job.arrival)
+        """Active jobs, those of higher priority first, of equal ones in order of (submit_time, id)."""
+        return sorted(self.jobs.values(), key=lambda job: job.turn)
 
     def gpus_by_type(self) -> dict[str, int]:
         """GPUs that are up, by type, in order of the first node of each type."""

@@ -24,7 +24,7 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.orders import Order, order_event
+from pliant.tools.run.statedir.orders import Action, Order, order_event
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
@@ -49,6 +49,7 @@ HAPPENINGS = (
     "cancel",
     "hold",
     "unhold",
+    "priority",
     "node",
     "wait",
 )
@@ -171,10 +172,10 @@ class Story:
             if job.first_start_s is not None:
                 self.events.append(release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
-        elif what in ("hold", "unhold"):
-            order = Order(
-                action="hold" if what == "hold" else "release", job=job.id, user="alice", asked_s=now
-            )
+        elif what in ("hold", "unhold", "priority"):
+            action: Action = "release" if what == "unhold" else "priority" if what == "priority" else "hold"
+            rank = float(self._random.randint(-1, 2)) if what == "priority" else None
+            order = Order(action=action, job=job.id, user="alice", asked_s=now, priority=rank)
             self._say(job, order_event(len(self.events), order, now))
             tell(self.session, [self.events[-1]])
 

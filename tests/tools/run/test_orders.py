@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_job_that_is_held_has_no_share_under_any_policy(site: Site, policy: st
 
 
 def test_until_done_waits_for_jobs_that_are_held(site: Site) -> None:
-    site.job("a", samples=20)
+    site.job("a", samples=2000)
     site.job("b", samples=20)
     options = site.options("fifo")
     (site.state).mkdir(mode=0o700)
@@ -150,14 +151,12 @@ def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
     """``pliant schedule --state | pliant run --state``, twice."""
 
     def minute() -> None:
-        found = decide_between_runs(
-            str(site.state), Question("fifo"), cluster=str(site.folder / "cluster.json")
+        nodes = str(site.folder / "cluster.json")
+        write_schedule(
+            decide_between_runs(str(site.state), Question("fifo"), cluster=nodes),
+            site.folder / "decided.json",
         )
-        write_schedule(found, site.folder / "decided.json")
-        run_once(begin_from(site))
-
-    def begin_from(site: Site):
-        return type(go_on(site))(site.state, str(site.folder / "decided.json"), timeouts=go_on(site).timeouts)
+        run_once(replace(go_on(site), schedule=str(site.folder / "decided.json")))
 
     ask(site, "a", samples=1e6, gpus=2)
     ask(site, "b", samples=1e6, gpus=2)
@@ -251,3 +250,34 @@ def test_nobody_else_orders_anything(site: Site) -> None:
     with pytest.raises(UsageError, match="belongs to"):
         order_jobs(site.state, "hold", ["a"])
     os.chown(site.state, 0, 0)
+
+
+def test_a_job_that_is_given_a_higher_priority_overtakes_and_the_log_keeps_it(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
+            (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
+            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2)),
+            (phase("c", "waiting"), lambda: order_jobs(site.state, "priority", ["c"], priority=2.0)),
+            (lambda log: log.jobs["c"].job.priority == 2.0, lambda: cancel(site.state, ["a"])),
+            (phase("b", "finished"), lambda: None),
+        ),
+    )
+    assert in_order(["priority c", "cancel a 0", "start c 2", "finish c 0", "start b 2"], site.story())
+    found = decide_between_runs(str(site.state), Question("fifo"))
+    assert found.jobs == ()
+    assert status_of(Watcher(site.state).look(), "c", 0.0).log.job.priority == 2.0  # type: ignore[union-attr]
+
+
+def test_a_job_may_be_given_a_priority_before_the_first_run_in_a_cron_line(site: Site) -> None:
+    ask(site, "a", samples=1e6, gpus=2)
+    ask(site, "b", samples=1e6, gpus=2)
+    order_jobs(site.state, "priority", ["b"], priority=1.0)
+    nodes = str(site.folder / "cluster.json")
+    write_schedule(
+        decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), site.folder / "decided.json"
+    )
+    run_once(replace(go_on(site), schedule=str(site.folder / "decided.json")))
+    assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
+    end_all(site, "a", "b")

@@ -207,15 +207,16 @@ class Prepared:
 
     def _check_submitted(self, spool: Spool) -> None:
         """A job may be submitted and in the schedule if it is the same, as in one that was made from here."""
-        planned = {job.id: _but_for_its_time(job) for job in self.schedule.jobs}
+        planned = {job.id: _what_stays(job) for job in self.schedule.jobs}
         for job in (job for request in spool.requests() for job in request.jobs):
-            if planned.get(job.id, _but_for_its_time(job)) != _but_for_its_time(job):
+            if planned.get(job.id, _what_stays(job)) != _what_stays(job):
                 text = f'job "{job.id}" is in the schedule, too, and another one there'
                 raise BadInputError.one(str(self.dirs.spool), text)
 
 
-def _but_for_its_time(job: Job) -> Job:
-    return job.model_copy(update={"submit_time": 0.0})
+def _what_stays(job: Job) -> Job:
+    """A job without what may change before it is taken up: its time, and its priority by an order."""
+    return job.model_copy(update={"submit_time": 0.0, "priority": 0.0})
 
 
 def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:

@@ -17,11 +17,14 @@ from pliant.tools.run.statedir.orders import Action, Order
 from pliant.tools.run.statedir.requests import Spool
 
 
-def order_jobs(state: Path, action: Action, job_ids: Sequence[str]) -> list[str]:
+def order_jobs(
+    state: Path, action: Action, job_ids: Sequence[str], *, priority: float | None = None
+) -> list[str]:
     """Order the same of several jobs, of all or of none; durable when this returns.
 
     Returns those of them that have ended, of which nothing was ordered.
 
+    :param priority: of ``priority``: the new one.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
     """
     dirs = StateDir(state.resolve())
@@ -38,7 +41,9 @@ def order_jobs(state: Path, action: Action, job_ids: Sequence[str]) -> list[str]
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
         user, now_s = user_name(), time.time()
-        spool.give(Order(action=action, job=job_id, user=user, asked_s=now_s) for job_id in left)
+        spool.give(
+            Order(action=action, job=job_id, user=user, asked_s=now_s, priority=priority) for job_id in left
+        )
     return ended
 
 

@@ -1,4 +1,4 @@
-"""What the owner of a state directory orders about a job that is there: to hold it, or to let it go on.
+"""What the owner of a state directory orders about a job: to hold it, to let it go on, how important it is.
 
 An order is one small file of the spool. The number of the file is in the event that executes it, so it is
 executed once, wherever a process is killed between the two.
@@ -6,15 +6,15 @@ executed once, wherever a process is killed between the two.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.file_io.record import Identifier, NonNegativeFloat, Record
+from pliant.schemas.file_io.record import BoundedFloat, Identifier, NonNegativeFloat, Record
 
-Action = Literal["hold", "release"]
-_EVENTS: Final[dict[Action, EventName]] = {"hold": "hold", "release": "unhold"}
+Action = Literal["hold", "release", "priority"]
+_EVENTS: Final[dict[Action, EventName]] = {"hold": "hold", "release": "unhold", "priority": "priority"}
 
 
 class Order(Record):
@@ -27,6 +27,19 @@ class Order(Record):
     """Who gave it."""
     asked_s: NonNegativeFloat
     """When, in UTC seconds by the clock of then."""
+    priority: BoundedFloat | None = None
+    """Of ``priority``: the new one."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.priority is None) == (self.action == "priority"):
+            raise ValueError("an order of a priority, and no other one, states a priority")
+        return self
+
+    @property
+    def words(self) -> str:
+        """What was ordered, as in "alice has ordered to …"."""
+        return f"{self.action} it" if self.priority is None else f"give it priority {self.priority:g}"
 
 
 class Numbered(NamedTuple):
@@ -41,4 +54,7 @@ def order_event(number: int, order: Order, time_s: float) -> Event:
 
     :param number: of the order's file.
     """
-    return Event(time_s, _EVENTS[order.action], order.job, detail={"user": order.user, "order": number})
+    detail: dict[str, Any] = {"user": order.user, "order": number}
+    if order.priority is not None:
+        detail["priority"] = order.priority
+    return Event(time_s, _EVENTS[order.action], order.job, detail=detail)

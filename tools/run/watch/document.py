@@ -49,6 +49,7 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "submitted_at": iso_time(log.submitted_s),
         "started_at": iso_time(log.started_s),
         "ended_at": iso_time(log.ended_s),
+        "priority": log.job.priority,
         "held_by": None if log.held is None else log.held[0],
         "held_at": None if log.held is None else iso_time(log.held[1]),
         "retry_at": iso_time(job.retry_s),

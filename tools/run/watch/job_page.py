@@ -36,7 +36,7 @@ _STOPS: Final = {
     "cancel": "cancelled",
     "reject": "rejected",
 }
-_ORDERS: Final = {"hold": "held", "unhold": "let go"}
+_ORDERS: Final = {"hold": "held", "unhold": "let go", "priority": "given priority {priority:g}"}
 _LABEL: Final = 10
 
 
@@ -78,7 +78,7 @@ def _happened(event: Event) -> Happened | None:
     elif event.event == "submit":
         words = "submitted"
     elif event.event in _ORDERS:
-        words = f"{_ORDERS[event.event]} by {detail.get('user')}"
+        words = f"{_ORDERS[event.event].format(**detail)} by {detail.get('user')}"
     elif event.event == "slot_down":
         words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
     else:

@@ -145,7 +145,7 @@ def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
     """Who holds a job and since when, or has ordered so; None: nobody."""
     order = status.ordered.get(job.job.id)
     if job.held is None:
-        return f"{order.user} has ordered to hold it" if order and order.action == "hold" else None
+        return f"{order.user} has ordered to {order.words}" if order and order.action == "hold" else None
     by, since_s = job.held
     let_go = f"; {order.user} has ordered to release it" if order and order.action == "release" else ""
     return f"held by {by} since {clock_text(since_s, now_s)}{let_go}"
@@ -200,7 +200,7 @@ def _submitted(
 
 
 def _submitted_why(job: Job, now_s: float, asked_s: float, order: Order | None) -> str:
-    ordered = "" if order is None else f"; {order.user} has ordered to {order.action} it"
+    ordered = "" if order is None else f"; {order.user} has ordered to {order.words}"
     return f"{_not_yet(job, now_s, asked_s)}{ordered}"
 
 

@@ -71,7 +71,7 @@ def decision_from_grants(
     return Decision(targets, rejected)
 
 
-def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], float]) -> Decision:
+def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
     """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
     Ties go by arrival. Arrivals that can never run are rejected. A job that does not fit is passed over,
@@ -81,7 +81,7 @@ def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], float]) -> Deci
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
-    order = sorted(jobs, key=lambda job: (key(job), *job.arrival))
+    order = sorted(jobs, key=lambda job: (*key(job), *job.arrival))
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False

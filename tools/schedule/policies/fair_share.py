@@ -66,10 +66,10 @@ class FairShare(Policy):
 
     Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose maximum
     is below it (their rest goes to the others) and those whose minimum is above it; the remainder goes, one
-    GPU each, to the jobs that arrived first. A job that is not elastic gets what it requested or nothing, and
-    no job gets more GPUs than it has samples in a batch. Jobs are admitted in order of arrival (submit_time,
-    id): the first whose minimum does not fit beside the minima of those before it waits, and all later ones
-    wait behind it.
+    GPU each, to the first jobs. A job that is not elastic gets what it requested or nothing, and no job gets
+    more GPUs than it has samples in a batch. The order is that of priority, the highest first, then of
+    arrival (submit_time, id). Jobs are admitted in it: the first whose minimum does not fit beside the minima
+    of those before it waits, and all later ones wait behind it.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
     largest, then where it is fastest; the job that came last moves when another type would give it a larger
@@ -77,6 +77,7 @@ class FairShare(Policy):
     """
 
     name: ClassVar[str] = "fair-share"
+    priority_means: ClassVar[str] = "jobs of higher priority are admitted first; parts are equal all the same"
     elasticity: ClassVar[Elasticity] = "size"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -168,7 +169,7 @@ def _move_one(snapshot: Snapshot, crowded: Pool, pools: Mapping[str, Pool]) -> b
             if pool.has_room(member.low) and _runs_on(snapshot, member.job, pool.gpu_type):
                 crowded.remove(member)
                 pool.add(_member(member.job, pool.gpus))
-                pool.members.sort(key=lambda each: each.job.arrival)
+                pool.members.sort(key=lambda each: each.job.turn)
                 return True
     return False
 

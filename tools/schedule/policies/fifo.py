@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, reject_impossible
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ Backfill = Literal["none", "easy", "skip"]
 class Fifo(Policy):
     """First come, first served: jobs start in order of arrival on what they requested, and run to their end.
 
-    Order of arrival is (submit_time, id). The oldest waiting job is the head; without backfilling no job
+    Jobs of higher priority come before all others; of equal ones the order is that of arrival, (submit_time,
+    id). The first waiting job is the head; without backfilling no job
     starts before it. ``backfill`` says who else may, once the head does not fit:
 
     - ``none``: no job.
@@ -37,6 +38,7 @@ class Fifo(Policy):
     """
 
     name: ClassVar[str] = "fifo"
+    priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def __init__(self, backfill: Backfill = "none") -> None:
         self.backfill: Backfill = backfill
@@ -80,7 +82,7 @@ class Fifo(Policy):
 
     def _update(self, snapshot: Snapshot) -> deque[JobState]:
         """The waiting jobs in order; those that left are dropped when they come to the head."""
-        if self._queue is None:
+        if self._queue is None or any(change.kind == "priority" for change in snapshot.changes):
             self._queue = deque(job for job in snapshot.arrivals() if not job.gpus)
             return self._queue
         gone = {change.job.id for change in snapshot.changes if change.job and change.kind == "cancelled"}
@@ -88,10 +90,10 @@ class Fifo(Policy):
             self._queue = deque(job for job in self._queue if job.id not in gone)
         back = (change.job for change in snapshot.changes if change.kind in ("arrived", "lost"))
         for job in {job.id: job for job in back if job is not None}.values():
-            if not self._queue or self._queue[-1].arrival < job.arrival:
+            if not self._queue or self._queue[-1].turn < job.turn:
                 self._queue.append(job)
             elif job.id not in gone or _waits(job, snapshot):
-                insort(self._queue, job, key=lambda each: each.arrival)
+                insort(self._queue, job, key=lambda each: each.turn)
         return self._queue
 
     def _pass_head(

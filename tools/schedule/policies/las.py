@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.policies.common import explain_gang, serve_in_order
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Las(Policy):
     """Least attained service: the jobs that have received the least GPU-time run.
 
+    Jobs of higher priority come first, whatever they have received.
+
     At each round all GPUs are dealt out again in order of GPU-seconds received, ties by arrival, then id:
     every job gets what it requested, or nothing where that is not left; a gang that does not fit is passed
     over. Preemptive, needs no knowledge of the work. The order has no thresholds: jobs that are level take
@@ -22,11 +24,12 @@ class Las(Policy):
     """
 
     name: ClassVar[str] = "las"
+    priority_means: ClassVar[str] = PRIORITY_FIRST
     default_interval_s: ClassVar[float | None] = 60.0
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal the GPUs out in order of attained service."""
-        return serve_in_order(snapshot, lambda job: job.attained_service_s(snapshot.time_s))
+        return serve_in_order(snapshot, lambda job: (-job.priority, job.attained_service_s(snapshot.time_s)))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job has received."""

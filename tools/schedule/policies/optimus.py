@@ -90,7 +90,8 @@ class Estimates:
 class Optimus(Policy):
     """Least total completion time by marginal gains: each next GPU goes where it saves the most time.
 
-    Optimus (EuroSys '18), section 4.1. In order of arrival every job gets its smallest size while GPUs last.
+    Optimus (EuroSys '18), section 4.1. In order of priority, then of
+    arrival, every job gets its smallest size while GPUs last.
     Then, one at a time, a GPU goes to the job of largest (step time now − step time with it) × remaining
     steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the others are placed
     smallest first.
@@ -104,6 +105,7 @@ class Optimus(Policy):
     elasticity: ClassVar[Elasticity] = "size"
     default_interval_s: ClassVar[float | None] = 60.0
     asks_oracle: ClassVar[bool] = True
+    priority_means: ClassVar[str] = "jobs of higher priority get their first GPUs first"
 
     def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
         self.placement = placement

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import explain_gang, requested_service_s, serve_in_order
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 class Srtf(Policy):
     """Shortest remaining service first: the jobs with the least GPU-time to go run.
 
+    Jobs of higher priority come first, whatever their service.
+
     Service is counted at the requested GPUs: remaining samples / throughput × requested. At every change all
     GPUs are dealt out again in that order, ties by arrival, then id: a job gets what it requested, or nothing
     where that is not left; a gang that does not fit is passed over. Preemptive. Jobs of unknown work come
@@ -23,10 +26,11 @@ class Srtf(Policy):
     """
 
     name: ClassVar[str] = "srtf"
+    priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Deal the GPUs out in order of remaining service."""
-        return serve_in_order(snapshot, lambda job: remaining_service_s(job, snapshot))
+        return serve_in_order(snapshot, lambda job: (-job.priority, remaining_service_s(job, snapshot)))
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job still needs."""
@@ -39,16 +43,22 @@ class Srtf(Policy):
 class Sjf(Policy):
     """Shortest job first, without preemption: of the waiting jobs, those of least total service start.
 
+    Waiting jobs of higher priority come first, whatever their service.
+
     Service is counted as in ``srtf``, from the start of the job. What runs keeps its GPUs. Among those that
     wait, ties go by arrival, then id; a gang that does not fit is passed over; jobs of unknown work come
     last.
     """
 
     name: ClassVar[str] = "sjf"
+    priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Give free GPUs to waiting jobs in order of total service."""
-        return serve_in_order(snapshot, lambda job: -1.0 if job.gpus else total_service_s(job, snapshot))
+        return serve_in_order(
+            snapshot,
+            lambda job: (-math.inf,) if job.gpus else (-job.priority, total_service_s(job, snapshot)),
+        )
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """How much service each job needs in all."""

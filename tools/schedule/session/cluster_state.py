@@ -134,6 +134,17 @@ class ClusterState:
         if self.held.pop(job_id, None) is not None:
             self._note("arrived", time_s, job=job)
 
+    def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
+        """A job has another priority from now on.
+
+        :raises KeyError: the job is not active.
+        """
+        job, time_s = self.jobs[job_id], self._at(time_s)
+        if priority != job.priority:
+            job.spec = job.spec.model_copy(update={"priority": priority})
+            job.priority = priority
+            self._note("priority", time_s, job=job)
+
     def node_down(self, name: str, time_s: float) -> list[JobState]:
         """A node vanishes; returns the jobs that ran on it, which wait again."""
         node, time_s = self.free.node(name), self._at(time_s)

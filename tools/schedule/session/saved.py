@@ -133,11 +133,15 @@ class _SavedState(JobState):
             setattr(self, name, _SHAPES[name](_shaped(value)) if name in _SHAPES else _shaped(value))
 
     @property
-    def spec(self) -> Job:  # type: ignore[override]
+    def spec(self) -> Job:
         """What the job states."""
         if self._spec is None:
             self._spec = self._spec_of(self.id)
         return self._spec
+
+    @spec.setter
+    def spec(self, spec: Job) -> None:
+        self._spec = spec
 
 
 def encode_state(state: JobState) -> bytes:

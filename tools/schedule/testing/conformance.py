@@ -176,7 +176,7 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         done = [job_id for job_id, end_s in ends.items() if end_s is not None and end_s <= time_s]
         happened = [methodcaller("end", job_id, time_s) for job_id in done]
         happened.append(methodcaller("submit", each, time_s))
-        happened += _held_for_a_while(held, position, done)
+        happened += _ordered(held, position, done)
         for tell in happened:
             tell(held.session)
         held.decide()
@@ -186,9 +186,11 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}
 
 
-def _held_for_a_while(held: CheckedSession, position: int, done: list[str]) -> list[methodcaller]:
-    """A job that is there is held now and then, and let go some arrivals later."""
+def _ordered(held: CheckedSession, position: int, done: list[str]) -> list[methodcaller]:
+    """Now and then a job gets another priority, or is held, and let go some arrivals later."""
     active = [job_id for job_id in held.session.in_play if job_id not in done]
+    if position % 6 == 0 and active:
+        return [methodcaller("prioritize", active[-1], held.time_s, position % 4 - 1.0)]
     if position % 6 == 2 and active:
         return [methodcaller("hold_back", active[0], held.time_s, "its owner")]
     if position % 6 == 5 and held.session.held:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 Factory = Callable[[], Policy]
 OpKind = Literal[
-    "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go", "wait"
+    "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go",
+    "prioritize", "wait",
 ]  # fmt: skip
 _KINDS: Final[tuple[OpKind, ...]] = (
     *("submit", "submit", "submit", "finish", "cancel", "lose"),
-    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "wait"),
+    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "wait"),
 )
 CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b")))
 """Of one GPU type, and of two."""
@@ -75,6 +76,8 @@ def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
             session.hold_back(job_id, time_s, "its owner")
         case "let_go" if session.held:
             session.let_go(sorted(session.held)[op.index % len(session.held)], time_s)
+        case "prioritize" if job_id:
+            session.prioritize(job_id, time_s, op.index % 5 - 2.0)
         case "lose" if job_id:
             session.lose(job_id, time_s)
         case "finish" if job_id:

@@ -27,7 +27,7 @@ How ``run`` uses the log:
   how many ``wait_seconds`` the job is not started.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
 - ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
-  detail: ``user`` and the number of the ``order``.
+  detail: ``user`` and the number of the ``order``. ``priority``: likewise, with the new ``priority``.
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 """
@@ -41,7 +41,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
-from pliant.schemas.event import ENDS, OF_HOLDS, OF_SLOTS, PLACED, STARTS, End, Event
+from pliant.schemas.event import ENDS, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.statedir.contract.progress import Progress
@@ -151,8 +151,8 @@ class JobLog:
 
     def _enter(self, event: Event) -> None:
         detail = event.detail or {}
-        if event.event in OF_HOLDS:
-            self.held = (str(detail.get("user", "")), event.time) if event.event == "hold" else None
+        if event.event in ORDERS:
+            self._obey(event, detail)
             return
         if event.event not in WORKER_EVENTS:
             self.reason = str(detail.get("reason", ""))
@@ -173,6 +173,14 @@ class JobLog:
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
+
+    def _obey(self, event: Event, detail: Mapping[str, Any]) -> None:
+        if event.event == "hold":
+            self.held = str(detail.get("user", "")), event.time
+        elif event.event == "unhold":
+            self.held = None
+        else:
+            self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
         attempt = detail.get("attempt")
@@ -220,7 +228,7 @@ class RunLog:
     def add(self, event: Event) -> None:
         """Take up one event."""
         self.last_s = max(self.last_s, event.time)
-        if event.event in OF_HOLDS:
+        if event.event in ORDERS:
             self._executed(event)
         if event.event == "decision":
             self._decided(event)

@@ -19,6 +19,7 @@ from pliant.cli.schedule import schedule
 from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
+from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir import directory as state_module
 from pliant.tools.run.statedir.directory import State, read_log
@@ -59,6 +60,8 @@ def told(thing: object) -> Any:
     """All that a session holds, by value: whatever an attribute is called."""
     if isinstance(thing, JobState):
         return {name: told(getattr(thing, name)) for name in JobState.__slots__}
+    if isinstance(thing, Job):
+        return thing.model_dump()
     if isinstance(thing, Mapping):
         return [(told(key), told(value)) for key, value in thing.items()]
     if isinstance(thing, list | tuple | Past):

@@ -1,0 +1,85 @@
+"""What the priority of a job means to the policies that say that they look at it, and to the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.cli.policies import page
+from pliant.schemas.errors import BadInputError
+from pliant.tools.schedule.assumptions import priorities_ignored, refuse
+from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, policy_class
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, session
+
+FIRST = ["fifo", "las", "srtf", "sjf", "fair-share", "optimus"]
+
+
+def opened(policy: str, **priorities: float) -> Session:
+    """One GPU, and jobs of that size in order of arrival."""
+    held = session(make_policy(policy), cluster(1))
+    for at, (name, priority) in enumerate(priorities.items()):
+        held.submit(job(name, at=float(at), gpus=1, gpu_seconds=100 + at, priority=priority), float(at))
+    return held
+
+
+def running(held: Session, now_s: float) -> list[str]:
+    held.decide(now_s)
+    return [each.id for each in held.jobs.values() if each.gpus]
+
+
+@pytest.mark.parametrize("policy", FIRST)
+def test_the_most_important_job_starts_first_and_equal_ones_in_order_of_arrival(policy: str):
+    held = opened(policy, a=0.0, b=2.0, c=2.0, d=1.0)
+    order = []
+    for turn in range(4):
+        (first,) = running(held, 1000.0 * (turn + 1))
+        order.append(first)
+        held.end(first, 1000.0 * (turn + 1) + 1)
+    assert order == ["b", "c", "d", "a"]
+
+
+@pytest.mark.parametrize("policy", FIRST)
+def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str):
+    held = opened(policy, a=5.0, b=0.0, c=0.0)
+    assert running(held, 10) == ["a"]
+    held.prioritize("c", 20, 1.0)
+    held.end("a", 30)
+    assert running(held, 100) == ["c"]
+
+
+@pytest.mark.parametrize(("policy", "then"), [("las", "b"), ("srtf", "b"), ("fifo", "a"), ("sjf", "a")])
+def test_a_running_job_gives_way_to_a_more_important_one_only_where_the_policy_preempts(
+    policy: str, then: str
+):
+    held = opened(policy, a=0.0, b=0.0)
+    assert running(held, 10) == ["a"]
+    held.prioritize("b", 20, 1.0)
+    assert running(held, 100) == [then]
+
+
+def test_a_policy_that_took_up_its_state_again_knows_the_new_priority():
+    held = opened("fifo", a=5.0, b=0.0, c=0.0)
+    running(held, 10)
+    held.prioritize("c", 20, 1.0)
+    state, again = held.policy_state(), opened("fifo", a=5.0, b=0.0, c=0.0)
+    again.prioritize("c", 20, 1.0)
+    again.carry(state)
+    assert running(again, 30) == ["a"]
+    again.end("a", 40)
+    assert running(again, 50) == ["c"]
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_they_mean_nothing(policy: str):
+    (line,) = [line for line in page(describe(policy)) if line.startswith("priorities of jobs: ")]
+    jobs = [job("a"), job("b", priority=2.0)]
+    ignored = priorities_ignored(jobs, policy_class(policy))
+    assert bool(ignored) == line.endswith("it does not look at them")
+    text = f'policy "{policy}" does not look at priorities: job "b" states one'
+    assert [each.text for each in ignored] in ([], [text])
+    assert priorities_ignored(jobs[:1], policy_class(policy)) == []
+
+
+def test_with_strict_priorities_that_mean_nothing_are_an_error():
+    with pytest.raises(BadInputError, match='--strict: policy "ares" does not look at priorities'):
+        refuse(priorities_ignored([job("b", priority=2.0)], policy_class("ares")))
