@@ -160,8 +160,7 @@ def train_an_hour(job: JobDir, plan: Plan) -> None:
             counters.advance(plan.global_batch or 1)
             losses = Mean()
             losses.add(1 / (1 + step), 1)
-            reporter.log(losses)
-            reporter.step_done(counters, STEP_S)
+            reporter.step_done(counters, losses, STEP_S)
             if step % int(CHECKPOINT_S / STEP_S) == 0:
                 reporter.checkpoint_done(counters, 1.25)
             if step % int(EPOCH_S / STEP_S) == 0:

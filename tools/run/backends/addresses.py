@@ -21,11 +21,13 @@ def check_own(node: str, address: str) -> str:
             refuse_public(found)
         except UsageError as error:
             raise _bad(f"node {node}: {error}") from error
-        if not _is_here(found):
+        try:
+            free_port(found)
+        except OSError:
             raise _bad(
                 f"node {node} has the address {address}, which is not one of this machine: "
                 "the local backend starts everything here"
-            )
+            ) from None
     return address
 
 
@@ -36,15 +38,15 @@ def _resolve(node: str, address: str) -> list[str]:
         raise _bad(f"the address {address} of node {node} is not known on this machine") from None
 
 
-def _is_here(address: str) -> bool:
-    """Whether this machine could listen on it."""
+def free_port(address: str) -> int:
+    """A port of this machine that is free at the moment.
+
+    :raises OSError: it has no such address.
+    """
     family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    try:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(place)
-    except OSError:
-        return False
-    return True
+    with socket.socket(family, kind, protocol) as probe:
+        probe.bind(place)
+        return int(probe.getsockname()[1])
 
 
 def _bad(message: str) -> BadInputError:

@@ -112,7 +112,9 @@ def find_context(environ: Mapping[str, str] = os.environ) -> Context:
 def _planned(environ: Mapping[str, str]) -> WorkerContext:
     folder = JobDir(Path(environ[ENV_JOB_DIR]))
     plan = read_plan(folder.plan)
-    context = WorkerContext(folder, plan, _worker(environ, plan))
+    known = ENV_WORKER in environ
+    worker = _number(environ, ENV_WORKER, 0) if known else plan.workers[_rank(environ, plan)]
+    context = WorkerContext(folder, plan, worker)
     if context.left:
         return context
     context.settle()
@@ -125,12 +127,6 @@ def _planned(environ: Mapping[str, str]) -> WorkerContext:
     elif "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(1)  # a CPU slot is one core: neighbours must not slow each other down
     return context
-
-
-def _worker(environ: Mapping[str, str], plan: Plan) -> int:
-    if ENV_WORKER in environ:
-        return _number(environ, ENV_WORKER, 0)
-    return plan.workers[_rank(environ, plan)]
 
 
 def _rank(environ: Mapping[str, str], plan: Plan) -> int:

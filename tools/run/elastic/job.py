@@ -126,9 +126,10 @@ class ElasticJob:
         gradients = Gradients(inner)
         averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
         model = self._among_workers(inner, averaging)
+        plan = self._context.plan
         loop = TrainingLoop(
             self._context,
-            Training(inner, optimizer, self._helpers, self._lr_scale),
+            Training(inner, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale),
             gradients,
             averaging,
             batch_size=self._batch_size,
@@ -162,7 +163,7 @@ class ElasticJob:
             if name in helpers:
                 raise UsageError(f"{name}: an object of this name is registered already")
             helpers[name] = helper
-            guard_helper(helper, self._quiet, self._after_loop)
+            guard_helper(helper, self._quiet, lambda: self._loop is not None and self._loop.after_loop())
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are left of ``count``, from 0; the loader is iterated inside.
@@ -198,10 +199,6 @@ class ElasticJob:
         """
         return self._trained().agree(value)
 
-    @property
-    def _lr_scale(self) -> float:
-        return 1.0 if self._context.plan is None else self._context.plan.lr_scale
-
     def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
         if self._membership is None and self.world_size == 1:
             return model
@@ -217,9 +214,6 @@ class ElasticJob:
 
     def _quiet(self) -> bool:
         return not self.sync_gradients
-
-    def _after_loop(self) -> bool:
-        return self._loop is not None and self._loop.after_loop()
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()

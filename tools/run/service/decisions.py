@@ -40,13 +40,6 @@ class Decided:
     """Jobs that are turned away, with the reasons."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The policy had no answer that can be used."""
-
-    reason: str
-
-
 class Decisions:
     """A session and its policy.
 
@@ -72,8 +65,11 @@ class Decisions:
         wishes = (session.withheld.next_s, session.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
 
-    def decide(self, now_s: float, held: Mapping[str, Share]) -> Decided | Failed:
-        """Ask the policy; ``held``: what jobs hold now, and go on to hold where it fails."""
+    def decide(self, now_s: float, held: Mapping[str, Share]) -> Decided | str:
+        """Ask the policy; returns its answer, or why it had none that can be used.
+
+        :param held: what jobs hold now, and go on to hold where it fails.
+        """
         began, self.asked_s = time.perf_counter(), now_s
         try:
             done = self.session.decide(now_s)
@@ -85,7 +81,7 @@ class Decisions:
                 raise
             reason = self._say(error, _GOES_ON)
             self._put_back(held, now_s)
-            return Failed(reason)
+            return reason
         self._said.clear()
         changed = {transition.job.id for transition in done}
         shares = {job_id: share for job_id, share in held.items() if job_id not in changed}

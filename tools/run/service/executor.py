@@ -9,7 +9,6 @@ finds.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from itertools import groupby
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import make_folder
+from pliant.tools.run.backends.addresses import free_port
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
@@ -341,11 +341,3 @@ def next_handle(dirs: StateDir, job_id: str) -> Handle:
     """The attempt after the newest one that has a folder."""
     number = dirs.job(job_id).newest_attempt() + 1
     return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
-
-
-def free_port(address: str) -> int:
-    """A port that is free at the moment."""
-    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.bind(place)
-        return int(probe.getsockname()[1])

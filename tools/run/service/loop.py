@@ -18,7 +18,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.arrivals import Arrivals
-from pliant.tools.run.service.decisions import Decisions, Failed
+from pliant.tools.run.service.decisions import Decisions
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
@@ -247,9 +247,9 @@ class Loop:
         now = self.clock()
         found = decisions.decide(now - self._origin_s, self._held)
         name = self.session.policy.name
-        if isinstance(found, Failed):
-            self.state.record([decision_event(now, self._origin_s, name, None, error=found.reason)])
-            self._end_turned_away(found.reason, now)
+        if isinstance(found, str):
+            self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
+            self._end_turned_away(found, now)
             return
         decision = decision_event(now, self._origin_s, name, found.seconds)
         rejected = [reject_event(job_id, now, reason) for job_id, reason in found.rejected]

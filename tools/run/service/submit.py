@@ -35,7 +35,8 @@ def submit(
     dirs = StateDir(state.resolve())
     spool = Spool(dirs)
     with spool.locked():
-        known = known_ids(dirs, spool) | _with_folder(dirs)
+        # a log that was repaired may have lost the lines of a job that was started
+        known = known_ids(dirs, spool) | {path.name for path in dirs.jobs.iterdir()}
         text = f"was submitted to {state} before, expected new ids"
         used = [Problem(source, None, "", f'job "{job.id}" {text}') for job in listed if job.id in known]
         if used:
@@ -87,11 +88,6 @@ def known_ids(dirs: StateDir, spool: Spool) -> set[str]:
     asked = {job.id for request in spool.requests() for job in request.jobs}
     ahead = {job.id for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else set()
     return asked | ahead | LogView(dirs).refresh().jobs.keys()
-
-
-def _with_folder(dirs: StateDir) -> set[str]:
-    """Ids of jobs that were started: a log that was repaired may have lost their lines."""
-    return {path.name for path in dirs.jobs.iterdir()} if dirs.jobs.is_dir() else set()
 
 
 def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:

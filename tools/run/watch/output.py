@@ -8,7 +8,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -128,7 +127,7 @@ class _Output:
             if self._shown != path:
                 self._shown = path
                 yield f"==> {path.relative_to(self._dirs.path)}\n".encode()
-            yield _note(piece) if isinstance(piece, Gone) else piece
+            yield piece if isinstance(piece, bytes) else _note(piece)
 
     def _newest(self) -> int:
         return max(1, self._dirs.job(self._job_id).newest_attempt())
@@ -139,22 +138,15 @@ def output_files(attempt: AttemptDir) -> list[Path]:
     return [*sorted(attempt.logs.glob("*.log")), *sorted(attempt.logs.rglob("*/std*.log"))]
 
 
-def _note(gone: Gone) -> bytes:
-    return f"==> {counted(gone.count, 'byte')} printed before this are not kept (--log-bytes)\n".encode()
+def _note(gone: int) -> bytes:
+    return f"==> {counted(gone, 'byte')} printed before this are not kept (--log-bytes)\n".encode()
 
 
 PIECE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Bytes that were printed and are not on the disk any more."""
-
-    count: int
-
-
 class OutputFile:
-    """Gives out each byte once; what is gone before it was read is said."""
+    """Gives out each byte once, and how many are gone: printed, and not on the disk any more."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -171,7 +163,7 @@ class OutputFile:
         finally:
             os.close(descriptor)
 
-    def rest(self) -> Iterator[bytes | Gone]:
+    def rest(self) -> Iterator[bytes | int]:
         """What was printed since the last call, up to what there was when this one began."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -182,12 +174,12 @@ class OutputFile:
         finally:
             os.close(descriptor)
 
-    def _pieces(self, descriptor: int, end: int) -> Iterator[bytes | Gone]:
+    def _pieces(self, descriptor: int, end: int) -> Iterator[bytes | int]:
         while self._at < end:
             data = os.pread(descriptor, min(PIECE, end - self._at), self._at)
             kept = min(end, _first_kept(descriptor, self._at))  # asked after reading: what is gone reads as 0
             if kept > self._at:
-                yield Gone(kept - self._at)
+                yield kept - self._at
                 self._at = kept
             elif data:
                 self._at += len(data)

@@ -126,9 +126,8 @@ class Membership:
         # reading the samples is a part of it; what is done at a boundary or between epochs is not
         step_s, self._step_since_s = now - self._step_since_s, now
         training, reporter = self._training, self._reporter
-        reporter.log(losses)
         reporter.look(training.model, training.counters)
-        reporter.step_done(training.counters, step_s)
+        reporter.step_done(training.counters, losses, step_s)
         if not self._is_known:
             self._make_known()
         return self.hear()

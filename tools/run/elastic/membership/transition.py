@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,7 +65,8 @@ class Transition:
     def timed(self, part: str, began_s: float, ended_s: float | None = None) -> None:
         """Count the time of a part; without an end, it ends now."""
         if self.change is not None:
-            self.change = self.change.timed(part, began_s, ended_s)
+            took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
+            self.change.parts[part] = self.change.parts.get(part, 0.0) + took_s
 
 
 def share(

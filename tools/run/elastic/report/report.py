@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import psutil
@@ -44,14 +44,10 @@ class Change:
     """Since when no step is trained that counts (monotonic)."""
     usual_step_s: float
     """What a step took before it."""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part."""
     lost: bool = False
     """A worker died."""
-
-    def timed(self, part: str, began_s: float, ended_s: float | None = None) -> Change:
-        """The same, with the time of a part added; without an end, it ends now."""
-        took_s = (time.monotonic() if ended_s is None else ended_s) - began_s
-        return replace(self, parts={**self.parts, part: self.parts.get(part, 0.0) + took_s})
 
 
 class Reporter:
@@ -89,18 +85,15 @@ class Reporter:
         self._newest.begin(global_batch)
         self._history.begin(global_batch)
 
-    def log(self, losses: Mean) -> None:
-        """Count the losses of a step."""
-        self._loss.include(losses)
-        self._newest.loss.include(losses)
-
     def look(self, model: nn.Module, counters: Counters) -> None:
         """Measure the noise of the gradients, if that is asked for; a step is complete."""
         if self._noise is not None and self._batch is not None and self._context.rank == 0:
             self._noise.look(model, counters.step, self._batch)
 
-    def step_done(self, counters: Counters, step_s: float) -> None:
+    def step_done(self, counters: Counters, losses: Mean, step_s: float) -> None:
         """An optimizer step is complete; it took ``step_s``."""
+        self._loss.include(losses)
+        self._newest.loss.include(losses)
         now, weight = time.monotonic(), _SMOOTHING if self.usual_step_s else 1.0
         self.usual_step_s += (step_s - self.usual_step_s) * weight
         plan, change, self._reached = self._context.plan, self._change, counters

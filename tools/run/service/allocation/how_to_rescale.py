@@ -35,11 +35,6 @@ class Relaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Something has to happen first."""
-
-
-@dataclass(frozen=True, slots=True)
 class InPlace:
     """A plan with these members, and with new workers on these slots."""
 
@@ -47,7 +42,8 @@ class InPlace:
     joining: tuple[Slot, ...] = ()
 
 
-Way = Relaunch | Wait | InPlace
+Way = Relaunch | InPlace | None
+"""None: something has to happen first."""
 
 
 def way_to(target: Target, crew: Crew, busy: Collection[Slot], *, in_place: bool = True) -> Way:
@@ -65,10 +61,10 @@ def way_to(target: Target, crew: Crew, busy: Collection[Slot], *, in_place: bool
     if not in_place and {Slot.parse(member.slot) for member in crew.plan.members} != set(target.slots):
         return Relaunch("its backend starts and ends an attempt as a whole")
     if crew.trains is None:
-        return Relaunch("its script does not change its workers while it trains") if crew.reports else Wait()
+        return Relaunch("its script does not change its workers while it trains") if crew.reports else None
     trained = set(crew.trains.workers)
     if crew.plan.generation > crew.trains.generation and trained >= set(crew.plan.workers):
-        return Wait()
+        return None
     wanted = set(target.slots)
     stay = [member for member in crew.plan.members if Slot.parse(member.slot) in wanted]
     if not any(member.worker in trained for member in stay):
@@ -78,4 +74,4 @@ def way_to(target: Target, crew: Crew, busy: Collection[Slot], *, in_place: bool
     joining = tuple(slot for slot in target.slots if slot not in held)
     if not any(slot in busy for slot in joining):
         return InPlace(tuple(stay), joining)
-    return InPlace(tuple(stay)) if len(stay) < len(crew.plan.members) else Wait()
+    return InPlace(tuple(stay)) if len(stay) < len(crew.plan.members) else None

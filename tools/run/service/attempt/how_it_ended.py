@@ -111,12 +111,9 @@ def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _
     if code is None:
         return "killed, no exit code"
     if code < 0:
-        return f"killed by {_name(-code)}{_by_whom(-code)}"
+        by_whom = ", which the system sends where memory runs out" if -code == signal.SIGKILL else ""
+        return f"killed by {_name(-code)}{by_whom}"
     return ": ".join(filter(None, (f"exit code {code}", words(place))))
-
-
-def _by_whom(number: int) -> str:
-    return ", which the system sends where memory runs out" if number == signal.SIGKILL else ""
 
 
 def _name(number: int) -> str:

@@ -1,19 +1,4 @@
-"""Where everything lies in a job's folder, which launcher, backend and workers share.
-
-plan.json                    the newest plan of the job (atomic; the durable truth)
-progress.json                how far it is right now: the newest report of its rank 0, a Progress
-checkpoints/                 newest two, verified by hash on load
-attempts/N/launch.json       how attempt N was started: argv, slots, pids with start times
-attempts/N/plan-G.json       every plan of attempt N by generation; never changed
-attempts/N/meet/G.R/         where workers of generation G meet in round R, until the next one trains
-attempts/N/reached           the generation that trains: "G"
-attempts/N/progress.jsonl    events of the workers (progress, epoch, checkpoint), written by rank 0
-attempts/N/worker-W.alive    worker W is ready to train: locked while it lives, touched every second
-attempts/N/unit-U.alive      the keeper of unit U runs: touched every two seconds
-attempts/N/worker-W.json     how worker W ended: a WorkerOutcome
-attempts/N/exit-U            exit code of unit U (what the backend started), once it has ended
-attempts/N/logs/             standard output and error of each worker
-"""
+"""Where everything lies in a job's folder, which launcher, backend and workers share."""
 
 from __future__ import annotations
 
@@ -42,22 +27,22 @@ class AttemptDir(Folder):
     """One start of one job: everything between two launches of its gang."""
 
     launch = Inside("launch.json")
-    """How it was started."""
+    """How it was started: commands, nodes, processes with their start times."""
     reached = Inside("reached")
-    """The generation that trains, written by rank 0."""
+    """The number of the generation that trains, written by rank 0."""
     progress = Inside("progress.jsonl")
-    """Events of the workers, an event file of its own."""
+    """Events of the workers (progress, epoch, checkpoint), an event file of its own that rank 0 writes."""
     logs = Inside("logs")
-    """Folder of the workers' output."""
+    """Folder of the workers' standard output and error."""
     meetings = Inside("meet")
-    """Folder of the folders in which workers meet: ``GENERATION.ROUND``, made by rank 0."""
+    """Where workers meet: ``GENERATION.ROUND``, made by rank 0, there until the next one trains."""
 
     def plan(self, generation: int) -> Path:
-        """The plan of one generation."""
+        """The plan of one generation; never changed."""
         return self.path / f"plan-{generation}.json"
 
     def presence(self, worker: int) -> Path:
-        """Whether one worker is ready, and alive."""
+        """Whether one worker is ready, and alive: locked while it lives, touched every second."""
         return self.path / f"worker-{worker}.alive"
 
     def keeper(self, unit: int) -> Path:
@@ -65,11 +50,11 @@ class AttemptDir(Folder):
         return self.path / f"unit-{unit}.alive"
 
     def outcome(self, worker: int) -> Path:
-        """How one worker ended."""
+        """How one worker ended, a WorkerOutcome."""
         return self.path / f"worker-{worker}.json"
 
     def exit_code(self, unit: int) -> Path:
-        """Exit code of one unit, written when it has ended."""
+        """Exit code of one unit (what the backend started), written when it has ended."""
         return self.path / f"exit-{unit}"
 
     def worker_errors(self, unit: int) -> list[Path]:
@@ -85,11 +70,11 @@ class JobDir(Folder):
     """One job's folder. Job ids are validated by the schema, so an id is always a plain folder name."""
 
     plan = Inside("plan.json")
-    """The newest plan."""
+    """The newest plan: the durable truth."""
     progress = Inside("progress.json")
-    """How far it is right now."""
+    """How far it is right now: the newest report of its rank 0, a Progress."""
     checkpoints = Inside("checkpoints")
-    """Folder of the checkpoints."""
+    """Folder of the checkpoints: the newest two, verified by hash on load."""
 
     def attempt(self, number: int) -> AttemptDir:
         """The folder of attempt ``number`` (from 1)."""

@@ -46,8 +46,7 @@ class Training:
             self.counters.advance(BATCH)
             losses = Mean()
             losses.add(loss, BATCH)
-            self.reporter.log(losses)
-            self.reporter.step_done(self.counters, step_s)
+            self.reporter.step_done(self.counters, losses, step_s)
 
     def save(self, took_s: float = 2.0) -> None:
         self.reporter.checkpoint_done(self.counters, took_s)

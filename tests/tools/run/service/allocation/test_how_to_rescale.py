@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pliant.tools.run.service.allocation.change_steps import Target
-from pliant.tools.run.service.allocation.how_to_rescale import Crew, InPlace, Relaunch, Wait, Way, way_to
+from pliant.tools.run.service.allocation.how_to_rescale import Crew, InPlace, Relaunch, Way, way_to
 from pliant.tools.run.service.allocation.slots import Slot, counts
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.share import Share
@@ -59,7 +59,7 @@ def test_another_batch_on_the_same_slots_changes_nobody() -> None:
 
 def test_slots_are_left_before_those_that_others_still_use_have_to_be_free() -> None:
     assert told(way_to(target(1, 2), SETTLED, slots(2))) == ([1], [])
-    assert way_to(target(0, 1, 2), SETTLED, slots(2)) == Wait()
+    assert way_to(target(0, 1, 2), SETTLED, slots(2)) is None
 
 
 def test_a_change_of_mind_takes_along_workers_that_are_getting_ready() -> None:
@@ -74,7 +74,7 @@ def test_workers_that_train_come_before_those_that_do_not() -> None:
 
 
 def test_a_change_that_needs_nobody_new_is_waited_for() -> None:
-    assert way_to(target(0, 1, 2), Crew(plan(4, (0, 0)), TWO, reports=True), ()) == Wait()
+    assert way_to(target(0, 1, 2), Crew(plan(4, (0, 0)), TWO, reports=True), ()) is None
 
 
 def test_state_is_never_left_to_workers_that_have_none() -> None:
@@ -83,7 +83,7 @@ def test_state_is_never_left_to_workers_that_have_none() -> None:
 
 
 def test_a_gang_that_does_not_train_yet_is_waited_for() -> None:
-    assert way_to(target(0), Crew(TWO, None, reports=False), ()) == Wait()
+    assert way_to(target(0), Crew(TWO, None, reports=False), ()) is None
 
 
 @pytest.mark.parametrize(
