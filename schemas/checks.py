@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
@@ -12,9 +13,27 @@ from pliant.schemas.job import Job
 from pliant.schemas.text.wording import in_gpus
 
 
-def check_fits(jobs: Iterable[Job], cluster: Cluster, source: str) -> None:
+class Room(NamedTuple):
+    """What a job can get of a cluster at most."""
+
+    gpus: int
+    """Of the type that there are most of."""
+    types: int
+    """How many GPU types there are."""
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Room:
+        """That of all its nodes."""
+        by_type: Counter[str] = Counter()
+        for node in cluster.nodes:
+            by_type[node.gpu_type] += node.gpus * (node.count or 1)
+        return cls(max(by_type.values(), default=0), len(by_type))
+
+
+def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> None:
     """Refuse jobs whose smallest size is more than any one GPU type has: a job never mixes types.
 
+    :param cluster: or its room, where jobs are checked one by one.
     :raises BadInputError: one problem a job.
     """
     found = oversized(jobs, cluster)
@@ -24,17 +43,14 @@ def check_fits(jobs: Iterable[Job], cluster: Cluster, source: str) -> None:
         )
 
 
-def oversized(jobs: Iterable[Job], cluster: Cluster) -> dict[str, str]:
+def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
     """The jobs whose smallest size is more than any one GPU type has, and what they need, as a clause."""
-    by_type: Counter[str] = Counter()
-    for node in cluster.expanded():
-        by_type[node.gpu_type] += node.gpus
-    most = max(by_type.values(), default=0)
-    of_one_type = " of one type" if len(by_type) > 1 else ""
+    room = cluster if isinstance(cluster, Room) else Room.of(cluster)
+    of_one_type = " of one type" if room.types > 1 else ""
     return {
-        job.id: f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {most}"
+        job.id: f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {room.gpus}"
         for job in jobs
-        if job.min_gpus > most
+        if job.min_gpus > room.gpus
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pliant.schemas.checks import check_fits, check_profiled
+from pliant.schemas.checks import Room, check_fits, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.jsonlines import encode
@@ -22,7 +22,7 @@ class JobCheck:
     """
 
     def __init__(self, cluster: Cluster, speeds: Speeds, policy: Policy | None) -> None:
-        self._cluster = cluster
+        self._room = Room.of(cluster)
         self._speeds = speeds
         self._policy = policy
 
@@ -40,7 +40,7 @@ class JobCheck:
     def problems(self, job: Job, source: str) -> tuple[Problem, ...]:
         """What is wrong with one job; empty: it can be taken up."""
         try:
-            check_fits([job], self._cluster, source)
+            check_fits([job], self._room, source)
             if models := self._speeds.throughput.models():
                 check_profiled([job], models, source)
             if self._policy is not None:

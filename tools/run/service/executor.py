@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import make_folder
@@ -46,6 +47,8 @@ from pliant.tools.run.statedir.log.suspects import Suspects
 from pliant.tools.run.statedir.private import check_job
 from pliant.tools.run.statedir.share import Share
 
+STARTING_S: Final = 0.5
+"""For so long one tick starts jobs; the next one goes on. Meanwhile nobody looks at what runs."""
 _log = logging.getLogger("pliant")
 
 
@@ -239,7 +242,10 @@ class Executor:
         taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
         awaited = sorted(self.targets.keys() - taken)
         busy = self._busy() if awaited else set()
+        until_s = self._clock() + STARTING_S
         for job_id in awaited:
+            if self._clock() > until_s:
+                return
             target = self.targets[job_id]
             if busy.isdisjoint(target.slots):
                 busy.update(target.slots)

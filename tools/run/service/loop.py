@@ -28,6 +28,7 @@ from pliant.tools.run.service.reports import (
     Proven,
     Report,
     change_event,
+    in_turns,
     progress_event,
     report_events,
 )
@@ -187,26 +188,31 @@ class Loop:
     def _record(self, reports: Iterable[Report], since_s: float) -> bool:
         """Write reports down, and tell the policy; True: it shall be asked."""
         happened = False
-        for report in reports:
-            happened |= self._take(report, since_s)
+        for together in in_turns(reports):
+            happened |= self._take(together, since_s)
         happened |= self._end_given_up()
         released = self.executor.released(self.state.log.broken_off)
         self.state.record(release_event(job_id, self.clock()) for job_id in released)
         return happened
 
-    def _take(self, report: Report, since_s: float) -> bool:
-        if isinstance(report, Progressed):
+    def _take(self, reports: Iterable[Report], since_s: float) -> bool:
+        """Take up reports of different jobs; the log gets them in one write."""
+        found: list[tuple[str, Event]] = []
+        happened = False
+        for report in reports:
+            events: list[Event] = []
             with self._faults.of(report.job_id):
-                self._refine(report)
-            return False
-        events: list[Event] = []
-        with self._faults.of(report.job_id):
-            events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
-        self.state.record(events)
-        for event in events:
-            with self._faults.of(report.job_id):
+                if isinstance(report, Progressed):
+                    self._refine(report)
+                else:
+                    events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
+            found += [(report.job_id, event) for event in events]
+            happened |= isinstance(report, Ended | Hindered | Proven) and bool(events)
+        self.state.record(event for _, event in found)
+        for job_id, event in found:
+            with self._faults.of(job_id):
                 self._tell(event)
-        return isinstance(report, Ended | Hindered | Proven) and bool(events)
+        return happened
 
     def _refine(self, report: Progressed) -> None:
         """Let the policy know how far a job is; the log holds it when something happens to the job."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +71,18 @@ class Progressed:
 
 
 Report = Said | Progressed | Ended | Hindered | Proven
+
+
+def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
+    """The first report of each job, then the second one of those that have two, and so on.
+
+    What a report means may depend on those of the same job before it, and on no other's.
+    """
+    by_job: dict[str, list[Report]] = {}
+    for report in reports:
+        by_job.setdefault(report.job_id, []).append(report)
+    for turn in range(max(map(len, by_job.values()), default=0)):
+        yield [of_job[turn] for of_job in by_job.values() if turn < len(of_job)]
 
 
 def report_events(

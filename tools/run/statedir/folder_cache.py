@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,8 @@ class FolderCache:
         self._mark: tuple[int, int] | None = None
         self._fresh_until_s = float("inf")
         self._read_s = float("-inf")
+        self._stale_s = STALE_S * random.uniform(0.7, 1.0)  # noqa: S311 - it spreads looks, it hides nothing
+        """Own to each, so that those of many folders are not read again all at the same moment."""
 
     def look(self) -> None:
         """Forget the answers if they may not hold any more."""
@@ -38,7 +41,7 @@ class FolderCache:
         changed = mark is None or mark != self._mark
         if changed:
             self._mark, self._fresh_until_s = mark, now_s + FRESH_S
-        if changed or now_s < self._fresh_until_s or now_s - self._read_s >= STALE_S:
+        if changed or now_s < self._fresh_until_s or now_s - self._read_s >= self._stale_s:
             self._answers.clear()
             self._read_s = now_s
 

@@ -89,3 +89,20 @@ def test_a_folder_that_is_away_is_looked_for_each_time(site: Site) -> None:
     (site.folder / "later").mkdir()
     cache.look()
     assert cache.get("file", lambda: "there") == "there"
+
+
+def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
+    """A launcher of thousands of jobs would spend a whole turn on that."""
+    sites = []
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        sites.append(Site(folder))
+    for site in sites:
+        site.replace("a", stamp_s=AGES_AGO_S)
+        site.look()
+    before = [site.reads for site in sites]
+    for site in sites:
+        site.look(STALE_S * 0.85)
+    again = sum(site.reads > reads for site, reads in zip(sites, before, strict=True))
+    assert 0 < again < 100

@@ -51,6 +51,8 @@ def filled(
     slots = list(survivors)
     for node, count in placement:
         missing = count - sum(slot.node == node for slot in survivors)
+        if not missing:
+            continue
         free = [
             slot
             for index in range(node_gpus.get(node, 0))

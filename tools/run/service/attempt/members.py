@@ -8,7 +8,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.service.attempt.plan_file import read_plan_of, read_reached
+from pliant.tools.run.service.attempt.plan_file import generation_of, read_plan_of, read_reached
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats, last_beat
@@ -35,15 +35,19 @@ class Members:
         self._looked_s = self._counted_s = float("-inf")
         self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
+        self._plans: dict[int, Plan] = {}
+        """The newest one, and that which trains, by generation."""
         for path in files.path.glob("plan-*.json"):
             with contextlib.suppress(BadInputError):
-                if (found := read_plan_of(path)) is not None:
+                own = generation_of(path) == plan.generation
+                if not own and (found := read_plan_of(path)) is not None:
                     self.add(found)
         self.add(plan)
 
     def add(self, plan: Plan) -> None:
         """Take up the workers of a newer plan."""
         self._generation, self._workers = plan.generation, plan.workers
+        self._plans[plan.generation] = plan
         for worker, member in zip(plan.workers, plan.members, strict=True):
             self._slots[worker] = Slot.parse(member.slot)
             if worker not in self._presences:
@@ -57,7 +61,15 @@ class Members:
 
     def trains(self) -> Plan | None:
         """The plan that the workers train under, as of the last look; None: they do not train yet."""
-        return self._folder.get("reached", lambda: read_reached(self._files))
+        return self._folder.get("reached", self._read_reached)
+
+    def _read_reached(self) -> Plan | None:
+        trains = read_reached(self._files, self._plans)
+        if trains is not None:
+            needed = (trains.generation, self._generation)
+            self._plans = {number: plan for number, plan in self._plans.items() if number in needed}
+            self._plans[trains.generation] = trains
+        return trains
 
     def trained(self, trains: Plan) -> frozenset[int]:
         """The workers of the plan that they train under."""

@@ -108,15 +108,16 @@ def generation_of(path: Path) -> int:
     return whole_number(path.stem.removeprefix("plan-")) or 0
 
 
-def read_reached(attempt: AttemptDir) -> Plan | None:
+def read_reached(attempt: AttemptDir, known: Mapping[int, Plan]) -> Plan | None:
     """The plan that the workers of an attempt train under; None: they do not train yet.
 
+    :param known: plans of the attempt by generation: they never change, so they are not read again.
     :raises UnreadableError: it cannot be read at the moment.
     """
     text = read_file(attempt.reached)
     generation = None if text is None else whole_number(text.decode("ascii", "replace").strip())
-    if generation is None:
-        return None
+    if generation is None or generation in known:
+        return None if generation is None else known[generation]
     try:
         return read_plan_of(attempt.plan(generation))
     except BadInputError:

@@ -16,6 +16,7 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLe
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt import members as members_module
+from pliant.tools.run.service.attempt import plan_file
 from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.members import Members
@@ -112,13 +113,25 @@ def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is
 ) -> None:
     scene = Scene(tmp_path, "size")
 
-    def read_too_early(files: AttemptDir) -> None:
+    def read_too_early(files: AttemptDir, _known: object) -> None:
         scene.reaches(1)
         files.progress.touch()
 
     monkeypatch.setattr(members_module, "read_reached", read_too_early)
     crew = scene.gang.crew()
     assert (crew.trains, crew.reports) == (None, False)
+
+
+def test_a_plan_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans never change; with thousands of jobs, reading them over and over is what a look costs."""
+    scene = Scene(tmp_path, "size")
+    monkeypatch.delattr(plan_file, "read_plan_of")
+    scene.reaches(1)
+    assert scene.gang.crew().trains == scene.gang.plan
+    scene.grows()
+    assert scene.gang.crew().trains is not None
+    scene.reaches(2)
+    assert scene.gang.crew().trains == scene.gang.plan
 
 
 def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:
