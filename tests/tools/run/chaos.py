@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pliant.schemas.errors import ServiceMissingError
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import cancel
 from pliant.tools.run.statedir.directory import read_log
@@ -29,6 +28,7 @@ from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
+from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
 from tests.tools.run.full_disk import FullDisk
 from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
@@ -239,7 +239,7 @@ class Storm:
                 phases = ("finished", "cancelled") if job_id in self.cancelled else ("finished",)
                 assert found.phase in phases, found
                 assert found.phase == "cancelled" or found.samples_done == wanted, found
-        _check_story(events)
+        check_story(events, SLOTS)
         assert left_running(self.folder) == []
         assert Spool(self.dirs).requests() == []
         assert [path.name for path in self.dirs.path.glob(".pliant-*.tmp")] == []
@@ -248,24 +248,3 @@ class Storm:
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def _check_story(events: tuple[Event, ...]) -> None:
-    """Each job is submitted once and ends once, and no more slots are held than there are."""
-    told = Counter((event.event, event.job) for event in events)
-    without = [
-        event
-        for event in events
-        if event.event in ("fail", "reject") and not (event.detail or {}).get("reason")
-    ]
-    assert without == []
-    ends = ("finish", "fail", "cancel", "reject")
-    for job_id in {event.job for event in events if event.job}:
-        assert told["submit", job_id] == 1, job_id
-        assert sum(told[end, job_id] for end in ends) == 1, job_id
-    held: dict[str | None, int] = {}
-    for number, event in enumerate(events):
-        if event.gpus is not None and event.event not in ("progress", "epoch", "checkpoint"):
-            held[event.job] = event.gpus
-        last = number + 1 == len(events) or events[number + 1].time != event.time
-        assert not last or sum(held.values()) <= SLOTS, event

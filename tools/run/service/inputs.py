@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
@@ -73,15 +72,22 @@ class Prepared:
 
     @classmethod
     def read(
-        cls, options: Options, open_backend: OpenBackend, *, resume: bool, dry: bool = False
+        cls,
+        options: Options,
+        open_backend: OpenBackend,
+        *,
+        resume: bool,
+        dry: bool = False,
+        clock: Clock | None = None,
     ) -> Prepared:
         """Read the inputs.
 
         :param resume: go on with the state directory's own schedule where it holds a run.
         :param dry: leave the state directory as it is, its mode included.
+        :param clock: of the run; None: this machine's.
         :raises UsageError: the state directory is not this user's alone, or brings inputs of its own.
         """
-        dirs, clock = StateDir(options.state.resolve()), Clock()
+        dirs, clock = StateDir(options.state.resolve()), clock or Clock()
         if dirs.path.exists():
             check_own(dirs, close=not dry)
         view = LogView(dirs, keeps_events=True)
@@ -98,7 +104,7 @@ class Prepared:
             found = read_schedule(name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
-        executor = Executor(backend, dirs, time.monotonic, options.timeouts, log_bytes=options.log_bytes)
+        executor = Executor(backend, dirs, clock.steady, options.timeouts, log_bytes=options.log_bytes)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
     def open(self, *, past: bool = True) -> State:

@@ -25,14 +25,15 @@ class Clock:
     def __init__(
         self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
     ) -> None:
+        self.steady = steady
+        """Seconds of the clock that cannot be set: deadlines are measured with it."""
         self._wall = wall
-        self._steady = steady
         self._shown_s = wall()
         self._looked_s = steady()
 
     def __call__(self) -> float:
         """Now."""
-        passed_s = self._steady() - self._looked_s
+        passed_s = self.steady() - self._looked_s
         self._looked_s += passed_s
         self._shown_s = max(self._wall(), self._shown_s + passed_s * SLEW)
         return self._shown_s

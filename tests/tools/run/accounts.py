@@ -1,0 +1,29 @@
+"""What every log must add up to, whatever happened to the run that wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pliant.schemas.event import Event
+
+
+def check_story(events: Sequence[Event], slots: int) -> None:
+    """Each job is submitted once and ends once, and no more slots are held than there are."""
+    told = Counter((event.event, event.job) for event in events)
+    without = [
+        event
+        for event in events
+        if event.event in ("fail", "reject") and not (event.detail or {}).get("reason")
+    ]
+    assert without == []
+    ends = ("finish", "fail", "cancel", "reject")
+    for job_id in {event.job for event in events if event.job}:
+        assert told["submit", job_id] == 1, job_id
+        assert sum(told[end, job_id] for end in ends) == 1, job_id
+    held: dict[str | None, int] = {}
+    for number, event in enumerate(events):
+        if event.gpus is not None and event.event not in ("progress", "epoch", "checkpoint"):
+            held[event.job] = event.gpus
+        last = number + 1 == len(events) or events[number + 1].time != event.time
+        assert not last or sum(held.values()) <= slots, event

@@ -1,0 +1,37 @@
+"""Time that passes only when a test lets it pass."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+BEGAN_S: Final = 1_700_000_000.0
+
+
+class SimulatedClock:
+    """A machine's two clocks: one that can be set, and one that cannot.
+
+    :param runs: real time passes, too: what a launcher does takes its time.
+    """
+
+    def __init__(self, wall_s: float = BEGAN_S, *, runs: bool = False) -> None:
+        self._skipped_s = 1000.0
+        self._began_s = time.perf_counter() if runs else None
+        self._ahead_s = wall_s - self._skipped_s
+
+    def wall(self) -> float:
+        """UTC seconds, as the system's clock shows them."""
+        return self.steady() + self._ahead_s
+
+    def steady(self) -> float:
+        """Seconds since some moment."""
+        passed_s = 0.0 if self._began_s is None else time.perf_counter() - self._began_s
+        return self._skipped_s + passed_s
+
+    def advance(self, seconds: float) -> None:
+        """Time goes by."""
+        self._skipped_s += seconds
+
+    def set_forward(self, seconds: float) -> None:
+        """Somebody sets the system's clock; back, where ``seconds`` is negative."""
+        self._ahead_s += seconds

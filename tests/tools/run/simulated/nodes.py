@@ -1,0 +1,159 @@
+"""A backend in memory: nodes whose units are simulated, and which outlives the loops that use it.
+
+It is what a cluster is for a launcher: units go on while no launcher lives, nodes are lost and come back,
+starts fail, and what is killed may take its time. It refuses what must never happen: two units on one slot,
+and two attempts of one job at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.statedir.contract.folders import JobDir
+from tests.tools.run.simulated.clock import SimulatedClock
+from tests.tools.run.simulated.workers import SimulatedUnit, SimulatedWorkers, Training
+
+SAMPLES: Final = "--samples"
+
+
+class SimulatedNodes:
+    """The nodes of a cluster, and all that runs on them.
+
+    :param jobs: the folder of the jobs in the state directory.
+    """
+
+    name = "simulated"
+    in_place = True
+
+    def __init__(self, cluster: Cluster, clock: SimulatedClock, jobs: Path) -> None:
+        self.clock = clock
+        self.lost: set[str] = set()
+        """Nodes that nothing is heard of."""
+        self.next_starts: list[OSError] = []
+        """What the next starts fail with."""
+        self.before_each: Callable[[], None] = lambda: None
+        """Called when a launcher starts or stops something, before and after that is done."""
+        self.disk_is_full = False
+        self.attempts: dict[Handle, SimulatedWorkers] = {}
+        """All that were ever started."""
+        self.trained: dict[str, Training] = {}
+        """By job."""
+        self.wrongs: list[str] = []
+        """What must never happen, and did."""
+        self._cluster = cluster
+        self._jobs = jobs
+        self._of_jobs: dict[str, list[SimulatedWorkers]] = {}
+        self._busy: dict[str, SimulatedUnit] = {}
+        """By slot."""
+
+    # What a launcher asks of it.
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        """The nodes of the cluster file."""
+        return [
+            NodeInfo(node.name, node.gpus, node.name not in self.lost, devices=self._devices(node.gpus))
+            for node in self._cluster.expanded()
+        ]
+
+    def _devices(self, gpus: int) -> tuple[str, ...] | None:
+        return None if self._cluster.slots == "cpu" else tuple(map(str, range(gpus)))
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        """Start all units, or none."""
+        self.before_each()
+        self._start(handle, units)
+        self.before_each()
+
+    def _start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        if self.next_starts:
+            raise self.next_starts.pop()
+        if away := sorted({unit.node for unit in units} & self.lost):
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH), away[0])
+        workers = self.attempts.get(handle)
+        if workers is None:
+            before = self._of_jobs.setdefault(handle.job, [])
+            others = [one for one in before if one.runs]
+            self.wrongs += [f"{handle.job}: attempt {handle.attempt} beside {one.handle}" for one in others]
+            training = self.trained.setdefault(handle.job, Training(_samples(units)))
+            if training.ends:
+                self.wrongs.append(f"{handle.job}: attempt {handle.attempt} after its end")
+            workers = self.attempts[handle] = SimulatedWorkers(handle, training)
+            before.append(workers)
+        first = len(workers.units)
+        workers.start(units, self.clock.steady())
+        for one in workers.units[first:]:
+            self._take(handle, one)
+
+    def _take(self, handle: Handle, unit: SimulatedUnit) -> None:
+        for slot in unit.slots:
+            if (before := self._busy.get(slot)) is not None and before.runs:
+                self.wrongs.append(f"{handle.job}: slot {slot} is in use")
+            self._busy[slot] = unit
+
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        """A signal; a kill of all of an attempt reaches whatever belongs to the job."""
+        self.before_each()
+        of_job = self._of_jobs.get(handle.job, [])
+        meant = [one for one in of_job if one.handle == handle or (level == "kill" and only is None)]
+        for workers in meant:
+            workers.stop(level, only, self.clock.steady())
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        """What became of the units."""
+        return {
+            handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
+        }
+
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
+        """The newest attempt of every job that is not over, by the folders."""
+        found = []
+        for name in sorted(os.listdir(self._jobs)) if self._jobs.exists() else ():
+            job = JobDir(self._jobs / name)
+            if name not in over and (number := job.newest_attempt()):
+                found.append(Handle(name, number, job.attempt(number).path))
+        return found
+
+    # What goes on there.
+
+    def go_on(self, seconds: float) -> None:
+        """Time goes by for everybody."""
+        self.clock.advance(seconds)
+        now_s, wall_s = self.clock.steady(), self.clock.wall()
+        for workers in self.attempts.values():
+            if workers.runs:
+                workers.go_on(now_s, wall_s, seconds, room=not self.disk_is_full)
+
+    def running(self) -> list[SimulatedUnit]:
+        """All units that run, in a fixed order."""
+        return [unit for _, workers in sorted(self._by_name()) for unit in workers.units if unit.runs]
+
+    def training(self) -> list[SimulatedWorkers]:
+        """All attempts of which something runs, in a fixed order."""
+        return [workers for _, workers in sorted(self._by_name()) if workers.runs]
+
+    def lose(self, node: str) -> None:
+        """Nothing is heard of a node any more, and all that ran on it is gone."""
+        self.lost.add(node)
+        for unit in self.running():
+            if unit.unit.node == node:
+                unit.end(None)
+
+    def close(self) -> None:
+        """Let go of the files that are open."""
+        for unit in self.running():
+            unit.end(-9)
+
+    def _by_name(self) -> list[tuple[tuple[str, int], SimulatedWorkers]]:
+        return [((handle.job, handle.attempt), workers) for handle, workers in self.attempts.items()]
+
+
+def _samples(units: Sequence[Unit]) -> float:
+    """The work that the command of a job names."""
+    words = units[0].argv
+    return float(words[words.index(SAMPLES) + 1])

@@ -1,0 +1,337 @@
+"""A run of the real loop on simulated nodes, and all that can happen to it. One deed after the other.
+
+Every deed takes a number, which says whom it hits or how long it lasts; so a sequence of deeds is a list of
+names and numbers, and the same list is the same story.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.io import read_events, write_cluster
+from pliant.schemas.job import Job
+from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.service.inputs import Prepared
+from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.statedir.clock import Clock
+from pliant.tools.run.statedir.directory import State, read_log
+from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.log.fold import fold
+from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.schedule.decide import Question
+from tests.builders import cluster, job
+from tests.tools.run.accounts import check_story
+from tests.tools.run.simulated.clock import SimulatedClock
+from tests.tools.run.simulated.hazard import Death, Hazard
+from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
+
+T = TypeVar("T")
+NODES: Final = (2, 2, 2)
+POLICIES: Final = ("fair-share", "fifo", "las", "ares")
+PATIENT: Final = Timeouts(
+    abort_s=10.0, term_s=5.0, kill_s=2.0, broken_s=3.0, silent_s=12.0, exit_s=5.0, linger_s=20.0
+)
+MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - folders of tempfile
+"""A folder in memory, where the system has one: nothing of a simulation has to survive."""
+MOST_TURNS: Final = 600
+TURN_S: Final = 2.0
+
+
+class World:
+    """One state directory, its cluster, and the launchers that come and go.
+
+    :param policy: number of the policy that decides.
+    """
+
+    def __init__(self, folder: Path, policy: int = 0, *, nodes: Cluster | None = None) -> None:
+        self.folder = folder
+        self.dirs = StateDir(folder / "state")
+        self.clock = SimulatedClock()
+        self.hazard = Hazard()
+        self.cluster = nodes or cluster(*NODES, slots="cpu" if policy % 2 else "gpu")
+        self.nodes = SimulatedNodes(self.cluster, self.clock, self.dirs.jobs)
+        self.nodes.before_each = self.hazard.point
+        self.accepted: dict[str, float] = {}
+        """Samples of every job that was acknowledged."""
+        self.loop: Loop | None = None
+        self._state: State | None = None
+        self._policy = POLICIES[policy % len(POLICIES)]
+        self._ids = 0
+        write_cluster(self.cluster, folder / "cluster.json")
+
+    # The launcher.
+
+    def turn(self, seconds: float = TURN_S) -> None:
+        """Time goes by, then the launcher looks; a new one begins where none lives."""
+        self.nodes.disk_is_full = self.hazard.disk_is_full
+        self.nodes.go_on(seconds)
+        with self.hazard.endured():
+            try:
+                if self.loop is None:
+                    self._begin()
+                else:
+                    self.loop.step()
+            except Death:
+                self._end()
+            except ServiceMissingError:
+                if not self.hazard.disk_was_full:
+                    raise
+                self._end()
+
+    def _begin(self) -> None:
+        begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
+        if self.dirs.events.exists():  # the file's time is that of its last line
+            os.utime(self.dirs.events, (self.clock.wall(), self.clock.wall()))
+        options = Options(
+            self.dirs.path,
+            question=Question(self._policy),
+            cluster=None if begun else str(self.folder / "cluster.json"),
+            timeouts=PATIENT,
+        )
+        clock = Clock(self.clock.wall, self.clock.steady)
+        prepared = Prepared.read(options, lambda *_: self.nodes, resume=True, clock=clock)
+        self._state = prepared.open(past=False)
+        self.loop = prepared.loop(self._state, follow=True)
+
+    def _end(self) -> None:
+        """The launcher is gone, and what it had open is closed."""
+        if self._state is not None:
+            self._state.close()
+        self.loop = self._state = None
+        self.hazard.call_off()
+
+    # Deeds of people.
+
+    def submit(self, number: int) -> None:
+        """A job, of some kind and size."""
+        self._ids += 1
+        high, samples = number % 4 + 1, float(20 + number % 7 * 60)
+        elastic = ("size", "size", "size+batch", "none")[number // 4 % 4]
+        spec = job(
+            f"j{self._ids}",
+            gpus=high,
+            low=None if elastic == "none" else 1,
+            high=None if elastic == "none" else 4,
+            elastic=elastic,
+            batch=8,
+            command=("train.py", SAMPLES, str(samples)),
+            workdir="/",
+            work={"samples": samples},
+            checkpoint_seconds=7.0,
+        )
+        if self._ask(lambda: self._submit(spec)):
+            self.accepted[spec.id] = samples
+
+    def _submit(self, spec: Job) -> None:
+        submit(
+            self.dirs.path,
+            [spec],
+            "world",
+            folder=self.folder,
+            now_s=self.clock.wall(),
+            check_scripts=False,
+        )
+
+    def cancel(self, number: int) -> None:
+        """Some job that was submitted is cancelled, whatever it does."""
+        if victim := chosen(sorted(self.accepted), number):
+            self._ask(lambda: cancel(self.dirs.path, [victim]))
+            if not self.dirs.cluster.exists():  # withdrawn, without a trace
+                self.accepted.pop(victim)
+
+    def _ask(self, request: Callable[[], object]) -> bool:
+        """Whether it was acknowledged. The disk may be full for people, too; they are not killed."""
+        if not self.hazard.disk_is_full:
+            request()
+            return True
+        return False
+
+    # Deeds of chance.
+
+    def wait(self, number: int) -> None:
+        """Nothing happens for a while."""
+        for _ in range(number % 6):
+            self.turn()
+
+    def kill_worker(self, number: int) -> None:
+        """``kill -9`` for one."""
+        if unit := chosen(self.nodes.running(), number):
+            unit.end(-9)
+
+    def crash(self, number: int) -> None:
+        """A script fails in one worker."""
+        if workers := chosen(self.nodes.training(), number):
+            alive = [place for place, unit in enumerate(workers.units) if unit.runs]
+            workers.crash(alive[number % len(alive)])
+
+    def stop_worker(self, number: int) -> None:
+        """SIGSTOP for one."""
+        if unit := chosen(self.nodes.running(), number):
+            unit.stands_still = True
+
+    def wake_worker(self, number: int) -> None:
+        """SIGCONT for one that stands still."""
+        if unit := chosen([unit for unit in self.nodes.running() if unit.stands_still], number):
+            unit.stands_still = False
+
+    def make_deaf(self, number: int) -> None:
+        """One heeds neither plans nor SIGTERM."""
+        if unit := chosen(self.nodes.running(), number):
+            unit.obeys = False
+
+    def make_undying(self, number: int) -> None:
+        """One hangs in the system: SIGKILL ends it later."""
+        if unit := chosen(self.nodes.running(), number):
+            unit.dies_in_s = 1.0 + number % 40
+
+    def lose_node(self, number: int) -> None:
+        """A node is gone, with all that runs there."""
+        self.nodes.lose(f"n{number % len(NODES)}")
+
+    def return_node(self, number: int) -> None:
+        """One of the nodes that are gone is there again."""
+        self.nodes.lost.discard(chosen(sorted(self.nodes.lost), number) or "")
+
+    def refuse_starts(self, number: int) -> None:
+        """The next starts fail."""
+        kind = (errno.EAGAIN, errno.ENOENT, errno.ENOMEM, errno.EACCES)[number % 4]
+        self.nodes.next_starts += [OSError(kind, os.strerror(kind))] * (1 + number // 4 % 3)
+
+    def kill_loop(self, number: int) -> None:
+        """The launcher dies at one of its next system calls."""
+        self.hazard.kill_after(1 + number % 60)
+
+    def end_loop(self, _number: int) -> None:
+        """The launcher leaves in good order, and another one begins."""
+        self._end()
+
+    def tear_log(self, number: int) -> None:
+        """The machine loses power: the launcher is gone, and the log ends in half a line."""
+        self._end()
+        if self.dirs.events.exists():
+            with self.dirs.events.open("ab") as file:
+                file.write(b'{"time": 1700000000.0, "event": "finish", "job": "j1"}'[: 1 + number % 50])
+
+    def fill_disk(self, _number: int) -> None:
+        """No room."""
+        self.hazard.disk_is_full = True
+
+    def free_disk(self, _number: int) -> None:
+        """Room again."""
+        self.hazard.disk_is_full = False
+
+    def set_clock(self, number: int) -> None:
+        """Somebody sets the system's clock."""
+        self.clock.set_forward((-3600.0, -30.0, 30.0, 3600.0, 86400.0)[number % 5])
+
+    # The end.
+
+    def settle(self) -> None:
+        """Whatever was in the way is gone, and every job comes to its end."""
+        self.hazard.call_off()
+        self.hazard.disk_is_full = self.hazard.disk_was_full = False
+        self.nodes.lost.clear()
+        self.nodes.next_starts.clear()
+        for unit in self.nodes.running():
+            unit.dies_in_s = 0.0
+            if unit.stands_still and not unit.is_ready:  # nobody can know that it should not
+                unit.stands_still = False
+        for _ in range(MOST_TURNS):
+            self.turn()
+            if self.loop is not None and self._is_settled(self.loop):
+                return
+        raise AssertionError(f"not settled: {self._left()}")
+
+    def _is_settled(self, loop: Loop) -> bool:
+        return not loop.state.log.active and not loop.executor.gangs and not Spool(self.dirs).requests()
+
+    def _left(self) -> Sequence[object]:
+        if self.loop is None:
+            return ["no loop lives"]
+        return list(self.loop.state.log.active.values())
+
+    def check(self) -> None:
+        """Nothing acknowledged is lost, nothing ran twice, all samples count, and the log says so."""
+        assert self.nodes.wrongs == []
+        assert self.loop is not None
+        events = read_events(self.dirs.events)
+        log = fold(events)
+        assert log == self.loop.state.log, "the log folds to another state"
+        assert read_log(self.dirs.path) == log, "the snapshot leads to another state"
+        assert self.accepted.keys() == log.jobs.keys()
+        check_story(events, sum(NODES))
+        for job_id, samples in self.accepted.items():
+            found, trained = log.jobs[job_id], self.nodes.trained.get(job_id)
+            assert found.ended, found
+            ends = 0 if trained is None else trained.ends
+            assert (found.phase == "finished") <= (ends == 1), found
+            assert (ends == 1) <= (found.phase in ("finished", "cancelled")), found
+            if found.phase == "finished" and found.job.elastic != "none":
+                assert found.samples_done == samples, found
+            assert found.phase in ("finished", "cancelled") or found.reason, found
+        for handle, workers in self.nodes.attempts.items():
+            heard, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
+            assert heard <= workers.said, found
+            assert heard == workers.said or found.phase != "finished", found
+        assert [one.handle for one in self.nodes.training()] == []
+
+    def close(self) -> None:
+        """Leave nothing open."""
+        self._end()
+        self.nodes.close()
+
+
+def chosen(among: Sequence[T], number: int) -> T | None:
+    """One of them; None: there is none."""
+    return among[number % len(among)] if among else None
+
+
+Deed = Callable[[World, int], None]
+DEEDS: Final[dict[str, Deed]] = {
+    deed.__name__: deed
+    for deed in (
+        World.submit,
+        World.cancel,
+        World.wait,
+        World.kill_worker,
+        World.crash,
+        World.stop_worker,
+        World.wake_worker,
+        World.make_deaf,
+        World.make_undying,
+        World.lose_node,
+        World.return_node,
+        World.refuse_starts,
+        World.kill_loop,
+        World.end_loop,
+        World.tear_log,
+        World.fill_disk,
+        World.free_disk,
+        World.set_clock,
+    )
+}
+
+
+def live_through(folder: Path, policy: int, deeds: Iterable[tuple[str, int]]) -> World:
+    """Do all of it, one deed a turn, then settle and check.
+
+    :raises AssertionError: an invariant does not hold.
+    """
+    world = World(folder, policy)
+    try:
+        for name, number in deeds:
+            DEEDS[name](world, number)
+            world.turn(0.5 + number % 5)
+        world.settle()
+        world.check()
+    finally:
+        world.close()
+    return world
