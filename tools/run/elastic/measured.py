@@ -126,7 +126,9 @@ def rehearse(folder: Path, training: Training, device: torch.device, backend: st
         if joins:
             training.restore(state)
         averaging.begin(training.model, device)
-        _meet_on(device)
+        dist.all_reduce(torch.zeros(1, device=device))  # the first exchange may have to set up the device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         took.append(time.monotonic() - began_s)
     return statistics.median(took)
 
@@ -139,10 +141,3 @@ def _context(folder: Path, rank: int, workers: int, device: torch.device) -> Wor
     context = WorkerContext(JobDir(folder), plan, rank, device)
     context.settle()
     return context
-
-
-def _meet_on(device: torch.device) -> None:
-    """The first exchange on the device, which may have to be set up for it."""
-    dist.all_reduce(torch.zeros(1, device=device))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

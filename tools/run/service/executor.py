@@ -87,11 +87,6 @@ class Executor:
         self._log = RunLog()
 
     @property
-    def node_gpus(self) -> dict[str, int]:
-        """Slots of every node."""
-        return {node.name: node.gpus for node in self.nodes.values()}
-
-    @property
     def unsettled(self) -> set[str]:
         """Jobs that something else runs of than the targets say, or may do so."""
         wanted = self.targets.keys() - self._unclear.unreadable
@@ -110,7 +105,8 @@ class Executor:
     def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
         """What :meth:`apply` needs for the shares to run."""
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
-        return plan_steps(self.targets, wanted, self.node_gpus, started, self.suspects.deaths_on)
+        node_gpus = {node.name: node.gpus for node in self.nodes.values()}
+        return plan_steps(self.targets, wanted, node_gpus, started, self.suspects.deaths_on)
 
     def apply(self, steps: Iterable[Step]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""

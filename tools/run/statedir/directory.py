@@ -74,7 +74,7 @@ class State:
 
         :raises ServiceMissingError: the disk is full or broken; none of the events is recorded.
         """
-        batch = tuple(with_progress(events, self.log))
+        batch = tuple(with_progress(event, self.log) for event in events)
         if not batch:
             return
         self._writer.append(batch)

@@ -55,17 +55,14 @@ class Faults:
                 probe_room(self._folder)
             reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)
             if isinstance(error, UnreadableError) or (tries_again and may_pass(error)):
-                self._warn_once(job_id, reason)
+                if self._passing.get(job_id) != reason:
+                    _log.warning("job %s: %s; it is tried again", job_id, reason)
+                self._passing[job_id] = reason
                 return
             _log.debug("job %s: %s", job_id, reason, exc_info=error)
             self._end(job_id, reason)
         else:
             self._passing.pop(job_id, None)
-
-    def _warn_once(self, job_id: str, reason: str) -> None:
-        if self._passing.get(job_id) != reason:
-            _log.warning("job %s: %s; it is tried again", job_id, reason)
-        self._passing[job_id] = reason
 
 
 def reason_of(error: Exception) -> str:

@@ -122,7 +122,8 @@ def job_page(
     """
     lines: list[str] = []
     for label, text in _facts(job, status, now_s, state, explain=explain):
-        lines += _labelled(label, text, width)
+        if text:
+            lines += _hanging(f"{label:{_LABEL}}", one_line(text), width)
     if happened:
         lines += ["", "history"]
         for each in happened:
@@ -174,10 +175,6 @@ def _progress(job: JobStatus) -> str:
         parts = [progress(job)]
     parts += [] if job.samples_per_second is None else [f"{job.samples_per_second:.4g} samples/s"]
     return ", ".join(parts)
-
-
-def _labelled(label: str, text: str, width: int | None) -> list[str]:
-    return [] if not text else _hanging(f"{label:{_LABEL}}", one_line(text), width)
 
 
 def _entry(each: Happened, now_s: float, width: int | None, *, explain: bool) -> list[str]:

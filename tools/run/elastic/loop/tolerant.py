@@ -47,7 +47,7 @@ class TolerantGroup(dist.ProcessGroup):
             try:
                 work = self._inner.allreduce(tensors, *options)
             except RuntimeError as error:
-                self.note(error)
+                self.error = self.error or error
             else:
                 self._expect(work)
         return answer
@@ -63,7 +63,7 @@ class TolerantGroup(dist.ProcessGroup):
             work: dist.Work = self._inner.broadcast(tensors, *options)
             work.wait()
         except RuntimeError as error:
-            self.note(error)
+            self.error = self.error or error
             raise
         return work
 
@@ -92,7 +92,7 @@ class TolerantGroup(dist.ProcessGroup):
             try:
                 work.wait()
             except RuntimeError as error:
-                self.note(error)
+                self.error = self.error or error
 
     def _answer(self, place: int, tensor: torch.Tensor) -> _Sum:
         """What DDP gets for an all-reduce: what it got for it in the pass before, making one costs more.
@@ -109,10 +109,6 @@ class TolerantGroup(dist.ProcessGroup):
         self._inner = None
         self._awaited.clear()
         self._answers.clear()
-
-    def note(self, error: RuntimeError) -> None:
-        """An operation has failed."""
-        self.error = self.error or error
 
 
 class _Sum(dist.Work):

@@ -96,10 +96,5 @@ def world() -> dist.ProcessGroup:
     return group
 
 
-def _options() -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    return options
-
-
-_LARGEST: Final = _options()
+_LARGEST: Final = dist.AllreduceOptions()
+_LARGEST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

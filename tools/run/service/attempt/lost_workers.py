@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,12 +29,6 @@ class Setback:
         if len(slots) == len(target.slots):
             return target
         return Target(Share(target.job, counts(slots), *cut), slots)
-
-
-def ended_early(slots: Sequence[Slot], messages: Sequence[str]) -> str:
-    """The reason where new workers ended before they trained; ``messages``: what they said."""
-    last_words = [message for message in messages if message]
-    return ": ".join([f"the new workers on {listed(slots)} ended before they trained", *last_words[:1]])
 
 
 def listed(slots: Iterable[Slot]) -> str:
@@ -78,8 +72,11 @@ class LostWorkers:
         bad = tuple(dict.fromkeys([*(slots[worker] for worker in early), *blamed]))
         if not bad:
             return None
-        died = [ended_early([slots[worker] for worker in early], [message(worker) for worker in early])]
-        return Setback(bad, "; ".join([*(died if early else []), *blamed.values()]))
+        reasons = list(blamed.values())
+        if early:
+            died = f"the new workers on {listed(slots[worker] for worker in early)} ended before they trained"
+            reasons.insert(0, ": ".join([died, *filter(None, map(message, early))][:2]))
+        return Setback(bad, "; ".join(reasons))
 
     def _count(self, worker: int, slot: Slot, now_s: float) -> str:
         young = now_s - self._since_s.get(worker, now_s) < YOUNG_S

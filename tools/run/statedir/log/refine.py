@@ -6,7 +6,6 @@ them over what was folded. They say how far a job is, never what it holds or whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from pliant.schemas.event import Event
@@ -30,12 +29,8 @@ def refined(job: JobLog, progress: Progress | None) -> JobLog:
     )
 
 
-def with_progress(events: Iterable[Event], log: RunLog) -> list[Event]:
-    """Events of jobs that run, with how far these are: history has it where something happens to them."""
-    return [_with_progress(event, log) for event in events]
-
-
-def _with_progress(event: Event, log: RunLog) -> Event:
+def with_progress(event: Event, log: RunLog) -> Event:
+    """An event of a job that runs, with how far it is: history has it where something happens to a job."""
     job, progress = log.jobs.get(event.job or ""), log.newest.get(event.job or "")
     if job is None or progress is None or event.gpus is None or event.samples_done is not None:
         return event

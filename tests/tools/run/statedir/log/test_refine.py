@@ -68,7 +68,7 @@ def test_the_log_says_how_far_a_job_was_when_something_happened_to_it() -> None:
     found.newest["a"] = report(300.0, loss=0.125)
     shrink = event(16.0, "shrink", gpus=1, placement=(("n0", 1),))
     done = event(17.0, "finish", gpus=0, placement=(), samples_done=400.0)
-    told = with_progress([shrink, REQUEUE, done, FIRST], found)
+    told = [with_progress(each, found) for each in (shrink, REQUEUE, done, FIRST)]
     assert [(each.samples_done, each.loss) for each in told[:3]] == [(300, 0.125), (300, 0.125), (400, None)]
     assert told[3] == FIRST
 
@@ -80,7 +80,7 @@ def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_a
     failed = report_events(Ended("a", 2, Verdict("failed", "it fell")), found, 22.0, 3)
     assert failed[0].detail is not None
     assert failed[0].detail["failures"] == 1
-    for each in with_progress(failed, found):
+    for each in [with_progress(each, found) for each in failed]:
         found.add(each)
     assert (found.jobs["a"].failures, found.jobs["a"].furthest) == (1, 300.0)
 
