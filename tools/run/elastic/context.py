@@ -12,8 +12,8 @@ import torch
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.text.digits import whole_number
-from pliant.tools.run.statedir.contract.files import UnreadableError, read_record, write_record
-from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
+from pliant.tools.run.statedir.contract.files import UnreadableError, read_file, read_record, write_record
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, SLOT_FROM_RANK, Plan
 
@@ -46,6 +46,9 @@ class WorkerContext(Context):
         """
         super().__init__(-1, 0, device or torch.device("cpu"))
         self.folder, self.worker = folder, worker
+        self.attempt = folder.attempt(plan.attempt)
+        """The folder that this worker's attempt writes to, whatever plan it sees."""
+        self._attempt = plan.attempt
         self.known = frozenset[int]()
         """The workers that train together, or are starting together."""
         self.follow(plan)
@@ -55,20 +58,29 @@ class WorkerContext(Context):
         """Whether the plan goes on without this worker."""
         return self.rank < 0
 
-    @property
-    def attempt(self) -> AttemptDir:
-        """The folder that this attempt writes to."""
-        return self.folder.attempt(self.plan.attempt)
-
     def follow(self, plan: Plan) -> None:
-        """Act on another plan."""
+        """Act on another plan. One of a later attempt goes on without this worker: it has its own numbers."""
         workers = plan.workers
         self.plan, self.world_size = plan, len(workers)
-        self.rank = workers.index(self.worker) if self.worker in workers else -1
+        named = self.worker in workers and plan.attempt == self._attempt
+        self.rank = workers.index(self.worker) if named else -1
 
     def settle(self) -> None:
         """The workers of the plan train together."""
         self.known = frozenset(self.plan.workers)
+
+    def is_overtaken(self) -> bool:
+        """Whether the job trains on without this worker, which was away: its host was cut off, say.
+
+        Then the files of the job are no longer its own to write.
+        """
+        try:
+            newest = read_record(self.folder.plan, "plan", Plan)
+            reached = read_file(self.attempt.reached) or b""
+        except (UnreadableError, BadInputError):
+            return False
+        trains = whole_number(reached.decode("ascii", "replace").strip()) or 0
+        return trains > self.plan.generation or (newest is not None and newest.attempt > self._attempt)
 
     def is_done(self) -> bool:
         """Whether a member of the plan has trained to the end and left."""

@@ -60,3 +60,41 @@ def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="done"))
     assert late.is_done()
+
+
+class TestOvertaken:
+    """A worker that was away, and that others have gone on without."""
+
+    def plan(self, generation: int, attempt: int, *workers: int) -> Plan:
+        members = tuple(Member(slot=f"n/{n}", node="n", address="127.0.0.1", worker=n) for n in workers)
+        return Plan(job="a", generation=generation, attempt=attempt, members=members)
+
+    def test_a_later_attempt_has_its_own_numbers_and_its_own_files(self, tmp_path: Path) -> None:
+        worker = WorkerContext(JobDir(tmp_path), self.plan(1, 1, 0, 1), 0)
+        assert (worker.rank, worker.left) == (0, False)
+        worker.follow(self.plan(2, 2, 0, 1))
+        assert worker.left
+        worker.report_end(WorkerOutcome(outcome="left"))
+        assert JobDir(tmp_path).attempt(1).outcome(0).exists()
+        assert not JobDir(tmp_path).attempt(2).path.exists()
+
+    def test_it_is_overtaken_when_a_newer_generation_trains_and_not_when_one_is_planned(
+        self, tmp_path: Path
+    ) -> None:
+        job = put(tmp_path, self.plan(1, 1, 0, 1))
+        worker = WorkerContext(job, self.plan(1, 1, 0, 1), 0)
+        job.attempt(1).reached.write_text("1\n")
+        put(tmp_path, self.plan(2, 1, 1))
+        assert not worker.is_overtaken(), "it trains until all leave together"
+        job.attempt(1).reached.write_text("2\n")
+        assert worker.is_overtaken()
+
+    def test_it_is_overtaken_when_a_later_attempt_is_planned(self, tmp_path: Path) -> None:
+        job = put(tmp_path, self.plan(1, 1, 0))
+        worker = WorkerContext(job, self.plan(1, 1, 0), 0)
+        job.attempt(1).reached.write_text("what is this")
+        assert not worker.is_overtaken()
+        put(tmp_path, self.plan(2, 2, 0))
+        assert worker.is_overtaken()
+        job.plan.write_text("{")
+        assert not worker.is_overtaken(), "what cannot be read is no reason to lose a checkpoint"

@@ -27,8 +27,8 @@ def gang(tmp_path: Path) -> Iterator[Any]:
     """A job that trains until it is told to stop, however long that takes."""
     made: list[Gang] = []
 
-    def make(step_s: float) -> Gang:
-        made.append(Gang(tmp_path, schedule="epoch", clip=True, epochs=100_000, step_s=step_s))
+    def make(**options: float) -> Gang:
+        made.append(Gang(tmp_path, schedule="epoch", clip=True, epochs=100_000, **options))
         made[-1].patience_s = 60
         return made[-1]
 
@@ -68,6 +68,28 @@ def test_a_worker_that_is_killed_costs_nothing_that_was_trained(
     assert [end.outcome for end in trained] == ["stopped"] * 2
     saved = same_weights_as_alone(job, tmp_path)
     assert [end.samples_done for end in trained] == [saved["samples_done"]] * 2
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_worker_that_was_away_and_comes_back_leaves_and_harms_nothing(
+    gang: Any, tmp_path: Path, away: int
+) -> None:
+    """Its connections never closed, and its lock is held: only its heartbeat says that it is not there."""
+    job = gang(step_s=0.02, look_s=0.1)
+    job.start(2, checkpoint_s=0.2)
+    job.wait_for("progress", 2)
+    job.signal(away, signal.SIGSTOP)
+    job.publish([1 - away], checkpoint_s=0.2)
+    job.reaches()
+    before = set(job.dir.checkpoints.glob("step-*"))
+    job.until(lambda: before.isdisjoint(job.dir.checkpoints.glob("step-*")), "two checkpoints")
+    job.signal(away, signal.SIGCONT)
+    job.until(job.here.outcome(away).exists, "end of the one that was away")
+    assert job.outcome(away).outcome == "left"
+    job.publish([1 - away], abort=True)
+    job.end()
+    saved = same_weights_as_alone(job, tmp_path)
+    assert job.outcome(1 - away).samples_done == saved["samples_done"]
 
 
 def test_what_the_first_worker_says_is_known_to_all_also_when_it_dies_saying_it(tmp_path: Path) -> None:

@@ -129,8 +129,12 @@ class Saving:
         return Counters() if state is None else Counters.from_dict(state["counters"])
 
     def _write(self, training: Training, *, alone: bool = False) -> str:
+        overtaken = self._context.is_overtaken
+        if overtaken():
+            return "no checkpoint: the job trains on without this worker"
         try:
-            self._checkpoints.save(training.capture(), training.counters.step, alone=alone)
+            state, step = training.capture(), training.counters.step
+            self._checkpoints.save(state, step, alone=alone, overtaken=overtaken)
         except UsageError:
             raise
         except (PliantError, OSError) as error:

@@ -10,6 +10,7 @@ from typing import Final
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership import vanished_peers
 from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface
 from pliant.tools.run.elastic.membership.plan_watch import Pace, PlanWatch
@@ -17,6 +18,7 @@ from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, Proces
 from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
 from pliant.tools.run.elastic.membership.vanished_peers import Lookout
 from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 from pliant.tools.run.statedir.contract.presence import life
 
 _log = logging.getLogger("pliant")
@@ -24,6 +26,8 @@ CONNECT: Final = timedelta(seconds=10)
 """How long the workers may take to connect once all of them have come; twice as long the next time."""
 TRIES: Final = 5
 """How often workers that live may meet without connecting."""
+SILENT_S: Final = 10.0
+"""After so long without a beat a worker counts as dead, also where its file is locked."""
 _LOOK_S: Final = 0.25
 """Between two looks at whether the missing workers live."""
 
@@ -109,7 +113,7 @@ class Rendezvous:
         self._next = generation, attended.number + 1
         self._group.form(attended.folder, waiting.superseded, CONNECT * 2**waiting.failed)
         if self._lookout is None:
-            self._lookout = Lookout(context, PlanWatch(context), self._group)
+            self._lookout = Lookout(context, PlanWatch(context), self._group, vanished_peers.LOOK_S)
             self._lookout.begin()
         if context.rank == 0:
             remove_earlier(context.attempt, (generation, attended.number))
@@ -122,6 +126,7 @@ class Waiting:
     def __init__(self, context: WorkerContext, watch: PlanWatch, *, fresh: bool) -> None:
         self._context, self._watch, self._fresh = context, watch, fresh
         self._since_s, self._looks = time.monotonic(), Pace(_LOOK_S)
+        self._beats = Heartbeats()
         self.failed = 0
         """How often the workers of the plan have met without connecting."""
         self.shortage = ""
@@ -163,14 +168,23 @@ class Waiting:
         self.shortage = problem
 
     def missing(self) -> list[str]:
-        """Slots of the plan's workers that are dead, or not ready."""
+        """Slots of the plan's workers that are dead or silent, or not ready."""
+        others = self._others()
+        self._beats.look(others, time.monotonic())
+        return [slot for path, slot in others.items() if life(path) != "alive" or self._is_silent(path)]
+
+    def _others(self) -> dict[str, str]:
+        """The other workers' slots by the file of each."""
         context = self._context
-        others = zip(context.plan.workers, context.plan.members, strict=True)
-        return [
-            member.slot
-            for worker, member in others
-            if worker != context.worker and life(context.attempt.presence(worker)) != "alive"
-        ]
+        members = zip(context.plan.workers, context.plan.members, strict=True)
+        return {
+            str(context.attempt.presence(worker)): member.slot
+            for worker, member in members
+            if worker != context.worker
+        }
+
+    def _is_silent(self, path: str) -> bool:
+        return self._beats.silence_s(path, SILENT_S) >= SILENT_S
 
     def _check_time(self, waited_s: float) -> None:
         plan = self._context.plan

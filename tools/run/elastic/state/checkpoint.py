@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,11 +39,21 @@ class Checkpoints:
         self._folder = folder
         self._damaged: set[Path] = set()
 
-    def save(self, state: Mapping[str, Any], step: int, *, alone: bool = False) -> Path:
+    def save(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        alone: bool = False,
+        overtaken: Callable[[], bool] = lambda: False,
+    ) -> Path:
         """Write the state after ``step`` optimizer steps, then remove all but the newest two whole ones.
 
         A file of a later step is of a past that was left: training goes on from what was loaded. A worker
         that saves ``alone`` removes nothing: others may do the same a step further, or be at it still.
+
+        :param overtaken: whether others have gone on without this worker while it wrote; then the later steps
+            are theirs, and nothing is removed.
 
         :raises UsageError: the state holds what could not be loaded again.
         :raises PliantError: it could not be written (a full disk); the older ones are untouched.
@@ -54,7 +64,7 @@ class Checkpoints:
         path = self._folder / f"step-{step:012}.ckpt"
         write_chunks(path, _packed(state))
         self._damaged.discard(path)
-        if not alone:
+        if not alone and not overtaken():
             self._remove_old(path)
         return path
 

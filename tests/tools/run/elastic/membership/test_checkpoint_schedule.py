@@ -15,6 +15,7 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import checkpoint_schedule as saving
 from pliant.tools.run.elastic.membership.checkpoint_schedule import Saving
 from pliant.tools.run.elastic.report.report import Reporter
+from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
 from pliant.tools.run.elastic.state.state import Counters
 from pliant.tools.run.statedir.contract.folders import JobDir
@@ -202,3 +203,39 @@ class TestAlone:
         other, _ = workers.new(1)
         assert other.save_alone(at_step(5)) == ""
         assert (other.step, workers.files) == (5, ["step-000000000005.ckpt"])
+
+
+class TestOvertaken:
+    """A worker that was away must not write over what the others have trained since."""
+
+    def go_on(self, workers: Workers) -> None:
+        """The others train under the next generation, and save."""
+        workers.dir.attempt(1).reached.write_text("2\n")
+        for step in (100, 200):
+            workers.checkpoints.save({}, step)
+
+    def test_it_writes_no_checkpoint_and_removes_none(self, workers: Workers) -> None:
+        first, _ = workers.new(0)
+        assert first.save(at_step(7)) == ""
+        self.go_on(workers)
+        before = workers.files
+        for problem in (first.save(at_step(8)), first.save_alone(at_step(9))):
+            assert problem == "no checkpoint: the job trains on without this worker"
+        assert workers.files == before
+        assert first.step == 7
+
+    def test_one_that_was_stopped_while_it_wrote_leaves_theirs_alone(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write: Callable[..., None] = checkpoint.write_chunks
+
+        def slowly(*arguments: Any) -> None:
+            write(*arguments)
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(checkpoint, "write_chunks", write)
+                self.go_on(workers)
+
+        first, _ = workers.new(0)
+        monkeypatch.setattr(checkpoint, "write_chunks", slowly)
+        assert first.save(at_step(7)) == ""
+        assert workers.files[-2:] == [f"step-{step:012}.ckpt" for step in (100, 200)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from pliant.tools.run.elastic.membership.round import CalledAwayError, Round
 from pliant.tools.run.elastic.state.cursor import Cursor
 from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.heartbeat import FileClock
 from pliant.tools.run.statedir.contract.plan import Plan
 from tests.tools.run.site import until
 
@@ -194,3 +197,26 @@ class TestRounds:
             with pytest.raises(LeftAloneError, match="cannot connect: no route to host"):
                 trained.result(60)
         assert len(tried) == 2 * TRIES
+
+
+def test_a_worker_whose_lock_a_file_server_keeps_is_missing_once_it_gives_no_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is dead; those that wait for it without a launcher would else wait for half an hour."""
+    job, plan = JobDir(tmp_path), TestRounds().plan()
+    job.attempt(1).path.mkdir(parents=True)
+    write_plan(job, plan)
+    context = WorkerContext(job, plan, 0)
+    waiting = Waiting(context, PlanWatch(context), fresh=False)
+    monkeypatch.setattr(rendezvous, "life", lambda path: "alive")
+    now_s = [0.0]
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(FileClock, "now_s", lambda clock, path: 1000.0 + now_s[0])
+    other = job.attempt(1).presence(1)
+    other.touch()
+    found = []
+    for last_beat_s in (0.0, 4.0, 8.0, 8.0, 8.0, 8.0):
+        os.utime(other, (1000.0 + last_beat_s,) * 2)
+        found.append(waiting.missing())
+        now_s[0] += 4.0
+    assert found == [[], [], [], [], [], ["n/1"]]

@@ -76,6 +76,30 @@ def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
     assert in_processes(lives, 2, tmp_path) == [[], []]
 
 
+def holds_its_lock(rank: int, count: int, folder: Path) -> list[str]:
+    """Worker 1 stands still, or its host is dead and the file server has not noticed."""
+    job = JobDir(folder)
+    if rank == 1:
+        own = Presence(job.attempt(1).presence(1))
+        own.begin()
+        own.end()
+        (folder / "here").touch()
+        until((folder / "seen").exists)
+        return []
+    until((folder / "here").exists)
+    watching = looking(job)
+    found = [watching.lost()]
+    until(lambda: found.append(watching.lost()) or found[-1])  # type: ignore[func-returns-value]
+    (folder / "seen").touch()
+    return [*found[0], *found[-1]]
+
+
+def test_a_worker_that_gives_no_sign_is_lost_though_its_file_is_locked(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    write_plan(job, plan(2, 0))
+    assert in_processes(holds_its_lock, 2, tmp_path) == [["n/1"], []], "not at the first look"
+
+
 def exchanges(rank: int, count: int, folder: Path) -> str:
     """Worker 1 never comes to the exchange, and its connections stay open."""
     job, group = JobDir(folder), ProcessGroup(Context(rank, count, torch.device("cpu")), None)
