@@ -51,7 +51,8 @@ class Decisions:
         self.session = session
         self.asked_s = asked_s
         self._forgiving = forgiving
-        self._idle_limit = IdleLimit()
+        self.idle_limit = IdleLimit()
+        """Counts decisions after which jobs are there, none runs and none is to come."""
         self._said: set[str] = set()
         """Errors of the policy since it has answered last: each is said once."""
 
@@ -93,16 +94,12 @@ class Decisions:
         """The session as a schedule; what the policy cannot say of it is left out."""
         return schedule_of(self.session, done, now_s, forgive=lambda error: self._say(error, _LEFT_OUT))
 
-    def count_idle(self, *, idle: bool) -> None:
-        """A decision has taken effect; ``idle``: jobs are there, none runs and none is to come."""
-        self._idle_limit.count(idle=idle)
-
     def check_hope(self) -> None:
         """Call it where jobs are there, none runs and none is to come.
 
         :raises InfeasibleError: the policy leaves them waiting for good.
         """
-        if self._idle_limit.is_reached or self.ask_at_s() == float("inf"):
+        if self.idle_limit.is_reached or self.ask_at_s() == float("inf"):
             left = sorted(self.session.in_play.values(), key=lambda job: job.arrival)
             name = self.session.policy.name
             raise InfeasibleError("; ".join(f'job "{job.id}" is left: {why_left(name, job)}' for job in left))

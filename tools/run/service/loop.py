@@ -317,7 +317,7 @@ class Loop:
 
     def _count_idle(self) -> None:
         if self._decisions is not None:
-            self._decisions.count_idle(idle=self._idle)
+            self._decisions.idle_limit.count(idle=self._idle)
 
 
 def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]:

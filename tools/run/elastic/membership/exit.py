@@ -78,8 +78,6 @@ class Exit:
         self._previous_hook(kind, error, trace)
 
     def _on_exit(self) -> None:
-        if self.ended:
-            return
         if not self.complete:
             self.end("crashed", "the script ended before its training did")
         elif self.unsaved:

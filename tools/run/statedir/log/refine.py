@@ -1,6 +1,6 @@
 """What the log says about jobs, refined by the newest that their workers report.
 
-Reports lie in one small file a job (see ``progress_file.py``), not in the log: the loop, or a bystander, lays
+Reports lie in one small file a job (``contract/progress.py``), not in the log. The loop, or a bystander, lays
 them over what was folded. They say how far a job is, never what it holds or whether it has ended.
 """
 
