@@ -128,6 +128,7 @@ class Tiresias(Policy):
         members, jobs = self._members, snapshot.jobs
         if not snapshot.changes and len(members) == len(jobs):
             return
+        entered_s = self._entered_by_history(snapshot)
         gone = [job_id for job_id in members if job_id not in jobs]
         if gone:
             for job_id in gone:
@@ -135,8 +136,14 @@ class Tiresias(Policy):
             self._order = [member for member in self._order if member.job.id in members]
         for job_id, job in jobs.items():
             if job_id not in members and job_id not in rejected:
-                member = members[job_id] = _Member(job, 0, job.arrival[0])
+                member = members[job_id] = _Member(job, 0, entered_s.get(job_id, snapshot.time_s))
                 insort(self._order, member, key=attrgetter("turn"))
+
+    def _entered_by_history(self, snapshot: Snapshot) -> dict[str, float]:
+        """When each job arrived last, for a state that is rebuilt from a history in which jobs were held."""
+        came = [change for change in snapshot.changes if change.kind == "arrived" and change.job]
+        last = {change.job.id: change.time_s for change in came if change.job}
+        return {} if self._members or len(last) == len(came) else last
 
     def _service(self, member: _Member, time_s: float) -> float:
         return member.job.attained_service_s(time_s) - member.forgiven_gpu_s
