@@ -16,6 +16,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.protocol import Backend
+from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.reports import Ended, Said
 from pliant.tools.run.service.run import POLL_S
@@ -36,7 +38,8 @@ class TrainingJob:
     def __init__(self, executor: Executor, job: Job) -> None:
         self.losses: list[float] = []
         """Of the epochs so far."""
-        self._executor, self._job = executor, job
+        self.executor = executor
+        self._job = job
         self._events: list[Event] = []
 
     @property
@@ -44,20 +47,33 @@ class TrainingJob:
         """Where the script runs."""
         return Path(self._job.workdir or "")
 
+    @property
+    def gang(self) -> Gang:
+        """Its attempt that is under way."""
+        return self.executor.gangs["a"]
+
     def go_to(self, workers: int) -> Event:
         """Give the job that number of slots; the event of its first step there, once it trains well."""
-        share = Share(self._job, (("n0", workers),), self._job.batch.size)
-        self._executor.apply(self._executor.steps_to({"a": share}, RunLog()))
+        self.give(workers)
         event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
         self.train_for(1.0)
         return event
+
+    def give(self, workers: int) -> None:
+        """Give the job that number of slots, those of the first node first; 0: stop it."""
+        placement: list[tuple[str, int]] = []
+        for node in self.executor.nodes.values():
+            if (taken := min(node.gpus, workers - sum(count for _, count in placement))) > 0:
+                placement.append((node.name, taken))
+        share = Share(self._job, tuple(placement), self._job.batch.size)
+        self.executor.apply(self.executor.steps_to({"a": share} if workers else {}, RunLog()))
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first such event of the job from now on."""
         deadline = time.monotonic() + PATIENCE_S
         self._events.clear()
         while time.monotonic() < deadline:
-            self._turn()
+            self.turn()
             found = [event for event in self._events if event.event == "progress" and wanted(event)]
             if found:
                 return found[0]
@@ -67,18 +83,18 @@ class TrainingJob:
         """Let it train."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self._turn()
+            self.turn()
 
     def finish(self) -> dict[str, list[float]]:
         """Let it train to its end; what the script has measured."""
-        while self._executor.gangs:
-            self._turn()
+        while self.executor.gangs:
+            self.turn()
         took: dict[str, list[float]] = json.loads((self.folder / "took.json").read_text())
         return took
 
     def kill(self, rank: int) -> None:
         """Kill the worker of that rank."""
-        mark = {ENV_WORKER: str(self._executor.gangs["a"].plan.workers[rank])}
+        mark = {ENV_WORKER: str(self.gang.plan.workers[rank])}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
@@ -87,8 +103,9 @@ class TrainingJob:
                 ):
                     process.kill()
 
-    def _turn(self) -> None:
-        for report in self._executor.tick():
+    def turn(self) -> None:
+        """One look of the launcher, and the pause after it."""
+        for report in self.executor.tick():
             if isinstance(report, Said):
                 self._events += report.events
                 self.losses += [event.loss or 0.0 for event in report.events if event.event == "epoch"]
@@ -97,16 +114,30 @@ class TrainingJob:
         time.sleep(POLL_S)
 
 
+def one_machine(jobs: Path) -> LocalBackend:
+    """A node of :data:`SLOTS` slots."""
+    shape: dict[str, Any] = {"slots": "cpu", "nodes": ({"name": "n0", "gpus": SLOTS},)}
+    return LocalBackend(Cluster.model_validate(shape), jobs)
+
+
 @contextlib.contextmanager
-def running(kind: type[Executor], script_text: str, words: str, batch: int) -> Iterator[TrainingJob]:
-    """A job that can be given slots; nothing is left of it afterwards."""
+def running(
+    kind: type[Executor],
+    script_text: str,
+    words: str,
+    batch: int,
+    open_backend: Callable[[Path], Backend] = one_machine,
+) -> Iterator[TrainingJob]:
+    """A job that can be given slots; nothing is left of it afterwards.
+
+    :param open_backend: makes the backend; it gets the folder of the jobs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         script = root / SCRIPT_NAME
         script.write_text(script_text)
-        shape: dict[str, Any] = {"slots": "cpu", "nodes": ({"name": "n0", "gpus": SLOTS},)}
         dirs = StateDir(root / "state")
-        executor = kind(LocalBackend(Cluster.model_validate(shape), dirs.jobs), dirs, Clock())
+        executor = kind(open_backend(dirs.jobs), dirs, Clock())
         spec = {
             "id": "a",
             "submit_time": 0.0,

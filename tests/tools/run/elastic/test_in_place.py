@@ -142,22 +142,25 @@ def test_two_hundred_changes_in_a_row_lose_and_repeat_nothing(gang: Any, tmp_pat
     assert trained_as_alone(job, tmp_path) > CHANGES
 
 
-def trained_as_alone(job: Gang, folder: Path) -> int:
+def trained_as_alone(job: Gang, folder: Path, **options: Any) -> int:
     """Steps that were trained, after a look at every weight and sample; nobody may have been killed."""
     found = {epoch: sorted(indices) for epoch, indices in seen(folder).items()}
-    saved = same_weights_as_alone(job, folder)
+    saved = same_weights_as_alone(job, folder, **options)
     last = found.pop(saved["epoch"], [])
     assert found == {epoch: list(range(SAMPLES)) for epoch in range(saved["epoch"])}
     assert len(last) == len(set(last)) == saved["cursor"]
     return saved["step"]
 
 
-def same_weights_as_alone(job: Gang, folder: Path) -> dict[str, int]:
-    """The counters of the checkpoint, which has the weights of one process after so many steps."""
+def same_weights_as_alone(job: Gang, folder: Path, **options: Any) -> dict[str, int]:
+    """The counters of the checkpoint, which has the weights of one process after so many steps.
+
+    :param options: of the script, where they are others than usual.
+    """
     saved = Checkpoints(job.dir.checkpoints).load().state
     assert saved is not None
     steps = saved["counters"]["step"]
-    plain(folder / "alone", schedule="epoch", clip=True, epochs=100_000, stop_at=steps)
+    plain(folder / "alone", schedule="epoch", clip=True, epochs=100_000, stop_at=steps, **options)
     torch.testing.assert_close(saved["model"], final(folder / "alone")["model"], rtol=1e-9, atol=1e-12)
     assert (
         saved["counters"]["samples_done"]

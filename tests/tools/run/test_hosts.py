@@ -1,0 +1,81 @@
+"""One job on several hosts, which share a folder, and no loopback, process table or names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.parts.hosts import Host, HostsBackend, NoHostsError, hosts
+from benchmarks.parts.training_job import TrainingJob, running
+from pliant.tools.run.service.executor import Executor
+from tests.tools.run.elastic.gang import SCRIPT, Gang
+from tests.tools.run.elastic.test_in_place import trained_as_alone
+
+pytestmark = pytest.mark.torch
+BATCH = 10
+
+
+@pytest.fixture
+def there() -> Iterator[tuple[Host, ...]]:
+    """Three hosts."""
+    made = hosts(3)
+    try:
+        found = made.__enter__()
+    except NoHostsError as error:
+        pytest.skip(f"no network namespaces: {error}")
+    yield found
+    made.__exit__(None, None, None)
+
+
+class Site:
+    """A job that trains until it is stopped, and the hosts that it can have."""
+
+    def __init__(self, training: TrainingJob, backend: HostsBackend, folder: Path) -> None:
+        self.training, self.backend, self._folder = training, backend, folder
+
+    @property
+    def on(self) -> list[str]:
+        """The hosts that it trains on."""
+        return [member.node for member in self.training.gang.plan.members]
+
+    def stop(self) -> Gang:
+        """Let it save and leave; what the checks of trained weights need to know of it."""
+        folder = self.training.gang.files
+        self.training.give(0)
+        while self.training.executor.gangs:
+            self.training.turn()
+        return cast("Gang", SimpleNamespace(dir=folder))
+
+
+@pytest.fixture
+def site(there: tuple[Host, ...], tmp_path: Path) -> Iterator[Site]:
+    options: dict[str, Any] = {
+        "out": str(tmp_path),
+        "schedule": "epoch",
+        "clip": True,
+        "epochs": 100_000,
+        "step_s": 0.05,
+    }
+    backends: list[HostsBackend] = []
+
+    def opened(jobs: Path) -> HostsBackend:
+        backends.append(HostsBackend(there, jobs))
+        return backends[-1]
+
+    with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH, opened) as training:
+        yield Site(training, backends[0], tmp_path)
+
+
+def test_a_job_grows_over_three_hosts_and_shrinks_with_every_sample_trained_once(
+    site: Site, tmp_path: Path
+) -> None:
+    changes = [site.training.go_to(workers) for workers in (1, 2, 3, 2)]
+    assert site.on == ["n0", "n1"]
+    found = [(event.detail or {}).get("mechanism") for event in changes]
+    assert found == [None, "in place", "in place", "in place"]
+    assert trained_as_alone(site.stop(), tmp_path, seed=0) > 4
