@@ -99,15 +99,19 @@ class Gang:
 
     @property
     def busy(self) -> set[Slot]:
-        """Slots that are its own, or that workers which left or died have not freed yet."""
-        return set(self.target.slots) | self.leaving
+        """Slots that are its own, and all that its units run on: those of a plan to stop may have more."""
+        return set(self.target.slots) | self._slots_of(self._running)
 
     @property
     def leaving(self) -> set[Slot]:
         """Slots of units that still run though the plan goes on without their workers."""
+        return self._slots_of(self._running.difference(self._workers))
+
+    def _slots_of(self, workers: Iterable[int]) -> set[Slot]:
+        """Where workers are; the units of a job that is not elastic stay where they began."""
         if self.target.job.elastic == "none":
             return set()
-        return {self._members.slot(worker) for worker in self._running.difference(self._workers)}
+        return {self._members.slot(worker) for worker in workers}
 
     def serves(self, target: Target | None) -> bool:
         """Whether it runs on exactly these slots with this cut of the batch, and stays."""

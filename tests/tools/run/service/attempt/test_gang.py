@@ -122,6 +122,22 @@ def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is
     assert (crew.trains, crew.reports) == (None, False)
 
 
+def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the_job_stops(
+    tmp_path: Path,
+) -> None:
+    """A plan to stop is for all who train, those included that a plan before it, not in force yet, left out."""
+    scene = Scene(tmp_path, "size")
+    scene.reaches(1)
+    own = Target(scene.target.share, scene.target.slots[:1])
+    scene.publish(scene.gang.plan_for(own, scene.gang.plan.members[:1]))
+    assert scene.gang.busy == set(scene.target.slots)
+    scene.stop(0.0)
+    assert scene.gang.plan.workers == (0, 1)
+    assert scene.gang.busy == set(scene.target.slots)
+    scene.gang.statuses = (RUNNING, CLEAN)
+    assert scene.gang.busy == set(own.slots)
+
+
 def test_a_plan_that_is_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans never change; with thousands of jobs, reading them over and over is what a look costs."""
     scene = Scene(tmp_path, "size")
