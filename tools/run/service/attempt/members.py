@@ -110,8 +110,7 @@ class Members:
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
         """Units that run and have nothing to do, and how long each may take to end (seconds)."""
-        trains = self.trains()
-        needed = {*self._workers, *(() if trains is None else trains.workers)}
+        needed = self._needed()
         limits = {
             worker: timeouts.of_idle(
                 self.life(worker), ended=self.outcome(worker) is not None, needed=worker in needed
@@ -119,6 +118,11 @@ class Members:
             for worker in running
         }
         return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
+
+    def _needed(self) -> dict[int, None]:
+        """The workers of the newest plan, and those that train: without these it never comes into force."""
+        trains = self.trains()
+        return dict.fromkeys((*self._workers, *(() if trains is None else trains.workers)))
 
     def slot(self, worker: int) -> Slot:
         """Where a worker is."""
@@ -150,14 +154,15 @@ class Members:
             return frozenset()
         self._looked_s = now_s
         paths = (self._presences, self._keepers)
-        self._beats.look((path[worker] for worker in self._workers for path in paths), now_s)
-        self._silent = frozenset(worker for worker in self._workers if self._is_silent(worker, timeouts))
+        needed = self._needed()
+        self._beats.look((path[worker] for worker in needed for path in paths), now_s)
+        self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
         return self._silent
 
     def in_doubt(self, timeouts: Timeouts) -> bool:
         """Whether a worker's last beat is long ago, and it was not looked at for long enough since."""
         limit_s = timeouts.dead_s
-        return any(self._beats.in_doubt(self._presences[worker], limit_s) for worker in self._workers)
+        return any(self._beats.in_doubt(self._presences[worker], limit_s) for worker in self._needed())
 
     def _is_silent(self, worker: int, timeouts: Timeouts) -> bool:
         silence_s = self._beats.silence_s(self._presences[worker], timeouts.silent_s)

@@ -125,7 +125,7 @@ def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is
 def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the_job_stops(
     tmp_path: Path,
 ) -> None:
-    """A plan to stop is for all who train, those included that a plan before it, not in force yet, left out."""
+    """A plan to stop is for all who train, also those that a plan before it, not in force yet, left out."""
     scene = Scene(tmp_path, "size")
     scene.reaches(1)
     own = Target(scene.target.share, scene.target.slots[:1])

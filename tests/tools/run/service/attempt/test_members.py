@@ -23,7 +23,8 @@ class Scene:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.files, self.now_s = AttemptDir(folder), 0.0
         both = tuple(Member(slot=f"n{i}/0", node=f"n{i}", address=f"n{i}", worker=i) for i in range(2))
-        self.members = Members(self.files, Plan(job="a", generation=1, attempt=1, members=both))
+        self.plan = Plan(job="a", generation=1, attempt=1, members=both)
+        self.members = Members(self.files, self.plan)
         patch.setattr(Members, "life", lambda members, worker: "alive")
         patch.setattr(FileClock, "now_s", lambda clock, path: 1000.0 + self.now_s)
         self.beat(*self.files_of(0), *self.files_of(1))
@@ -82,3 +83,22 @@ def test_a_launcher_that_has_just_come_is_in_doubt_until_it_has_looked_for_a_whi
     scene.beat(*scene.files_of(0))
     assert scene.members.listen(scene.now_s, TIMES) == {1}
     assert not scene.members.in_doubt(TIMES)
+
+
+def test_a_worker_that_a_newer_plan_leaves_out_is_missed_as_long_as_it_trains(scene: Scene) -> None:
+    """The others wait for it in a step, so without its end the newer plan never comes into force."""
+    first = scene.plan
+    scene.files.reached.write_text("1")
+    scene.members.add(first.model_copy(update={"generation": 2, "members": first.members[:1]}))
+    scene.members.look()
+    found = frozenset[int]()
+    while not found and scene.now_s < SECONDS:
+        scene.now_s += 1.0
+        scene.beat(*scene.files_of(0))
+        found = scene.members.listen(scene.now_s, TIMES)
+    assert found == {1}
+    scene.files.reached.write_text("2")
+    os.utime(scene.files.path)
+    scene.members.look()
+    scene.now_s += 5.0
+    assert scene.members.listen(scene.now_s, TIMES) == frozenset()
