@@ -66,9 +66,24 @@ def _cpuinfo() -> list[str]:
 
 def write(name: str, figures: Sequence[Figure]) -> Path:
     """Write results/NAME.json and, beside it, the machine that it was measured on."""
-    RESULTS.mkdir(exist_ok=True)
-    command = f"make bench NAME={name}"
+    return _write(name, [figure.row(_command(name)) for figure in figures])
+
+
+def renew(name: str, figures: Sequence[Figure]) -> Path:
+    """Write some figures of a benchmark, measured alone; the others stay as they are, in their order."""
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps([figure.row(command) for figure in figures], indent=1) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else []
+    rows = {row["name"]: row for row in before}
+    return _write(name, [*(rows | {one.name: one.row(_command(name)) for one in figures}).values()])
+
+
+def _command(name: str) -> str:
+    return f"make bench NAME={name}"
+
+
+def _write(name: str, rows: Sequence[dict[str, object]]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(rows, indent=1) + "\n")
     (RESULTS / f"{name}.machine.json").write_text(json.dumps(machine(), indent=1) + "\n")
     return path

@@ -1,0 +1,59 @@
+"""The benchmark of operations, each part of it run small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import operate
+from benchmarks.parts import fault_sequences, figure, first_step, reconcile, soak
+from benchmarks.parts.figure import Figure
+
+
+def test_a_turn_with_many_jobs_is_measured_while_jobs_end_and_come() -> None:
+    costs = reconcile.measure(nodes=5, jobs=20, turns=2)
+    assert len(costs.turns_s) == len(costs.rest_s) == 2
+    assert min(*costs.turns_s, *costs.rest_s, costs.submission_s) > 0
+    (row,) = reconcile.figures(nodes=5, jobs=20, turns=1)
+    assert (row.name, row.limit) == ("reconcile_20_jobs_s", 1.0)
+
+
+def test_sequences_of_faults_that_fail_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [row.value for row in fault_sequences.figures(2)] == [0.0]
+
+    def fails(*_: object) -> None:
+        raise AssertionError("a job is lost")
+
+    monkeypatch.setattr(fault_sequences, "live_through", fails)
+    assert [row.value for row in fault_sequences.figures(3)] == [3.0]
+
+
+def test_the_same_seed_is_the_same_sequence() -> None:
+    assert fault_sequences.sequence(7) == fault_sequences.sequence(7)
+    assert fault_sequences.sequence(7) != fault_sequences.sequence(8)
+
+
+@pytest.mark.torch
+def test_a_first_step_is_measured_from_its_decision_on() -> None:
+    (marks,) = first_step.measure(1)
+    times_s = [marks[name] for name in ("decided", *first_step.MARKS)]
+    assert times_s == sorted(times_s)
+    assert first_step.latency_s(marks) > 0
+
+
+def test_a_soak_compares_its_end_with_its_beginning() -> None:
+    assert soak.growth([9, 9, 1, 1, 2, 2, 3, 3, 4, 4]) == 3
+    assert soak.measure(2.0).jobs >= 0
+
+
+def test_a_part_that_is_measured_alone_leaves_the_other_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    figure.write(operate.NAME, [Figure("a", 1.0, "s"), Figure("b", 2.0, "s")])
+    monkeypatch.setitem(operate.PARTS, "faults", lambda: [Figure("a", 3.0, "s"), Figure("c", 4.0, "s")])
+    assert operate.main(["faults"]) == 0
+    rows = json.loads((tmp_path / "operate.json").read_text())
+    assert {row["name"]: row["value"] for row in rows} == {"a": 3.0, "b": 2.0, "c": 4.0}
