@@ -43,7 +43,7 @@ REPORTS: Final = ("epoch", "epoch", "checkpoint")
 LIMITS_S: Final = {"status": 1.0, "schedule": 1.0, "restart": 1.5}
 PATIENCE_S: Final = 120.0
 CLOSED_STDOUT: Final = ("sh", "-c", 'exec "$@" >&-', "sh")
-"""As a service runs: to any other stdout that is no terminal, a run repeats its whole log."""
+"""As a service runs: to any other stdout that is not a terminal, a run repeats its whole log."""
 PLIANT: Final = (sys.executable, "-m", "pliant.cli")
 
 
@@ -51,8 +51,8 @@ def figures(events: int = EVENTS) -> list[Figure]:
     """CPU seconds of the commands with a snapshot and without, then the figures of the loop."""
     with tempfile.TemporaryDirectory(prefix="pliant-service-") as folder:
         dirs = StateDir(Path(folder) / "state")
-        told = story(events)
-        write(told, dirs)
+        past = story(events)
+        write(past, dirs)
         kept, log = dirs.snapshot.read_bytes(), dirs.events.read_bytes()
         warm, cold = {}, {}
         for name, command in COMMANDS.items():
@@ -65,8 +65,8 @@ def figures(events: int = EVENTS) -> list[Figure]:
     return [
         *(Figure(f"{name}_100k_events_cpu_s", warm[name], "s", LIMITS_S[name]) for name in COMMANDS),
         *(Figure(f"{name}_100k_events_cold_cpu_s", cold[name], "s") for name in COMMANDS),
-        Figure("events", float(len(told.events)), "events"),
-        Figure("jobs_ended", float(len(told.session.ended)), "jobs"),
+        Figure("events", float(len(past.events)), "events"),
+        Figure("jobs_ended", float(len(past.session.ended)), "jobs"),
         Figure("log_bytes", float(len(log)), "bytes"),
         Figure("snapshot_bytes", float(len(kept)), "bytes"),
         *service_tick.figures(),
@@ -75,20 +75,20 @@ def figures(events: int = EVENTS) -> list[Figure]:
 
 def story(events: int) -> Story:
     """A run with that number of events, or a few more."""
-    told = Story(SEED, POLICY, nodes=NODES, most_jobs=events, most_active=12, happenings=MIX, reports=REPORTS)
-    while len(told.events) < events:
-        told.go_on(100, last=False)
-    for job in [job for job in told.session.jobs.values() if job.gpus]:
-        told.events.append(interruption_event(job.id, told.now_s, "the nodes are down"))
-        told.session.lose(job.id, told.now_s)
-    for node in told.session.nodes:
-        told.events.append(Event(told.now_s, "node_down", detail={"node": node.name}))
-        told.session.node_down(node.name, told.now_s)
-    told.decide()
-    return told
+    past = Story(SEED, POLICY, nodes=NODES, most_jobs=events, most_active=12, happenings=MIX, reports=REPORTS)
+    while len(past.events) < events:
+        past.go_on(100, last=False)
+    for job in [job for job in past.session.jobs.values() if job.gpus]:
+        past.events.append(interruption_event(job.id, past.now_s, "the nodes are down"))
+        past.session.lose(job.id, past.now_s)
+    for node in past.session.nodes:
+        past.events.append(Event(past.now_s, "node_down", detail={"node": node.name}))
+        past.session.node_down(node.name, past.now_s)
+    past.decide()
+    return past
 
 
-def write(told: Story, dirs: StateDir) -> None:
+def write(past: Story, dirs: StateDir) -> None:
     """The state directory of a run, with a snapshot that the next event would make due."""
     rebuilding = Rebuilding(
         Basis.of(NODES, None), lambda: Session(make_policy(POLICY), NODES, CurveThroughput())
@@ -99,15 +99,15 @@ def write(told: Story, dirs: StateDir) -> None:
             path.unlink(missing_ok=True)
         with State(dirs.path) as state:
             state.rebuilding = rebuilding
-            state.record(told.events[: len(told.events) - behind])
+            state.record(past.events[: len(past.events) - behind])
         with State(dirs.path) as state:
-            state.record(told.events[len(told.events) - behind :])
+            state.record(past.events[len(past.events) - behind :])
         if attempt == 0:
-            each = dirs.events.stat().st_size / len(told.events)
+            each = dirs.events.stat().st_size / len(past.events)
             behind = int(max(TAIL_BYTES, dirs.snapshot.stat().st_size / 8) / each)
-    for job_id in (*told.session.ended, *told.session.jobs):
+    for job_id in (*past.session.ended, *past.session.jobs):
         dirs.job(job_id).attempt(1).logs.mkdir(parents=True)
-    told.write_inputs(dirs)
+    past.write_inputs(dirs)
 
 
 def status(dirs: StateDir) -> float:

@@ -83,7 +83,7 @@ class Reader(nn.Module):
 
 
 class EarlyStopping:
-    """Patience that survives: it remembers by epoch, so that an epoch told twice counts once."""
+    """Patience that survives: it remembers by epoch, so that an epoch reported twice counts once."""
 
     def __init__(self, patience: int) -> None:
         self.patience = patience

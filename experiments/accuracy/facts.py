@@ -138,11 +138,11 @@ def _same_batch(runs: Runs) -> Claim:
 
 def _larger_batch(runs: Runs) -> Claim:
     points = {k: most(runs.differences(f"larger-{k}")) for k in LARGER}
-    told = ", ".join(f"{value:.1f} at × {k}" for k, value in points.items())
+    listing = ", ".join(f"{value:.1f} at × {k}" for k, value in points.items())
     return Claim(
         "Ares, 3.1 and figure 2",
         "A global batch that grows with the GPUs changes it by up to 23 %.",
-        f"Up to {max(points.values()):.1f} points ({told}).",
+        f"Up to {max(points.values()):.1f} points ({listing}).",
         max(points.values()) > max(runs.spread, most(runs.differences("elastic"))),
     )
 

@@ -1,4 +1,4 @@
-"""The workers of one training as real processes, told by plan files as ``pliant run`` tells them."""
+"""The workers of one training as real processes, led by plan files as by ``pliant run``."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _run(task: Task, curves: Mapping[Task, _Curves]) -> Mapping[str, Any]:
 
 
 def _rounded(values: Sequence[float], digits: int) -> list[float]:
-    """To so many significant digits, which is more than a figure shows."""
+    """To this number of significant digits, which is more than a figure shows."""
     return [float(f"{value:.{digits}g}") for value in values]
 
 

@@ -24,7 +24,7 @@ _WAIT_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One training: what every worker of it is told."""
+    """One training: what every worker of it gets."""
 
     arm: Arm
     scale: Scale

@@ -80,7 +80,7 @@ class Links:
     node: float
     """n: over two GPUs of a node."""
     ring: float
-    """c: over more, for each time that a ring of so many moves all weights."""
+    """c: over more, for each time that a ring of that size moves all weights."""
 
     def seconds(self, weights: int, gpus: int) -> float:
         """t_comm of the model."""

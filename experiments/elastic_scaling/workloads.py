@@ -36,7 +36,7 @@ _SINGLE_MINUTES: Final = 30.0
 """Section IV-A: jobs of a single category take half an hour on one GPU."""
 _SINGLE_HOURS: Final = 4.0
 _SMOKE: Final = 8
-"""Smoke runs are so many times shorter, on clusters as much smaller."""
+"""Smoke runs are this many times shorter, on clusters as much smaller."""
 SENSITIVITY: Final = {"light": (0.5, 0.5), "heavy": (2.0, 0.5), "first": (1.0, 0.0), "second": (1.0, 1.0)}
 """Other assumptions about categories 2 and 3 (arguments of ``model.fitted``), by what traces call them."""
 

@@ -88,7 +88,7 @@ def test_numbers_that_name_no_replay_or_no_figure_are_refused(tmp_path: Path) ->
     unpaired = outcomes(small_t0_fifo=1, small_t1_fifo=1, small_t0_srtf=1)
     with pytest.raises(BadInputError, match="t1_ratio: 1 replays over 2"):
         compare(read_numbers(numbers(tmp_path)), unpaired)
-    with pytest.raises(BadInputError, match=r'/numbers/0/metric: "jct" is no figure'):
+    with pytest.raises(BadInputError, match=r'/numbers/0/metric: "jct" is not a figure'):
         read_numbers(numbers(tmp_path, NUMBERS.replace('"mean_jct_s"', '"jct"', 1)))
 
 

@@ -54,7 +54,7 @@ def _refuse_no_folder(output: str) -> None:
     folder = Path(output)
     if folder.exists():
         if not folder.is_dir():
-            raise UsageError(f"-o {output}: is no folder, expected one, NAME.parquet, NAME.jsonl or -")
+            raise UsageError(f"-o {output}: is not a folder, expected one, NAME.parquet, NAME.jsonl or -")
     elif folder.suffix[1:].isalpha() and not output.endswith("/"):
         raise UsageError(
             f"-o {output}: events go into .parquet or .jsonl; a folder of that name is written {output}/"

@@ -64,5 +64,5 @@ class ExpectedFigure(Record):
     @model_validator(mode="after")
     def _is_known(self) -> Self:
         if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
-            raise broken_rule(f'"{shortened(self.metric)}" is no figure of a report', "/metric")
+            raise broken_rule(f'"{shortened(self.metric)}" is not a figure of a report', "/metric")
         return self

@@ -25,7 +25,7 @@ def provenance(run: RunRecord) -> str:
         f"pliant {info.pliant_version}",
     ]
     if info.oracle:
-        parts.insert(1, "oracle (told what no scheduler can know)")
+        parts.insert(1, "oracle (knows what no scheduler can know)")
     return " · ".join(parts)
 
 
@@ -70,5 +70,5 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
     if len({run.info.simulated for run in runs}) > 1:
         found.append("some runs are simulated and some are measured")
     if len({run.info.oracle for run in runs}) > 1:
-        found.append("some policies were told what no scheduler can know (oracle), the others were not")
+        found.append("some policies knew what no scheduler can know (oracle), the others were not")
     return found

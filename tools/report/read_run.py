@@ -31,7 +31,7 @@ Detail = Mapping[str, Any] | str
 def read_run(path: str | Path) -> RunRecord:
     """Read and fold one event file; ``-`` is stdin.
 
-    :raises BadInputError: it is no event file, or its events do not fit together.
+    :raises BadInputError: it is not an event file, or its events do not fit together.
     """
     data, source = read_bytes(path), source_name(path)
     rows = event_rows(data, source)

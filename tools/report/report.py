@@ -124,7 +124,7 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
     ]
     if len(matches) != 1:
         known = ", ".join(f'"{each.label}"' for each in runs)
-        problem = "is the policy of several runs" if matches else "is no run"
+        problem = "is the policy of several runs" if matches else "is not a run"
         raise UsageError(f'"{shortened(name)}" {problem}; the runs are {known}')
     return matches[0]
 

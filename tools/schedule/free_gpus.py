@@ -4,7 +4,7 @@ A job that fits one node goes to the node with the fewest free GPUs that still f
 nodes with most free GPUs first, whole free nodes that is, and puts the rest on the node that it fits best:
 the fewest nodes possible (Ares, section 4, workflow step 5). Of the ways to use so few nodes, one on a single
 switch is preferred, there the switch with the fewest free GPUs. One job never mixes GPU types. A job that
-grows or shrinks keeps as much of its place as is no less consolidated than a fresh one.
+grows or shrinks keeps as much of its place as leaves it no less consolidated than a fresh one.
 """
 
 from __future__ import annotations

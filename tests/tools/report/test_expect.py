@@ -91,15 +91,15 @@ def test_both_figures_are_shown_with_the_deviation(report):
 
 
 def test_an_expected_run_that_is_not_there(report):
-    with pytest.raises(BadInputError, match='/figures/0: "las" is no run'):
+    with pytest.raises(BadInputError, match='/figures/0: "las" is not a run'):
         checked(report, policy="las", tolerance=0.1)
 
 
 @pytest.mark.parametrize(
     ("figure", "problem"),
     [
-        ({"metric": "speed"}, '/figures/0/metric: "speed" is no figure of a report'),
-        ({"metric": "policy"}, '/figures/0/metric: "policy" is no figure of a report'),
+        ({"metric": "speed"}, '/figures/0/metric: "speed" is not a figure of a report'),
+        ({"metric": "policy"}, '/figures/0/metric: "policy" is not a figure of a report'),
         ({}, "/figures/0/tolerance: expected either tolerance, or low and high (one of them is enough)"),
         ({"tolerance": 0.1, "low": 1}, "/figures/0/tolerance: expected either tolerance, or low and high"),
         ({"low": 2, "high": 1}, "/figures/0/high: 1 is below low 2"),

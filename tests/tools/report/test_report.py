@@ -48,7 +48,7 @@ def test_provenance_names_what_makes_a_run():
         make_report([run(policy="srtf", oracle=True, seed=7, parameters={"alpha": 0.8})]).runs[0].provenance
     )
     assert told == (
-        "simulated · oracle (told what no scheduler can know) · 4 GPUs · trace abababababab · seed 7"
+        "simulated · oracle (knows what no scheduler can know) · 4 GPUs · trace abababababab · seed 7"
         " · alpha=0.8 · pliant 0.1.0"
     )
 
@@ -91,7 +91,7 @@ def test_a_change_of_policy_is_told():
         ({"simulated": False}, "some runs are simulated and some are measured"),
         (
             {"oracle": True},
-            "some policies were told what no scheduler can know (oracle), the others were not",
+            "some policies knew what no scheduler can know (oracle), the others were not",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_the_baseline_is_a_label_or_a_policy():
     assert make_report(runs, baseline="ares seed=2").baseline.run is runs[1]
     with pytest.raises(UsageError, match='"ares" is the policy of several runs; the runs are "ares seed=1"'):
         make_report(runs, baseline="ares")
-    with pytest.raises(UsageError, match='"las" is no run'):
+    with pytest.raises(UsageError, match='"las" is not a run'):
         make_report(runs, baseline="las")
 
 

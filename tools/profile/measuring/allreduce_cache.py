@@ -38,7 +38,7 @@ class AllReduceCache:
     def read(cls, path: str | Path, cluster: str) -> Self | None:
         """What is kept for this cluster; None: nothing yet.
 
-        :raises BadInputError: the file is no such file, or was measured on another cluster.
+        :raises BadInputError: the file is not such a file, or was measured on another cluster.
         """
         if not Path(path).exists():
             return None
@@ -46,7 +46,7 @@ class AllReduceCache:
         measured_on = dict(found.metadata).get(_CLUSTER)
         rows = tuple(row for row in found.rows if row.kind == "allreduce")
         if measured_on is None or len(rows) < len(found.rows):
-            what = "is no file of all-reduce times, expected one that `profile --allreduce` has written"
+            what = "is not a file of all-reduce times, expected one that `profile --allreduce` has written"
             raise BadInputError.one(str(path), what)
         if measured_on != cluster:
             what = f"was measured on {measured_on}, not on {cluster}"

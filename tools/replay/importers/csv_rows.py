@@ -27,7 +27,7 @@ def csv_rows(
 
     :param names: columns of a file without a header line; else the first line names them.
     :param quoted: whether ``"`` encloses fields.
-    :raises BadInputError: a needed column is missing, or the file is no CSV at all.
+    :raises BadInputError: a needed column is missing, or the file is not CSV.
     """
     source = source_name(path)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE

@@ -78,7 +78,7 @@ class _Reader:
         return found
 
     def next(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """The next character that is not a blank; empty at the end."""
         while True:
             blanks = _BLANKS.match(self.text, self.at)
             self.skip((blanks.end() if blanks else self.at) - self.at)

@@ -43,7 +43,7 @@ def import_trace(
     :param lenient: drop malformed rows and count them, instead of failing with all of them.
     :param workload: the trace to import from beside the measurements of a data folder.
     :param cluster_out: where the cluster goes that a list of nodes among the paths describes.
-    :param progress: told the number of rows read, from time to time.
+    :param progress: called with the number of rows read, from time to time.
     :returns: what was read, dropped, assumed and written.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
@@ -74,7 +74,7 @@ def import_trace(
     elif found.workload is not None and workload is None:
         _import_jobs(found.workload(path, conversion), False, out, conversion)
     else:
-        raise UsageError(f"{path}: is no folder; {name} takes its data folder and --workload FILE")
+        raise UsageError(f"{path}: is not a folder; {name} takes its data folder and --workload FILE")
     return summary
 
 

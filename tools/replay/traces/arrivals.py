@@ -20,7 +20,7 @@ def arrival_times_s(recipe: Recipe, rng: np.random.Generator) -> Floats:
     """Arrivals in ascending order, seconds.
 
     A number of jobs alone: the first arrives at time 0 and the others follow at the rate. A number of hours
-    alone: the same for so long. Both: exactly so many within the hours, spread as the rate says.
+    alone: the same for so long. Both: exactly that number within the hours, spread as the rate says.
     """
     import numpy as np
 

@@ -72,7 +72,7 @@ class WorkerContext(Context):
     def is_overtaken(self) -> bool:
         """Whether the job trains on without this worker, which was away: its host was cut off, say.
 
-        Then the files of the job are no longer its own to write.
+        Then it may not write the job's files any more.
         """
         try:
             newest = read_record(self.folder.plan, "plan", Plan)

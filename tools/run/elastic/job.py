@@ -45,8 +45,8 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     membership: Membership | None = None
     if isinstance(context, WorkerContext):
         membership, seed = Membership(context, backend), context.plan.seed
-        if isinstance(told := membership.check_needed(), Leave):
-            raise SystemExit(told.code)
+        if isinstance(answer := membership.check_needed(), Leave):
+            raise SystemExit(answer.code)
     else:
         join_plainly(context, backend)
     if seed is not None:

@@ -48,7 +48,7 @@ from pliant.tools.run.statedir.private import check_job
 from pliant.tools.run.statedir.share import Share
 
 STARTING_S: Final = 0.5
-"""For so long one tick starts jobs; the next one goes on. Meanwhile nobody looks at what runs."""
+"""One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""
 _log = logging.getLogger("pliant")
 
 

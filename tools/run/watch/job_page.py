@@ -128,9 +128,9 @@ def job_page(
         lines += ["", "history"]
         for each in happened:
             lines += _entry(each, now_s, width, explain=explain)
-    told = list(errors)
-    if told:
-        lines += ["", "last error lines", *fitted((f"  {line}" for line in told), width)]
+    last = list(errors)
+    if last:
+        lines += ["", "last error lines", *fitted((f"  {line}" for line in last), width)]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

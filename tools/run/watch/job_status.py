@@ -142,7 +142,7 @@ def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: S
 
 
 def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
-    """Who holds a job and since when, or has ordered so; None: nobody."""
+    """Who holds a job and since when, or has ordered so; None: it is not held."""
     order = status.ordered.get(job.job.id)
     if job.held is None:
         return f"{order.user} has ordered to {order.words}" if order and order.action == "hold" else None

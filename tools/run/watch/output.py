@@ -77,7 +77,7 @@ def job_output(
 ) -> Iterator[bytes]:
     """Output of the newest attempt in pieces, each file under a headline; with ``follow`` until the job ends.
 
-    While it follows it gives nothing at all now and then, so that whoever takes it can look up.
+    While it follows it gives nothing at all now and then, so that its reader can look up.
 
     :param lines: begin with this many of the last lines of each file that is there; None: with all.
     :raises UsageError: no such state directory, or no such job in it.

@@ -51,7 +51,7 @@ class Status:
     cancelled: frozenset[str] = frozenset()
     """Jobs that shall be cancelled."""
     holder: int | None = None
-    """The process that runs it; None: nobody does."""
+    """The process that runs it; None: there is none."""
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
     ordered: Mapping[str, Order] = field(default_factory=dict)

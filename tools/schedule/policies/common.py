@@ -47,7 +47,7 @@ class GpuBudget:
         """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
 
         The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
-        which that size is infeasible is no choice. None: no type is.
+        which that size is infeasible does not count. None: no type is.
         """
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)

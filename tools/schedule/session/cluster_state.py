@@ -107,7 +107,7 @@ class ClusterState:
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
-        """Active jobs that the policy sees, in order of submission: all that nobody holds."""
+        """Active jobs that the policy sees, in order of submission: all that are not held."""
         if not self.held:
             return self.jobs
         return {job_id: job for job_id, job in self.jobs.items() if job_id not in self.held}

@@ -121,7 +121,7 @@ def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
 def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
-    with pytest.raises(BadInputError, match="is no file of all-reduce times"):
+    with pytest.raises(BadInputError, match="is not a file of all-reduce times"):
         AllReduceCache.read(path, "this cluster")
 
 

@@ -131,8 +131,8 @@ def test_an_attempt_that_ended_before_it_started_is_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"jobid": None}, "log:1: /jobid: is no text, expected the name of the job"),
-        ({"jobid": ["j"]}, "log:1: /jobid: is no text, expected the name of the job"),
+        ({"jobid": None}, "log:1: /jobid: is not text, expected the name of the job"),
+        ({"jobid": ["j"]}, "log:1: /jobid: is not text, expected the name of the job"),
         (
             {"attempts": [{"start_time": None, "end_time": None, "detail": [{"gpus": "gpu0"}]}]},
             "log:1: /attempts/0: expected start_time, end_time and detail with gpus",

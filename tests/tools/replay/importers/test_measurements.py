@@ -113,7 +113,7 @@ def test_a_folder_goes_to_a_folder_and_needs_one(tmp_path: Path) -> None:
     data = application(tmp_path / "data")
     with pytest.raises(UsageError, match="gives several files: name a folder with -o FOLDER"):
         import_trace("pollux", [str(data)])
-    with pytest.raises(UsageError, match="is no folder; pollux takes its data folder and --workload FILE"):
+    with pytest.raises(UsageError, match="is not a folder; pollux takes its data folder and --workload FILE"):
         run(tmp_path, "pollux", workload(tmp_path, "a,0,cifar10,1,128"))
     with pytest.raises(UsageError, match="helios brings no measurements"):
         run(tmp_path, "helios", "x.csv", workload="y.csv")

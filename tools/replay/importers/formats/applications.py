@@ -5,7 +5,7 @@ The files, one folder an application:
 - ``placements[-GPU].csv``: placement (GPUs per node as digits, in the order of the ring), local_bsz,
   step_time, sync_time (s). They become profile rows with ``node_order``.
 - ``scalability[-GPU].csv``: the same by num_nodes and num_replicas. They become profile rows whose placement
-  is an even split and whose ``node_order`` is null: that is how the two are told apart.
+  is an even split and whose ``node_order`` is null: that tells the two apart.
 - ``validation-B.csv`` of global batch B, a row an epoch: progress, iteration (cumulative), metric, grad_sqr,
   grad_var. They become convergence rows.
 """

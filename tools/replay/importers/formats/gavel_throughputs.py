@@ -47,7 +47,7 @@ class Place:
 def read_throughputs(path: Path, conversion: Conversion) -> Imported:
     """Job types alone as profile rows, and the document of pairs.
 
-    :raises BadInputError: it is no JSON of the expected form.
+    :raises BadInputError: it is not JSON of the expected form.
     """
     conversion.summary.assume(
         "throughputs count the mini-batches of all workers; those that are not unconsolidated are of one node"

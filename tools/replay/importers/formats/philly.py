@@ -53,7 +53,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
             raise MalformedRowError(name, "is missing")
     job_id = row.values["jobid"]
     if not isinstance(job_id, str) or not job_id.strip():
-        raise MalformedRowError("jobid", "is no text, expected the name of the job")
+        raise MalformedRowError("jobid", "is not text, expected the name of the job")
     submit_time_s = row.optional_timestamp("submitted_time")
     if submit_time_s is None:
         raise DroppedRowError(NO_SUBMISSION)

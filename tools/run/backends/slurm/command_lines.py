@@ -160,7 +160,7 @@ def show_config() -> tuple[str, ...]:
 
 
 def version() -> tuple[str, ...]:
-    """Which Slurm this is; asks nobody."""
+    """Which Slurm this is; no daemon is asked."""
     return "sinfo", "--version"
 
 

@@ -214,21 +214,21 @@ class TrainingLoop:
 
     # When the workers change
 
-    def _obey(self, told: Instruction) -> bool:
+    def _obey(self, answer: Instruction) -> bool:
         """Do what membership says; True: go on, what was asked is done.
 
         :raises SystemExit: this worker leaves.
         """
-        if isinstance(told, Continue):
+        if isinstance(answer, Continue):
             return True
         assert self._membership is not None  # noqa: S101 it is what gave the instruction
-        if isinstance(told, Regroup):
+        if isinstance(answer, Regroup):
             self._let_go()
-            told = self._membership.regroup()
-        if isinstance(told, Leave):
-            raise SystemExit(told.code)
-        if told.state is not None:
-            self._take(told.state, fresh=told.fresh)
+            answer = self._membership.regroup()
+        if isinstance(answer, Leave):
+            raise SystemExit(answer.code)
+        if answer.state is not None:
+            self._take(answer.state, fresh=answer.fresh)
         self._divide()
         self._membership.settle(self.cut.global_batch)
         return False

@@ -145,8 +145,8 @@ class Membership:
         if not self._vote.is_open:
             return CONTINUE
         found: list[int] = []
-        if isinstance(told := self._together(lambda: found.append(self._vote.result())), Regroup):
-            return told
+        if isinstance(answer := self._together(lambda: found.append(self._vote.result())), Regroup):
+            return answer
         self._agreed = max(self._agreed, *found)
         self._saving.hear(self._vote.saved_step)
         return CONTINUE
@@ -163,16 +163,16 @@ class Membership:
         if agreed == STOP or (newer is not None and newer.abort):
             return self._stop_together()
         if save:
-            if isinstance(told := self.gather_loss(), Regroup):
-                return told
+            if isinstance(answer := self.gather_loss(), Regroup):
+                return answer
             self._step_since_s = None
             self._saving.save(self._training)
         return CONTINUE if newer is None else self._switch(newer)
 
     def between_epochs(self) -> Continue | Regroup:
         """An epoch is done and more are to come: look for news, for its end may have been long."""
-        told = self._together(self._cast)
-        return told if isinstance(told, Regroup) else self.hear()
+        answer = self._together(self._cast)
+        return answer if isinstance(answer, Regroup) else self.hear()
 
     def gather_loss(self) -> Continue | Regroup:
         """Let all workers know the loss of the epoch so far."""
@@ -229,8 +229,8 @@ class Membership:
             self._context.follow(plan)
             self._transition = Transition(change)
             return self._divided(NewDivision())
-        if isinstance(told := self.gather_loss(), Regroup):
-            return told
+        if isinstance(answer := self.gather_loss(), Regroup):
+            return answer
         self._transition = Transition(change, began_s, plan)
         return REGROUP
 
@@ -326,8 +326,8 @@ class Membership:
         training, end = self._training, self._exit
         if training.counters != self._saving.counters:
             end.unsaved = self._saving.save(training)
-        if isinstance(told := self._together(self._wait_for_all), Regroup):
-            return told
+        if isinstance(answer := self._together(self._wait_for_all), Regroup):
+            return answer
         if training.counters != self._saving.counters and not end.unsaved:
             end.unsaved = "rank 0 did not save the final state"
         end.complete, end.early = True, False
@@ -352,8 +352,8 @@ class Membership:
     def _stop_together(self) -> Regroup | Leave:
         """Save and leave together."""
         training = self._training
-        if isinstance(told := self.gather_loss(), Regroup):
-            return told
+        if isinstance(answer := self.gather_loss(), Regroup):
+            return answer
         self._reporter.last_words(training.counters)
         problem = self._saving.save(training)
         try:

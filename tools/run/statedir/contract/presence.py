@@ -3,7 +3,8 @@
 The lock is of the kind that children do not inherit, so loading processes that outlive their worker do not
 hide its death. A thread sets the file's time every second; where that stands still, the whole process does,
 or its host is gone: a file server keeps the lock of a dead host for minutes (see heartbeat.py). The file and
-its lock need no process table: whoever shares the folder, on any host and in any container, can look.
+its lock need no process table: every process that shares the folder can look, on any host and in any
+container.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class RunLog:
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
     executed: tuple[int, ...] = ()
-    """Numbers of the orders that were executed last, all at one time; those before are no file any more."""
+    """Numbers of the orders that were executed last, all at one time; the files of those before are gone."""
     executed_s: float = 0.0
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""

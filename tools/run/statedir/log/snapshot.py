@@ -45,7 +45,7 @@ MEANING: Final = 3
 _JOB: Final = TypeAdapter(JobLog)
 _RUN: Final = TypeAdapter(RunLog)
 _ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) if not field.compare)}
-"""Fields of the run's record that have lines of their own, or are no part of what the log says."""
+"""Fields of the run's record that have lines of their own, or are not part of what the log says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class ElasticDp(Policy):
     priority_means: ClassVar[str] = "a job of priority p counts priority_base to the power of p"
     interval_parameter: ClassVar[str | None] = "interval_s"
     rebuilds_state: ClassVar[bool] = False
-    """When sizes were last looked at is no change, so no history of changes tells it."""
+    """No history of changes says when sizes were last looked at."""
 
     def __init__(
         self,

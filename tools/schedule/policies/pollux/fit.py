@@ -7,7 +7,7 @@ on k GPUs, computing takes ``alpha_c + beta_c · b`` seconds, and synchronising
     alpha_r + beta_r · max(k - 2, 0) on several GPUs of one node,
     alpha_n + beta_n · max(k - 2, 0) across nodes.
 
-A micro-step that synchronises takes ``(compute^gamma + sync^gamma)^(1/gamma)``: gamma 1 is no overlap, the
+A micro-step that synchronises takes ``(compute^gamma + sync^gamma)^(1/gamma)``: gamma 1 means no overlap, the
 larger it is the more is hidden. What was not measured yet is taken to cost nothing, or across nodes a tenth
 more than inside one, so that a job finds out by trying.
 """

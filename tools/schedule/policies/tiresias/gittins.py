@@ -119,7 +119,7 @@ def _stated(history_gpu_hours: str) -> Sequence[float]:
 
 
 class Services:
-    """The service of finished jobs, GPU-seconds each; their order is no matter."""
+    """The service of finished jobs, GPU-seconds each; their order does not matter."""
 
     def __init__(self, known: Iterable[float] = ()) -> None:
         self._sorted: Floats = np.array(sorted(known), dtype=np.float64)
