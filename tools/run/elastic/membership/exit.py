@@ -19,15 +19,15 @@ from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
 
 _log = logging.getLogger("pliant")
-How = Literal["done", "stopped", "crashed", "left"]
+How = Literal["done", "stopped", "crashed", "left", "cut_off"]
 
 
 class Exit:
     """Writes one outcome, whatever the worker ends by.
 
     "done": the script ends after its training, or leaves it by ``break``. "stopped": a stop was agreed.
-    "left": the others go on without this worker. "crashed": an exception, or a final state that could not be
-    saved.
+    "left": the others go on without this worker. "cut_off": it does not reach them. "crashed": an exception,
+    or a final state that could not be saved.
     """
 
     def __init__(self, context: WorkerContext, reporter: Reporter, saving: Saving, stop: StopSignal) -> None:

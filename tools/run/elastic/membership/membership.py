@@ -30,6 +30,7 @@ from pliant.tools.run.elastic.membership.plan_watch import (
 )
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, leave_at_exit
 from pliant.tools.run.elastic.membership.rendezvous import LeftAloneError, Rendezvous
+from pliant.tools.run.elastic.membership.round import CutOffError
 from pliant.tools.run.elastic.membership.transition import (
     CONTINUE,
     REGROUP,
@@ -276,6 +277,9 @@ class Membership:
                 return self._stop_before_start() if cursor is None else self._save_and_leave("asked to stop")
             except LeftAloneError as error:
                 return self._save_and_leave(str(error))
+            except CutOffError as error:
+                self._exit.end("cut_off", str(error))
+                return Leave(1)
             if self._context.left:
                 return self._leave()
             if failed is not None:

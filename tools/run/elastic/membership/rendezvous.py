@@ -15,7 +15,7 @@ from pliant.tools.run.elastic.membership.folder_store import pause
 from pliant.tools.run.elastic.membership.interface import own_address, use_interface
 from pliant.tools.run.elastic.membership.plan_watch import Pace, PlanWatch
 from pliant.tools.run.elastic.membership.process_group import COLLECTIVE, ProcessGroup
-from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
+from pliant.tools.run.elastic.membership.round import ApartError, CalledAwayError, Round, remove_earlier
 from pliant.tools.run.elastic.membership.vanished_peers import Lookout
 from pliant.tools.run.elastic.state.cursor import Cursor
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
@@ -62,6 +62,7 @@ class Rendezvous:
         :raises ServiceMissingError: at the start of a job, when the workers did not all come in time.
         :raises OSError: likewise, when this one cannot make itself known.
         :raises LeftAloneError: later, when one has died and no newer plan came.
+        :raises CutOffError: this worker does not reach the others.
         :raises NotNeededError: the others have trained to the end.
         :raises StopAskedError: this worker is asked to stop.
         """
@@ -109,7 +110,11 @@ class Rendezvous:
         self._group.check_room(context.attempt.path)
         number = self._next[1] if self._next[0] == generation else 0
         attended = Round(context, number, waiting)
-        cursors = attended.attend(cursor)
+        try:
+            cursors = attended.attend(cursor)
+        except ApartError:
+            self._next = generation, attended.number + 1
+            raise
         self._next = generation, attended.number + 1
         self._group.form(attended.folder, waiting.superseded, CONNECT * 2**waiting.failed)
         if self._lookout is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
+
+_FAILED: Final = ("crashed", "cut_off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def _by_outcomes(
     outcomes: Mapping[int, WorkerOutcome], units: Sequence[UnitStatus], ranks: int, cause: str
 ) -> Verdict:
     samples = max(outcome.samples_done for outcome in outcomes.values())
-    crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome == "crashed"}
+    crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome in _FAILED}
     if 0 in outcomes and outcomes[0].outcome == "done":
         return _by_first(outcomes[0], units)
     if crashed:

@@ -93,15 +93,19 @@ class Members:
         return "" if found is None else found.message
 
     def lost(self, trained: Set[int], running: Set[int]) -> set[int]:
-        """Workers that are gone without a word, or silent, or gone with a word before they trained.
+        """Workers that are gone without a word, silent, cut off, or gone with a word before they trained.
 
         A crash of the script in training is the job's, and would happen to the others, too.
 
         :param running: units that run.
         """
         said = {self._workers[rank]: found.outcome for rank, found in self.outcomes().items()}
-        early = {worker for worker, end in said.items() if end == "crashed" and worker not in trained}
-        return early | {
+        parted = {
+            worker
+            for worker, end in said.items()
+            if end == "cut_off" or (end == "crashed" and worker not in trained)
+        }
+        return parted | {
             worker
             for worker in self._workers
             if worker not in said

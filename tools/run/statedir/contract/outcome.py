@@ -18,8 +18,9 @@ LOST_PEER: Final = "lost the connection to another worker"
 class WorkerOutcome(Record):
     """How one worker ended, written atomically as its last act."""
 
-    outcome: Literal["done", "stopped", "crashed", "left"]
-    """``left``: a newer plan goes on without this worker."""
+    outcome: Literal["done", "stopped", "crashed", "left", "cut_off"]
+    """``left``: a newer plan goes on without this worker. ``cut_off``: the network keeps it from the others,
+    which can go on without it."""
     samples_done: float = Field(default=0.0, ge=0)
     epoch: NonNegativeInt = 0
     message: str = ""

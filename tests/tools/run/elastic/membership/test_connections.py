@@ -7,9 +7,11 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from pliant.tools.run.elastic.membership.connections import Connections
+from pliant.tools.run.elastic.membership.connections import SILENCE_S, Connections
 from pliant.tools.run.statedir.contract.presence import Presence, life
 from tests.tools.run.elastic.nursery import CONTEXT
+
+ASKING = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
 
 
 class Device:
@@ -75,3 +77,17 @@ def test_a_worker_that_ends_its_connections_still_lives_for_the_others(tmp_path:
         connections.close()
         assert is_over(formed)
         assert other.apply(life, (tmp_path / "presence",)) == "alive"
+
+
+def test_a_connection_to_a_host_that_does_not_answer_is_given_up_by_the_system() -> None:
+    """Gloo itself would wait for half an hour."""
+    with ExitStack() as over:
+        connections = Connections()
+        with connections.opened():
+            formed = Device()
+            over.callback(formed.close)
+        assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
+        assert asks[0] + asks[1] * asks[2] == SILENCE_S
+        assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
+        assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership import round as round_module
 from pliant.tools.run.elastic.membership.folder_store import FolderStore, pause
-from pliant.tools.run.elastic.membership.round import CalledAwayError, Round, remove_earlier
+from pliant.tools.run.elastic.membership.roll_call import Place, unreached
+from pliant.tools.run.elastic.membership.round import (
+    ApartError,
+    CalledAwayError,
+    CutOffError,
+    Round,
+    remove_earlier,
+)
 from pliant.tools.run.elastic.state.cursor import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -129,3 +137,47 @@ def test_what_earlier_rounds_have_left_goes_when_a_later_one_has_come_together(t
         (attempt.meetings / name / "store").touch()
     remove_earlier(attempt, (3, 1))
     until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])
+
+
+class TestSeveralHosts:
+    """The workers knock at each other's doors before they go on."""
+
+    @pytest.fixture
+    def spread(self, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+        """Three workers on as many hosts; whom each does not reach."""
+        missed: dict[int, list[int]] = {}
+        monkeypatch.setattr(round_module, "own_address", lambda plan, rank: "127.0.0.1")
+        monkeypatch.setattr(round_module, "unreached", self.knocking(missed))
+        return missed
+
+    @staticmethod
+    def knocking(missed: dict[int, list[int]]) -> Callable[[dict[int, Place]], list[int]]:
+        def knock(doors: dict[int, Place]) -> list[int]:
+            assert unreached(doors) == [], "every door is open while somebody may knock"
+            (own,) = {0, 1, 2} - doors.keys()
+            return missed.get(own, [])
+
+        return knock
+
+    def attend(self, folder: Path, pool: ThreadPoolExecutor) -> list[BaseException | Attended]:
+        members = tuple(
+            {"slot": f"n{i}/0", "node": f"n{i}", "address": f"n{i}", "worker": i} for i in range(3)
+        )
+        plan = Plan.model_validate({"job": "a", "generation": 3, "attempt": 1, "members": members})
+        rounds = [Round(WorkerContext(JobDir(folder), plan, one), 0, waiting) for one in range(3)]
+        ends = [pool.submit(one.attend, HERE) for one in rounds]
+        return [end.exception(60) or end.result() for end in ends]
+
+    def test_they_go_on_where_all_reach_all(self, tmp_path: Path, spread: dict[int, list[int]]) -> None:
+        with ThreadPoolExecutor(3) as pool:
+            assert self.attend(tmp_path, pool) == [[HERE] * 3] * 3
+
+    def test_one_that_is_cut_off_learns_that_it_goes_and_the_others_that_it_does(
+        self, tmp_path: Path, spread: dict[int, list[int]]
+    ) -> None:
+        spread.update({0: [1, 2], 1: [0], 2: [0]})
+        with ThreadPoolExecutor(3) as pool:
+            first, *others = self.attend(tmp_path, pool)
+        assert isinstance(first, CutOffError)
+        assert [str(end) for end in others] == ["cut off from the others: n0/0"] * 2
+        assert [type(end) for end in others] == [ApartError] * 2

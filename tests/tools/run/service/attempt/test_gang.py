@@ -250,6 +250,17 @@ def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothin
     assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
 
 
+def test_who_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
+    training: Scene, lives: Lives
+) -> None:
+    training.says(1, "cut_off")
+    lives.of[1] = "gone"
+    training.gang.statuses = (RUNNING, UnitStatus("exited", 1))
+    assert training.watch(1.0) == ["kill [1]"]
+    assert members(training) == [0]
+    assert not training.gang.stopping
+
+
 def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:
     lives.of = {0: "gone", 1: "gone"}
     training.gang.statuses = (UnitStatus("exited", 1), UnitStatus("exited", 1))
