@@ -32,6 +32,8 @@ COMMANDS: Final = (
     ("hold", LIVE),
     ("release", LIVE),
     ("priority", LIVE),
+    ("drain", LIVE),
+    ("resume", LIVE),
     ("status", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),

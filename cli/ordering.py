@@ -10,10 +10,10 @@ from pliant.cli.console import note
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from pliant.tools.run.statedir.orders import Action
+    from pliant.tools.run.statedir.orders import JobAction
 
 
-def order(state: Path, action: Action, jobs: Sequence[str], priority: float | None = None) -> None:
+def order(state: Path, action: JobAction, jobs: Sequence[str], priority: float | None = None) -> None:
     """Order the same of several jobs, and name those that have ended."""
     from pliant.tools.run.service.operate import order_jobs
 

@@ -80,7 +80,7 @@ def _once(state: Path, job: str | None, output: Form, *, explain: bool) -> None:
     out_text(page.text(found, time.time(), width_for(sys.stdout)))
     if job is None:
         note(run_line(found, state))
-        _name_error(found)
+        _name_trouble(found)
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class _Page:
         from pliant.tools.run.watch.screen import progress
 
         return [
-            (found.log.policy_error,),
+            (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),
             *(
                 (job.id, job.state, job.log.placement, job.log.global_batch, job.log.failures, progress(job))
                 for job in statuses(found, found.log.last_s)
@@ -155,11 +155,16 @@ class _Page:
         return job
 
 
-def _name_error(found: Status) -> None:
-    from pliant.tools.run.watch.status import policy_line
-
-    if line := policy_line(found):
+def _name_trouble(found: Status) -> None:
+    for line in _trouble(found):
         note(line)
+
+
+def _trouble(found: Status) -> list[str]:
+    """What users should know beside the table of jobs: nodes that get no work, a policy that fails."""
+    from pliant.tools.run.watch.status import drained_lines, policy_line
+
+    return [*drained_lines(found, time.time()), *filter(None, [policy_line(found)])]
 
 
 def _show(page: _Page) -> None:
@@ -169,7 +174,7 @@ def _show(page: _Page) -> None:
     from rich.text import Text
 
     from pliant.cli.keys import Keys
-    from pliant.tools.run.watch.status import policy_line, run_line
+    from pliant.tools.run.watch.status import run_line
 
     with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
         pressed = ""
@@ -177,8 +182,8 @@ def _show(page: _Page) -> None:
             found = page.look()
             shown = page.text(found, time.time(), width_for(sys.stdout))
             last = Text(f"{run_line(found, page.state)}; q leaves", style="dim")
-            error = [Text(line)] if (line := policy_line(found)) else []
-            live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), *error, last), refresh=True)
+            trouble = [Text(line) for line in _trouble(found)]
+            live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), *trouble, last), refresh=True)
             pressed = keys.wait(LOOK_S)
 
 
@@ -191,7 +196,7 @@ def _print(page: _Page) -> None:
         if mark != before:
             shown = page.text(found, time.time(), None)
             out_text(shown if before is None else f"\n{shown}")
-            _name_error(found)
+            _name_trouble(found)
             before = mark
         time.sleep(LOOK_S)
     raise BrokenPipeError

@@ -73,6 +73,8 @@ class _Fold:
             "node_up": self._node,
             "slot_down": self._slot,
             "slot_up": self._slot,
+            "drain": self._slot,
+            "undrain": self._slot,
         }
 
     def take(self, event: AnyEvent, number: int) -> None:
@@ -157,7 +159,7 @@ class _Fold:
         self.capacity.append((event.time, gpus))
 
     def _slot(self, event: AnyEvent, number: int) -> None:
-        """A slot that is out of service for a while still counts as capacity."""
+        """A slot that is out of service for a while, or a node that is drained, still counts as capacity."""
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:

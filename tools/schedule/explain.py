@@ -41,7 +41,11 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
     """What every active job holds or waits for, in plain words."""
     rigid = session.policy.elasticity == "none"
     plain = {job.id: _plain(job, rigid=rigid) for job in session.jobs.values()}
-    return plain | {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
+    bound = {
+        job_id: Explanation(f"goes on until it ends on {name}, which is drained")
+        for job_id, name in session.bound.items()
+    }
+    return plain | bound | {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
 
 
 def _plain(job: JobState, *, rigid: bool) -> Explanation:

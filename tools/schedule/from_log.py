@@ -4,10 +4,11 @@ How the log is read: ``submit`` carries the job in its detail; ``start``, ``resu
 ``move`` carry the placement from then on, ``preempt`` takes it away; ``requeue`` means that the job lost its
 GPUs without the policy's doing and waits again; ``finish``, ``fail``, ``cancel`` and ``reject`` end it;
 ``node_down`` and ``node_up`` name the node in their detail. From ``hold`` to ``unhold`` the policy does not
-see a job (``user`` in the detail says who asked for it); ``priority`` gives it another one. ``slot_down``
-names a slot and the ``seconds`` for which its job does not get it (without a job: no job does); ``slot_up``
-ends that. Where the detail of a job's event has ``wait_seconds``, the job gets no further GPU for that time.
-Changes of GPUs at one time are one decision. Any event of a job may correct its progress.
+see a job (``user`` in the detail says who asked for it); ``priority`` gives it another one. From ``drain`` to
+``undrain`` a node gets no work (``now``: its jobs leave). ``slot_down`` names a slot and the ``seconds`` for
+which its job does not get it (without a job: no job does); ``slot_up`` ends that. Where the detail of a job's
+event has ``wait_seconds``, the job gets no further GPU for that time. Changes of GPUs at one time are one
+decision. Any event of a job may correct its progress.
 """
 
 from __future__ import annotations
@@ -185,6 +186,10 @@ def tell(session: Session, events: Sequence[Event]) -> None:
 def _tell_order(session: Session, event: Event) -> None:
     """A job that has ended stays as it is."""
     job_id, detail = event.job or "", event.detail or {}
+    if event.event == "drain":
+        session.drain(str(detail["node"]), event.time, now=bool(detail.get("now")))
+    elif event.event == "undrain":
+        session.resume(str(detail["node"]), event.time)
     if job_id not in session.jobs:
         return
     if event.event == "hold":

@@ -24,7 +24,7 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.orders import Action, Order, order_event
+from pliant.tools.run.statedir.orders import JobAction, NodeAction, Order, order_event
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
@@ -50,6 +50,7 @@ HAPPENINGS = (
     "hold",
     "unhold",
     "priority",
+    "drain",
     "node",
     "wait",
 )
@@ -137,6 +138,8 @@ class Story:
             self._submit()
         elif what == "node":
             self._node()
+        elif what == "drain":
+            self._drain()
         elif self.session.jobs:
             job = self._random.choice(sorted(self.session.jobs.values(), key=lambda job: job.id))
             self._job(what, job)
@@ -152,6 +155,14 @@ class Story:
         change = self.session.node_down if self._down else self.session.node_up
         self.events.append(Event(self.now_s, "node_down" if self._down else "node_up", detail={"node": name}))
         change(name, self.now_s)
+
+    def _drain(self) -> None:
+        name = self._random.choice([node.name for node in self.session.nodes])
+        action: NodeAction = "drain" if name not in self.session.drained else "resume"
+        at_once = action == "drain" and self._random.random() < 0.5
+        order = Order(action=action, node=name, user="alice", asked_s=self.now_s, now=at_once)
+        self.events.append(order_event(len(self.events), order, self.now_s))
+        tell(self.session, [self.events[-1]])
 
     def _job(self, what: str, job: JobState) -> None:
         now = self.now_s
@@ -173,7 +184,8 @@ class Story:
                 self.events.append(release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
         elif what in ("hold", "unhold", "priority"):
-            action: Action = "release" if what == "unhold" else "priority" if what == "priority" else "hold"
+            actions: dict[str, JobAction] = {"hold": "hold", "unhold": "release", "priority": "priority"}
+            action = actions[what]
             rank = float(self._random.randint(-1, 2)) if what == "priority" else None
             order = Order(action=action, job=job.id, user="alice", asked_s=now, priority=rank)
             self._say(job, order_event(len(self.events), order, now))

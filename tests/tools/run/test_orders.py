@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
-from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.operate import order_jobs
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import cancel
@@ -23,18 +21,10 @@ from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site, in_order
 from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
 
-
-@pytest.fixture(autouse=True)
-def plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
-        return PlainBackend(nodes, dirs.jobs)
-
-    monkeypatch.setattr(runner, "open_backend", backend)
-    monkeypatch.setattr(runner, "POLL_S", 0.01)
+pytestmark = pytest.mark.usefixtures("plain_python")
 
 
 @pytest.fixture

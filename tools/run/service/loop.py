@@ -324,11 +324,18 @@ def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]
     """What a schedule gives to jobs, on top of a log.
 
     Jobs that have ended stay ended, and those that failed lately are left out until their time has come, as
-    are those that are held.
+    are those that are held, and those that would come to a node that was drained since.
     """
     waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
-    return {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
+    shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
+    return {job_id: share for job_id, share in shares.items() if not _comes_to_drained(share, log)}
+
+
+def _comes_to_drained(share: Share, log: RunLog) -> bool:
+    job = log.active.get(share.job.id)
+    held = {} if job is None else dict(job.placement)
+    return any(name in log.drained and count > held.get(name, 0) for name, count in share.placement)
 
 
 def _reasons(schedule: Schedule) -> dict[str, str]:

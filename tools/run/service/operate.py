@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.io import read_cluster
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.service.submit import known_ids
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.orders import Action, Order
+from pliant.tools.run.statedir.orders import JobAction, NodeAction, Order
 from pliant.tools.run.statedir.requests import Spool
 
 
 def order_jobs(
-    state: Path, action: Action, job_ids: Sequence[str], *, priority: float | None = None
+    state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
 ) -> list[str]:
     """Order the same of several jobs, of all or of none; durable when this returns.
 
@@ -27,10 +28,7 @@ def order_jobs(
     :param priority: of ``priority``: the new one.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
     """
-    dirs = StateDir(state.resolve())
-    if not dirs.path.is_dir():
-        raise UsageError(f"{state}: no state directory")
-    spool = Spool(dirs)
+    dirs, spool = _spool(state)
     with spool.locked():
         known = known_ids(dirs, spool)
         unknown = [job_id for job_id in job_ids if job_id not in known]
@@ -45,6 +43,42 @@ def order_jobs(
             Order(action=action, job=job_id, user=user, asked_s=now_s, priority=priority) for job_id in left
         )
     return ended
+
+
+def order_nodes(
+    state: Path, action: NodeAction, names: Sequence[str], *, reason: str = "", now: bool = False
+) -> None:
+    """Order the same of several nodes, of all or of none; durable when this returns.
+
+    :param reason: why a node is drained.
+    :param now: jobs leave a node that is drained at the next decision.
+    :raises UsageError: there is no such state directory or node, or it is not this user's.
+    """
+    dirs, spool = _spool(state)
+    if not dirs.cluster.exists():
+        raise UsageError(f"{state}: no run has begun there, so its nodes are not known")
+    with spool.locked():
+        known = [node.name for node in read_cluster(dirs.cluster).expanded()]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise UsageError(f"{state} has no node {', '.join(unknown)}; it has: {_few(known)}")
+        user, now_s = user_name(), time.time()
+        spool.give(
+            Order(action=action, node=name, user=user, asked_s=now_s, reason=reason, now=now)
+            for name in dict.fromkeys(names)
+        )
+
+
+def _spool(state: Path) -> tuple[StateDir, Spool]:
+    dirs = StateDir(state.resolve())
+    if not dirs.path.is_dir():
+        raise UsageError(f"{state}: no state directory")
+    return dirs, Spool(dirs)
+
+
+def _few(names: Sequence[str], shown: int = 8) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
 
 
 def user_name() -> str:

@@ -83,7 +83,8 @@ class Request:
         """Whether the log holds all of it, or it is about a job that has ended."""
         if self.order is not None:
             job_id = self.order.job
-            return self.number in log.executed or (job_id in log.jobs and job_id not in log.active)
+            has_ended = job_id is not None and job_id in log.jobs and job_id not in log.active
+            return self.number in log.executed or has_ended
         return all(job.id in log.jobs for job in self.jobs) and not any(
             job_id in log.active for job_id in self.cancelled
         )
@@ -263,7 +264,7 @@ def unheard(
         order = request.order
         if order is None or request.number in log.executed or order.job in cancelled:
             continue
-        if order.job in log.active or order.job in arrived:
+        if order.job is None or order.job in log.active or order.job in arrived:
             yield Numbered(request.number, order)
 
 

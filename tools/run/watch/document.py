@@ -23,6 +23,19 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
         "run_in_progress": status.holder is not None,
         "run_process": status.holder or None,
         "policy_error": status.log.policy_error or None,
+        "drained_nodes": [
+            {
+                "node": name,
+                "user": drain.user,
+                "at": iso_time(drain.since_s),
+                "reason": drain.reason,
+                "now": drain.now,
+                "jobs": sorted(
+                    job.job.id for job in status.log.active.values() if name in dict(job.placement)
+                ),
+            }
+            for name, drain in sorted(status.log.drained.items())
+        ],
         "jobs": list(jobs),
     }
     return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -16,11 +16,13 @@ from pliant.schemas.io import read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.text.times import clock_text
+from pliant.schemas.text.wording import counted
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import no_state_directory
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import holder_of
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.orders import Order
@@ -55,7 +57,7 @@ class Status:
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
-    """The newest order by job that no run has executed yet."""
+    """The newest order by job, or by node, that no run has executed yet."""
     launched: frozenset[str] = frozenset()
     """Jobs that run without a report to wait for: their script need not use the library."""
 
@@ -89,7 +91,7 @@ class Watcher:
         submitted = tuple((job, asked_s) for job, asked_s in asked if job.id not in log.jobs)
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
         ordered = {
-            request.order.job: request.order
+            request.order.job or request.order.node or "": request.order
             for request in requests
             if request.order is not None and request.number not in log.executed
         }
@@ -146,6 +148,20 @@ def run_line(status: Status, state: Path) -> str:
     if status.holder is None:
         return f"no run uses {state}; go on with: pliant run --follow --state {state}"
     return f"process {status.holder or '?'} runs {state}"
+
+
+def drained_lines(status: Status, now_s: float) -> list[str]:
+    """Which nodes get no work, who ordered so, and what is still to leave them."""
+    lines = [_drained(status.log, name, drain, now_s) for name, drain in sorted(status.log.drained.items())]
+    waiting = [order for _, order in sorted(status.ordered.items()) if order.node is not None]
+    return [*lines, *(f"{order.user} has ordered to {order.words}" for order in waiting)]
+
+
+def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
+    on_it = sum(name in dict(job.placement) for job in log.active.values())
+    left = f"; {counted(on_it, 'job')} {'to leave it' if drain.now else 'to finish there'}" if on_it else ""
+    why = f": {drain.reason}" if drain.reason else ""
+    return f"node {name} is drained by {drain.user} since {clock_text(drain.since_s, now_s)}{why}{left}"
 
 
 def policy_line(status: Status) -> str:

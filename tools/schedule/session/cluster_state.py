@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -37,8 +37,6 @@ class ClusterState:
         """Reasons of jobs that are out though no policy decided so, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
-        self.held: dict[str, str] = {}
-        """Active jobs that the policy does not see, and who holds them."""
         self.withheld = Withheld()
         """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.now_s = 0.0
@@ -90,7 +88,6 @@ class ClusterState:
         hold(state, time_s, ())
         self.ended[job_id] = state
         self._note(outcome, time_s, job=state)
-        self.held.pop(job_id, None)
         return state
 
     def lose(self, job_id: str, time_s: float) -> JobState:
@@ -105,66 +102,32 @@ class ClusterState:
             self._note("lost", time_s, job=state)
         return state
 
-    @property
-    def in_play(self) -> Mapping[str, JobState]:
-        """Active jobs that the policy sees, in order of submission: all that are not held."""
-        if not self.held:
-            return self.jobs
-        return {job_id: job for job_id, job in self.jobs.items() if job_id not in self.held}
-
-    def hold_back(self, job_id: str, time_s: float, by: str) -> None:
-        """The policy does not see a job any more: it gives up its GPUs at the next decision and gets none.
-
-        To the policy it has been cancelled.
-
-        :param by: who asked for it.
-        :raises KeyError: the job is not active.
-        """
-        job, time_s = self.jobs[job_id], self._at(time_s)
-        if job_id not in self.held:
-            self._note("cancelled", time_s, job=job)
-        self.held[job_id] = by
-
-    def let_go(self, job_id: str, time_s: float) -> None:
-        """The policy sees a job again that was held: to the policy it arrives. Else nothing happens.
-
-        :raises KeyError: the job is not active.
-        """
-        job, time_s = self.jobs[job_id], self._at(time_s)
-        if self.held.pop(job_id, None) is not None:
-            self._note("arrived", time_s, job=job)
-
-    def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
-        """A job has another priority from now on.
-
-        :raises KeyError: the job is not active.
-        """
-        job, time_s = self.jobs[job_id], self._at(time_s)
-        if priority != job.priority:
-            job.spec = job.spec.model_copy(update={"priority": priority})
-            job.priority = priority
-            self._note("priority", time_s, job=job)
-
     def node_down(self, name: str, time_s: float) -> list[JobState]:
         """A node vanishes; returns the jobs that ran on it, which wait again."""
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
             return []
-        self.free.lose(node)
-        node.up = False
-        self.up_gpus -= node.gpus
         hit = [job for job in self.jobs.values() if any(held == name for held, _ in job.placement)]
-        self._note("node_down", time_s, node=node, gpus=-node.gpus)
+        self._take_away(node, time_s)
         return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
 
     def node_up(self, name: str, time_s: float) -> None:
         """A node comes back, empty."""
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
-            node.up = True
-            self.up_gpus += node.gpus
-            self.free.regain(node)
-            self._note("node_up", time_s, node=node, gpus=node.gpus)
+            self._bring_back(node, time_s)
+
+    def _take_away(self, node: NodeState, time_s: float) -> None:
+        self.free.lose(node)
+        node.up = False
+        self.up_gpus -= node.gpus
+        self._note("node_down", time_s, node=node, gpus=-node.gpus)
+
+    def _bring_back(self, node: NodeState, time_s: float) -> None:
+        node.up = True
+        self.up_gpus += node.gpus
+        self.free.regain(node)
+        self._note("node_up", time_s, node=node, gpus=node.gpus)
 
     def withdraw(self, slot: str, time_s: float, until_s: float) -> None:
         """A slot (``node/index``) that no job holds goes out of service until a time.
@@ -216,12 +179,21 @@ class ClusterState:
 
     def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Transition | None:
         for name, count in holding.placement:
-            if name not in self._index or self.free.free_on(name) < count:
+            if name not in self._index or self._room_on(name, job) < count:
                 raise ValueError(
                     f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
                 )
-        self.free.take(holding.placement)
+        self.free.take(self.in_service(holding.placement))
         return self._change(job, holding.placement, holding.global_batch or job.global_batch, time_s)
+
+    def in_service(self, placement: NodeGpus) -> NodeGpus:
+        """The part of a placement that counts in ``free``."""
+        return placement
+
+    def _room_on(self, name: str, job: JobState) -> int:
+        """GPUs of a node that a job could hold, what it has held there given back."""
+        del job
+        return self.free.free_on(name)
 
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)
@@ -238,8 +210,6 @@ class ClusterState:
         node: NodeState | None = None,
         gpus: int = 0,
     ) -> None:
-        if job is not None and job.id in self.held:
-            return  # the policy does not know of it
         self.noted_until_s = max(self.noted_until_s, time_s)
         self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 

@@ -194,7 +194,7 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
     session.ended = LazyDict({job_id: saved.jobs[job_id] for job_id in facts.ended}, saved.state_of)
     for state in session.jobs.values():
-        session.free.take(state.placement)
+        session.free.take(session.counted(state))
     session.past = Past(facts.changes, session)
     return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
 

@@ -18,11 +18,11 @@ from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blaming
 from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
-from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.dwell import Dwell
 from pliant.tools.schedule.session.lazy_rng import lazy_rng
+from pliant.tools.schedule.session.ordered import OrderedState
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.session.transitions import Holding, Transition
+from pliant.tools.schedule.session.transitions import Holding, Transition, in_net
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
 
 
-class Session(ClusterState):
+class Session(OrderedState):
     """Jobs and GPUs as the policy sees them, and the policy, which is asked what shall change."""
 
     def __init__(
@@ -87,12 +87,12 @@ class Session(ClusterState):
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it; returns the transitions, GPUs freed before GPUs taken.
 
-        Jobs that are held give up their GPUs before it is asked.
+        Jobs that are held, or have to leave a node that is drained, give up these GPUs before it is asked.
 
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
         time_s = self._at(time_s)
-        freed = self._free_held(time_s)
+        freed = self._make_leave(time_s)
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
@@ -107,7 +107,7 @@ class Session(ClusterState):
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
-        return [*freed, *self._apply(decision, time_s)]
+        return in_net([*freed, *self._apply(decision, time_s)])
 
     def explain(self, time_s: float) -> Mapping[str, Explanation]:
         """Why each active job holds what it holds; ask after ``decide``.
@@ -153,9 +153,12 @@ class Session(ClusterState):
             self.changes_seen = seen
         return fits
 
-    def _free_held(self, time_s: float) -> list[Transition]:
-        """Take the GPUs of jobs that are held."""
-        return self.adopt([Holding(job_id) for job_id in self.held if self.jobs[job_id].gpus], time_s)
+    def _make_leave(self, time_s: float) -> list[Transition]:
+        """Take the GPUs that jobs have to leave; to the policy they have lost them."""
+        left = self.adopt(self.leavers(elastic=self.policy.elasticity != "none"), time_s)
+        lost = (Change(time_s, "lost", each.job) for each in left if each.job.id in self.in_play)
+        self._refused = [*self._refused, *lost]
+        return left
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         transitions = []

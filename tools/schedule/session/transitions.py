@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,28 @@ class Holding:
     placement: NodeGpus = ()
     global_batch: int | None = None
     """None: as it is."""
+
+
+def in_net(transitions: Sequence[Transition]) -> list[Transition]:
+    """One transition for each job, from what it held first to what it holds now."""
+    first = {each.job.id: each for each in reversed(transitions)}
+    if len(first) == len(transitions):
+        return list(transitions)
+    last = {each.job.id: each for each in transitions}
+    return [_net(first[job_id], each) for job_id, each in last.items()]
+
+
+def _net(first: Transition, last: Transition) -> Transition:
+    if first is last:
+        return last
+    return Transition(last.job, _net_step(last.job, first.before), first.before)
+
+
+def _net_step(job: JobState, before: NodeGpus) -> Step:
+    held = gpus_of(before)
+    if not job.gpus:
+        return "preempt"
+    return "move" if job.gpus == held else "grow" if job.gpus > held else "shrink"
 
 
 def step_of(job: JobState, place: NodeGpus) -> Step:

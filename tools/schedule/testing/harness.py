@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
@@ -95,11 +95,13 @@ class CheckedSession:
 
     def decide(self) -> None:
         """Ask the policy and look at what it did."""
+        before = {state.id: dict(state.placement) for state in self.jobs.values()}
         try:
             self.session.decide(self.time_s)
         except PolicyError as error:
             raise AssertionError(str(error)) from error
         self._check_nodes()
+        self._check_drained(before)
         for state in self.jobs.values():
             _check_job(self.session, state)
 
@@ -109,10 +111,17 @@ class CheckedSession:
         self.time_s = self.time_s if next_s is None else next_s
         return next_s is not None
 
+    def _check_drained(self, before: Mapping[str, Mapping[str, int]]) -> None:
+        for name, at_once in self.session.drained.items():
+            for state in self.jobs.values():
+                held = dict(state.placement).get(name, 0)
+                most = 0 if at_once else before.get(state.id, {}).get(name, 0)
+                require(held <= most, f"{state.id} holds {held} GPUs of {name}, which is drained")
+
     def _check_nodes(self) -> None:
         held: Counter[str] = Counter()
         for state in self.jobs.values():
-            for name, count in state.placement:
+            for name, count in self.session.counted(state):
                 held[name] += count
         for each in self.session.nodes:
             most = each.gpus if each.up else 0

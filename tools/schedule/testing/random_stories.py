@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Factory = Callable[[], Policy]
 OpKind = Literal[
     "submit", "finish", "cancel", "lose", "down", "up", "withdraw", "hold", "hold_back", "let_go",
-    "prioritize", "wait",
+    "prioritize", "drain", "resume", "wait",
 ]  # fmt: skip
 _KINDS: Final[tuple[OpKind, ...]] = (
     *("submit", "submit", "submit", "finish", "cancel", "lose"),
-    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "wait"),
+    *("down", "up", "withdraw", "hold", "hold_back", "let_go", "prioritize", "drain", "resume", "wait"),
 )
 CLUSTERS: Final = (cluster(node(4, 2), node(2)), cluster(node(4, 1, "a"), node(2, 2, "b")))
 """Of one GPU type, and of two."""
@@ -56,31 +56,44 @@ def check_ops(make: Factory, ops: Iterable[Op], nodes: Cluster = CLUSTERS[0]) ->
 
 
 def _happen(held: CheckedSession, op: Op, pool: list[Job]) -> None:
-    session, time_s = held.session, held.time_s
-    name = session.nodes[op.index % len(session.nodes)].name
     active = sorted(held.jobs)
-    job_id = active[op.index % len(active)] if active else None
+    if op.kind == "submit" and pool:
+        each = pool.pop(op.index % len(pool))
+        held.session.submit(each.model_copy(update={"submit_time": held.time_s}), held.time_s)
+    elif active:
+        _happen_to_job(held, op, active[op.index % len(active)])
+    _happen_to_node(held, op, held.session.nodes[op.index % len(held.session.nodes)].name)
+
+
+def _happen_to_node(held: CheckedSession, op: Op, name: str) -> None:
+    session, time_s = held.session, held.time_s
     match op.kind:
-        case "submit" if pool:
-            each = pool.pop(op.index % len(pool))
-            session.submit(each.model_copy(update={"submit_time": time_s}), time_s)
         case "down":
             session.node_down(name, time_s)
         case "up":
             session.node_up(name, time_s)
+        case "drain":
+            session.drain(name, time_s, now=op.index % 2 == 0)
+        case "resume":
+            session.resume(name, time_s)
         case "withdraw" if session.free.free_on(name):
             session.withdraw(f"{name}/{op.index}", time_s, time_s + op.index)
-        case "hold" if job_id:
+
+
+def _happen_to_job(held: CheckedSession, op: Op, job_id: str) -> None:
+    session, time_s = held.session, held.time_s
+    match op.kind:
+        case "hold":
             session.withheld.hold(job_id, time_s + op.index)
-        case "hold_back" if job_id:
+        case "hold_back":
             session.hold_back(job_id, time_s, "its owner")
         case "let_go" if session.held:
             session.let_go(sorted(session.held)[op.index % len(session.held)], time_s)
-        case "prioritize" if job_id:
+        case "prioritize":
             session.prioritize(job_id, time_s, op.index % 5 - 2.0)
-        case "lose" if job_id:
+        case "lose":
             session.lose(job_id, time_s)
-        case "finish" if job_id:
+        case "finish":
             session.end(job_id, time_s)
-        case "cancel" if job_id:
+        case "cancel":
             session.end(job_id, time_s, "cancelled")

@@ -28,6 +28,7 @@ How ``run`` uses the log:
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
 - ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
   detail: ``user`` and the number of the ``order``. ``priority``: likewise, with the new ``priority``.
+  ``drain`` and ``undrain``: likewise of a ``node``; ``now``: its jobs leave it, ``reason``: why.
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 """
@@ -200,6 +201,17 @@ class JobLog:
             self.change = None
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A node that gets no work."""
+
+    user: str
+    since_s: float
+    reason: str = ""
+    now: bool = False
+    """Whether its jobs leave it at once; else they finish there."""
+
+
 @dataclass(slots=True)
 class RunLog:
     """The whole log, folded."""
@@ -217,6 +229,8 @@ class RunLog:
     """Jobs that were submitted and have not ended."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
+    drained: dict[str, Drain] = field(default_factory=dict)
+    """Nodes that get no work."""
     executed: tuple[int, ...] = ()
     """Numbers of the orders that were executed last, all at one time; the files of those before are gone."""
     executed_s: float = 0.0
@@ -250,7 +264,15 @@ class RunLog:
                 self.suspects.forget(event.job)
 
     def _executed(self, event: Event) -> None:
-        number = (event.detail or {}).get("order")
+        detail = event.detail or {}
+        if event.event == "drain":
+            self.drained[str(detail["node"])] = Drain(
+                *(str(detail.get("user", "")), event.time, str(detail.get("reason", ""))),
+                now=bool(detail.get("now")),
+            )
+        elif event.event == "undrain":
+            self.drained.pop(str(detail["node"]), None)
+        number = detail.get("order")
         if number is not None:
             before = self.executed if event.time == self.executed_s else ()
             self.executed, self.executed_s = (*before, int(number)), event.time

@@ -1,0 +1,184 @@
+"""Jobs that are held and nodes that are drained, as a session shows them to a policy."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.prediction import copy_of, predictions
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
+from tests.builders import cluster, job
+from tests.tools.schedule.session.test_session import Says, opened, steps
+
+
+def placed(held: Session) -> dict[str, dict[str, int]]:
+    return {name: dict(state.placement) for name, state in held.jobs.items()}
+
+
+def changes(held: Session) -> list[tuple[str, str]]:
+    """What the policy is to hear next, of whom."""
+    return [
+        (change.kind, change.job.id if change.job is not None else f"{change.node.name} {change.gpus}")
+        for change in held.changes
+        if change.job is not None or change.node is not None
+    ]
+
+
+def on(held: Session, **places: dict[str, int]) -> Session:
+    held.adopt([Holding(name, tuple(place.items())) for name, place in places.items()], 1.0)
+    held.changes.clear()
+    return held
+
+
+def elastic(name: str, low: int = 1, high: int = 8, gpus: int = 1):
+    return job(name, gpus=gpus, low=low, high=high, work={"samples": 1000})
+
+
+def test_a_job_that_is_held_gives_up_its_gpus_before_the_policy_is_asked_and_is_not_shown():
+    held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
+    held.hold_back("a", 2.0, "alice")
+    assert changes(held) == [("cancelled", "a")]
+    assert steps(held, 3.0, b=4) == [("a", "preempt"), ("b", "start")]
+    assert isinstance(held.policy, Says)
+    assert list(held.policy.seen[-1].jobs) == ["b"]
+    with pytest.raises(PolicyError, match="not an active job"):
+        steps(held, 4.0, a=2)
+
+
+def test_the_policy_hears_nothing_of_a_job_while_it_is_held_and_that_it_arrives_when_it_is_let_go():
+    held = on(opened(cluster(4), job("a", gpus=2), job("b")), a={"n0": 2})
+    held.hold_back("a", 2.0, "alice")
+    held.hold_back("a", 2.5, "alice")
+    held.lose("a", 3.0)
+    held.prioritize("a", 3.0, 5.0)
+    held.let_go("b", 3.5)
+    assert changes(held) == [("cancelled", "a")]
+    held.let_go("a", 4.0)
+    assert changes(held) == [("cancelled", "a"), ("arrived", "a")]
+    held.hold_back("a", 5.0, "alice")
+    held.end("a", 6.0, "cancelled")
+    assert changes(held)[2:] == [("cancelled", "a")], "it has left once"
+    assert not held.held
+
+
+def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decision():
+    held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
+    held.hold_back("a", 2.0, "alice")
+    with pytest.raises(PolicyError):
+        steps(held, 3.0, b=5)
+    held.put_back([Holding("a", (("n0", 2),))], 3.0)
+    assert placed(held)["a"] == {"n0": 2}
+    assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
+
+
+def test_nothing_is_predicted_of_a_job_that_is_held():
+    held = opened(cluster(4), job("a", gpus=2, gpu_seconds=10), job("b", gpus=2, gpu_seconds=10))
+    held.hold_back("a", 1.0, "alice")
+    assert "a" not in predictions(copy_of(held), 2.0, asks_now=True)
+
+
+def test_a_node_that_is_drained_looks_down_and_its_jobs_finish_there_out_of_the_policys_hands():
+    held = on(opened(cluster(4, 4), elastic("a"), elastic("b")), a={"n0": 2}, b={"n1": 3})
+    held.drain("n0", 2.0, now=False)
+    assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a")]
+    assert steps(held, 3.0, b=4) == [("b", "grow")]
+    assert placed(held) == {"a": {"n0": 2}, "b": {"n1": 4}}
+    seen = held.policy.seen[-1]  # type: ignore[attr-defined]
+    assert (list(seen.jobs), seen.total_gpus) == (["b"], 4)
+    held.end("a", 5.0)
+    assert held.free.free_on("n0") == 0, "what comes free there stays out of service"
+    held.resume("n0", 6.0)
+    assert held.free.free_on("n0") == 4
+    assert changes(held) == [("node_up", "n0 4")]
+
+
+def test_what_a_bound_job_holds_on_other_nodes_is_out_of_service_until_it_ends():
+    held = on(opened(cluster(4, 4), job("a", gpus=6), elastic("b")), a={"n0": 4, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a"), ("capacity", "n1 -2")]
+    assert held.snapshot(2.0).total_gpus == 2
+    assert steps(held, 3.0, b=2) == [("b", "start")]
+    assert placed(held)["b"] == {"n1": 2}
+    held.end("a", 4.0)
+    assert changes(held) == [("capacity", "n1 2")]
+    assert held.snapshot(4.0).total_gpus == 4
+    assert steps(held, 5.0, b=4) == [("b", "grow")]
+
+
+def test_a_bound_job_that_loses_its_gpus_waits_like_any_other():
+    held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
+    held.drain("n0", 2.0, now=False)
+    held.lose("a", 3.0)
+    assert changes(held)[-1] == ("arrived", "a")
+    assert steps(held, 4.0, a=2) == [("a", "resume")]
+    assert placed(held)["a"] == {"n1": 2}
+
+
+def test_jobs_have_to_leave_at_once_in_place_where_they_can():
+    """a has enough on the other node, b is not elastic, c holds nothing elsewhere and is moved."""
+    held = on(
+        opened(cluster(4, 4, 4), elastic("a"), job("b", gpus=2), elastic("c")),
+        a={"n0": 1, "n1": 1},
+        b={"n0": 2},
+        c={"n0": 1},
+    )
+    held.drain("n0", 2.0, now=True)
+    found = steps(held, 3.0, c=1)
+    assert sorted(found) == [("a", "shrink"), ("b", "preempt"), ("c", "move")]
+    assert placed(held)["a"] == {"n1": 1}
+    assert "n0" not in placed(held)["c"]
+    seen = held.policy.seen[-1]  # type: ignore[attr-defined]
+    assert [(each.kind, each.job.id) for each in seen.changes if each.job is not None] == [
+        *(("lost", "a"), ("lost", "b"), ("lost", "c")),
+    ]
+
+
+def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
+    held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
+    held.drain("n0", 2.0, now=False)
+    held.drain("n0", 3.0, now=True)
+    assert changes(held)[-1] == ("arrived", "a")
+    assert steps(held, 4.0, a=2) == [("a", "move")]
+    held.drain("n0", 5.0, now=False)
+    assert held.drained == {"n0": True}, "nothing undoes that but a resume"
+
+
+def test_a_bound_job_comes_back_with_what_it_holds_when_its_node_is_resumed():
+    held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    held.drain("n1", 2.0, now=False)
+    held.resume("n0", 3.0)
+    assert list(held.bound) == ["a"], "it still finishes on the other one"
+    held.resume("n1", 4.0)
+    assert (held.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
+    assert changes(held)[-1] == ("arrived", "a")
+
+
+def test_a_drained_node_that_goes_down_takes_its_jobs_with_it_and_stays_drained_when_it_is_back():
+    held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
+    held.drain("n0", 2.0, now=False)
+    assert [state.id for state in held.node_down("n0", 3.0)] == ["a"]
+    assert held.node_down("n0", 3.0) == []
+    held.node_up("n0", 4.0)
+    assert held.free.free_on("n0") == 0
+    held.resume("n0", 5.0)
+    assert held.free.free_on("n0") == 4
+
+
+def test_a_node_that_is_down_when_it_is_resumed_stays_down():
+    held = opened(cluster(4, 4))
+    held.node_down("n0", 1.0)
+    held.drain("n0", 2.0, now=False)
+    held.resume("n0", 3.0)
+    assert held.free.free_on("n0") == 0
+    held.node_up("n0", 4.0)
+    assert held.free.free_on("n0") == 4
+
+
+def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
+    held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
+    assert placed(held)["a"] == {"n0": 1, "n1": 1}
+    assert (list(held.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
