@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.parts.hosts import Host, HostsBackend, NoHostsError, hosts
 from benchmarks.parts.training_job import TrainingJob, running
+from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from tests.tools.run.elastic.gang import SCRIPT, Gang
@@ -97,4 +98,22 @@ def test_a_host_that_is_cut_off_in_the_middle_of_training_is_left_behind(
         "cut_off",
         "n1/0: cut off from the other workers of the job",
     )
+    assert same_weights_as_alone(site.stop(), tmp_path, seed=0)["step"] > 4
+
+
+def test_a_host_that_stands_still_is_left_behind_and_harms_nothing_when_it_comes_back(
+    site: Site, there: tuple[Host, ...], tmp_path: Path
+) -> None:
+    """As without power: it answers nothing, its locks are held, and nothing on it can be ended."""
+    site.training.go_to(2)
+    gang = site.training.gang
+    site.backend.die(gang.handle, "n1")
+    event = site.training.until(lambda event: event.gpus == 1)
+    assert (event.detail or {}).get("lost") is True
+    assert gang.busy >= {Slot("n1", 0)}, "nothing else is started there"
+    assert site.on == ["n0"]
+    site.backend.revive(gang.handle, "n1")
+    left = gang.handle.files.outcome(1)
+    site.training.until(lambda _event: left.exists())
+    assert [WorkerOutcome.read(left)] == [WorkerOutcome(outcome="left")]
     assert same_weights_as_alone(site.stop(), tmp_path, seed=0)["step"] > 4
