@@ -43,7 +43,8 @@ def log(
     shown, not obeyed; a pipe gets every byte as it was printed.
 
     With --tail N, and without a job, it prints the last N events of the
-    state directory as JSON Lines.
+    state directory as JSON Lines; with -f each event as it is written, until
+    Ctrl-C.
 
     With --repair, and without a job, it repairs the event log: it drops damaged
     lines, says which, and keeps a copy of the log as it was beside it.
@@ -58,16 +59,20 @@ def log(
             raise UsageError(text)
         _repair(state)
         return
-    from pliant.tools.run.watch.output import job_output, last_events
+    from pliant.tools.run.watch.output import events_to_come, job_output, last_events
 
     if job is None and tail is not None and not follow:
         for line in last_events(state, tail):
             write_stdout(line)
         return
-    if job is None:
-        raise UsageError("name the job whose output to print, or give --tail N or --repair")
+    if job is None and not follow:
+        raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
     shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
-    for chunk in job_output(state, job, follow=follow, lines=tail):
+    if job is None:
+        chunks = events_to_come(state, tail or 0)
+    else:
+        chunks = job_output(state, job, follow=follow, lines=tail)
+    for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
         elif reader_left(sys.stdout):

@@ -35,6 +35,7 @@ COMMANDS: Final = (
     ("drain", LIVE),
     ("resume", LIVE),
     ("status", LIVE),
+    ("top", LIVE),
     ("log", LIVE),
     ("doctor", LIVE),
     ("validate", FILES),

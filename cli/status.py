@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, note, out_text, reader_left, width_for
+from pliant.cli.console import is_terminal, note, out_text, width_for
+from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
 from pliant.schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobStatus
     from pliant.tools.run.watch.status import Status, Watcher
-
-LOOK_S: Final = 0.5
 
 
 class Form(StrEnum):
@@ -41,6 +41,7 @@ def status(
             "--watch", help="Show changes as they come; q or Ctrl-C leaves. In a pipe: once a change."
         ),
     ] = False,
+    every: EVERY = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
     output: Annotated[Form, typer.Option("--output", "-o", help="For people, or for programs.")] = Form.table,
 ) -> None:
@@ -56,6 +57,7 @@ def status(
 
     if watch and output is Form.json:
         raise UsageError("--watch shows a table: leave -o json out")
+    check_every(every, watch=watch)
     if not watch:
         with garbage_collection_paused(to_the_end=True):
             _once(state, job, output, explain=explain)
@@ -63,10 +65,7 @@ def status(
     from pliant.tools.run.watch.status import Watcher
 
     page = _Page(Watcher(state), state, job, explain=explain)
-    if is_terminal(sys.stdout):
-        _show(page)
-    else:
-        _print(page)
+    _show(page, every)
 
 
 def _once(state: Path, job: str | None, output: Form, *, explain: bool) -> None:
@@ -167,36 +166,19 @@ def _trouble(found: Status) -> list[str]:
     return [*drained_lines(found, time.time()), *filter(None, [policy_line(found)])]
 
 
-def _show(page: _Page) -> None:
-    """Keep a table up to date on the terminal until its user leaves it."""
-    from rich.console import Console, Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from pliant.cli.keys import Keys
+def _show(page: _Page, every_s: float | None) -> None:
+    """Keep it up to date on a terminal; in a pipe print it when it changes."""
     from pliant.tools.run.watch.status import run_line
 
-    with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
-        pressed = ""
-        while pressed not in ("q", "Q"):
-            found = page.look()
-            shown = page.text(found, time.time(), width_for(sys.stdout))
-            last = Text(f"{run_line(found, page.state)}; q leaves", style="dim")
-            trouble = [Text(line) for line in _trouble(found)]
-            live.update(Group(Text(shown.rstrip("\n"), no_wrap=True), *trouble, last), refresh=True)
-            pressed = keys.wait(LOOK_S)
-
-
-def _print(page: _Page) -> None:
-    """Print the table whenever a job has another state, size or progress than before."""
-    before = None
-    while not reader_left(sys.stdout):
+    def look(width: int | None) -> Shown:
         found = page.look()
-        mark = page.mark(found)
-        if mark != before:
-            shown = page.text(found, time.time(), None)
-            out_text(shown if before is None else f"\n{shown}")
-            _name_trouble(found)
-            before = mark
-        time.sleep(LOOK_S)
-    raise BrokenPipeError
+        return page.text(found, time.time(), width), [*_trouble(found), run_line(found, page.state)]
+
+    def changed() -> tuple[object, Callable[[], Shown]]:
+        found = page.look()
+        return page.mark(found), lambda: (page.text(found, time.time(), None), _trouble(found))
+
+    if is_terminal(sys.stdout):
+        show(look, every_s or LOOK_S)
+    else:
+        repeat(changed, every_s)

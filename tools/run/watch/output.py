@@ -72,6 +72,55 @@ class EventStream:
         self._started = True
 
 
+def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
+    """The last events of the log of a state directory, then each that is written, without end.
+
+    Now and then it gives nothing at all, so that whoever takes it can look up. A log that is not there yet is
+    waited for, and one that was cut or replaced is begun anew.
+
+    :raises UsageError: there is no such folder, or it is not this user's to see.
+    :raises BadInputError: the log is damaged.
+    """
+    dirs = StateDir(state)
+    if not dirs.path.is_dir():
+        raise no_state_directory(state)
+    check_seen(dirs)
+    yield header("event")
+    found = _Log(dirs.events)
+    newest = deque(found.fresh(state), maxlen=last)
+    yield event_lines(newest)
+    while True:
+        yield b""
+        time.sleep(_POLL_S)
+        yield event_lines(found.fresh(state))
+
+
+class _Log:
+    """A log that is followed; one that was cut or replaced is begun anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader = LogReader(path)
+        self._file: tuple[int, int] | None = None
+
+    def fresh(self, state: Path) -> list[Event]:
+        """What was written since the last call.
+
+        :raises BadInputError: it is damaged; the message names the state directory as its user does.
+        """
+        try:
+            found = self._path.stat()
+            file = found.st_dev, found.st_ino
+            if self._file not in (None, file) or found.st_size < self._reader.place.bytes:
+                self._reader = LogReader(self._path)
+            self._file = file
+            return [event for _, event in self._reader.read()]
+        except FileNotFoundError:
+            return []
+        except BadInputError as error:
+            raise repairable(error, state) from error
+
+
 def job_output(
     state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
 ) -> Iterator[bytes]:
@@ -151,6 +200,7 @@ class OutputFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = 0
+        self._file: tuple[int, int] | None = None
 
     def skip_all_but(self, lines: int) -> None:
         """Begin with the last lines that are there now, one that has no end yet included."""
@@ -164,13 +214,20 @@ class OutputFile:
             os.close(descriptor)
 
     def rest(self) -> Iterator[bytes | int]:
-        """What was printed since the last call, up to what there was when this one began."""
+        """What was printed since the last call, up to what there was when this one began.
+
+        A file that was replaced by another one, or cut, is begun anew.
+        """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return
         try:
-            yield from self._pieces(descriptor, os.fstat(descriptor).st_size)
+            found = os.fstat(descriptor)
+            if self._file not in (None, (found.st_dev, found.st_ino)) or found.st_size < self._at:
+                self._at = 0  # it was replaced, or cut
+            self._file = found.st_dev, found.st_ino
+            yield from self._pieces(descriptor, found.st_size)
         finally:
             os.close(descriptor)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pliant.cli import status as cli_status
+from pliant.cli import watching
 from pliant.cli.schedule import schedule
 from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError
@@ -249,8 +249,8 @@ def test_a_pipe_that_watches_gets_a_table_for_each_change(
         yield from (False, False, True)
 
     left = happens()
-    monkeypatch.setattr(cli_status, "LOOK_S", 0.0)
-    monkeypatch.setattr(cli_status, "reader_left", lambda _: next(left))
+    monkeypatch.setattr(watching, "LOOK_S", 0.0)
+    monkeypatch.setattr(watching, "reader_left", lambda _: next(left))
     with pytest.raises(BrokenPipeError):
         status(state=dirs.path, watch=True)
     first, second = capsys.readouterr().out.split("\n\n")

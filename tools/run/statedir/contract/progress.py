@@ -92,6 +92,11 @@ class ProgressFile:
         self.newest: Progress | None = None
         """What was read last; a file that cannot be understood changes nothing."""
 
+    @property
+    def written_s(self) -> float | None:
+        """When it was written, by the clock of its file system; None: it was not read yet."""
+        return self._mark[0] / 1e9 if self.newest is not None else None
+
     def fresh(self) -> Progress | None:
         """What it says, if it says something new."""
         try:
