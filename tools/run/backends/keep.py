@@ -19,13 +19,18 @@ import os
 import signal
 import sys
 import time
-from types import FrameType
+
+TYPE_CHECKING = False  # typing takes longer to import than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
 
 LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 LOOK_S = 5.0
 BEAT_S = 2.0
+ORDER_S = 0.5
 _BLOCK = 1 << 16
 _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
@@ -36,28 +41,41 @@ _KILL_S = 10.0
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code of this process (0: the code file was written)."""
-    code_file, folder, argv = arguments[0], arguments[1], arguments[2:]
+    return keep(arguments[0], arguments[1], arguments[2:])
+
+
+def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] | None = None) -> int:
+    """Run a command in a folder, with the environment of this process.
+
+    :param order: asked every :data:`ORDER_S` for a signal that the command is to get; 0: none. Where there
+        are such orders, a SIGTERM to this process is not passed on: its sender sends it to all processes.
+    """
     child: list[int] = []
     terminated: list[int] = []
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def send(number: int) -> None:
         terminated.append(number)
         for pid in child:
             os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGTERM, lambda number, _frame: None if order else send(number))
     adopt_orphans()
-    looked_s = [time.monotonic()]
+    beat_s, looked_s = [time.monotonic()], [time.monotonic()]
 
     def tick(_number: int, _frame: FrameType | None) -> None:
-        beat(code_file)
+        if order is not None and (ordered := order()):
+            send(ordered)
+        if time.monotonic() - beat_s[0] >= BEAT_S - ORDER_S / 2:
+            beat_s[0] = time.monotonic()
+            beat(code_file)
         if time.monotonic() - looked_s[0] >= LOOK_S:
             looked_s[0] = time.monotonic()
             look_after_logs(code_file)
 
     beat(code_file)
     signal.signal(signal.SIGALRM, tick)
-    signal.setitimer(signal.ITIMER_REAL, BEAT_S, BEAT_S)
+    every_s = BEAT_S if order is None else ORDER_S
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
     try:
         os.chdir(folder)
         child.append(os.posix_spawnp(argv[0], argv, os.environ, setsigdef=[signal.SIGTERM]))
@@ -65,7 +83,7 @@ def main(arguments: list[str]) -> int:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return write_code(code_file, 127)
     if terminated:
-        os.kill(child[0], signal.SIGTERM)
+        os.kill(child[0], terminated[-1])
     wait_for(child[0])
     pid = child.pop()  # while it is not yet reaped, so that no signal goes to another process of its number
     _, status = os.waitpid(pid, 0)

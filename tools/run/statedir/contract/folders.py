@@ -49,6 +49,10 @@ class AttemptDir(Folder):
         """Whether the keeper of one unit runs, which has less to hold it up than a worker."""
         return self.path / f"unit-{unit}.alive"
 
+    def orders(self, unit: int) -> Path:
+        """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
+        return self.path / f"orders-{unit}"
+
     def outcome(self, worker: int) -> Path:
         """How one worker ended, a WorkerOutcome."""
         return self.path / f"worker-{worker}.json"

@@ -1,0 +1,94 @@
+"""A step takes its unit over once, gives it the GPUs of its slots, and does what the launcher orders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.backends.slurm import step
+from tests.tools.run.site import until
+
+WHERE = {"SLURMD_NODENAME": "n1", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "PATH": "/bin"}
+
+
+def start(attempt: Path, *argv: str, gpus: str = "none") -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-I", "-S", step.__file__, str(attempt), "0", gpus, str(attempt), *argv]
+    return subprocess.Popen(words, env={**os.environ, **WHERE})
+
+
+def code(attempt: Path) -> int:
+    return int((attempt / "exit-0").read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "slots", "own"),
+    [
+        ("0,1,2,3", "1,3", "1,3"),
+        ("4,5,6,7", "0", "4"),  # a part of a node whose devices keep their numbers
+        ("0,1", "1", "1"),  # the same where they are numbered again
+        ("MIG-1/0/0,MIG-1/1/0", "1", "MIG-1/1/0"),
+        ("2,3", "slurm", "2,3"),
+        ("0,1,2,3", "none", ""),
+        ("NoDevFiles", "none", ""),
+    ],
+)
+def test_a_slot_is_a_place_in_slurms_list(given: str, slots: str, own: str) -> None:
+    found = step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}, slots)
+    assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
+
+
+def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
+    assert step.environment(WHERE, "2")["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize("given", ["0,1", "NoDevFiles", ""])
+def test_a_slot_that_slurm_does_not_give_is_an_error(given: str) -> None:
+    with pytest.raises(step.NoGpuError, match="slot 2 of n1 has no GPU: Slurm gives the step"):
+        step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")
+
+
+def test_a_unit_that_lacks_its_gpu_ends_and_says_why(tmp_path: Path) -> None:
+    env = {**os.environ, **WHERE, "CUDA_VISIBLE_DEVICES": "0"}
+    words = [sys.executable, "-I", "-S", step.__file__, str(tmp_path), "0", "1", "/", "true"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
+    assert code(tmp_path) == 1
+
+
+def test_a_unit_runs_once_however_often_it_is_started(tmp_path: Path) -> None:
+    append = ("sh", "-c", "echo ran >> said; exit 3")
+    for _ in range(3):
+        assert start(tmp_path, *append).wait() == 0
+    assert (tmp_path / "said").read_text() == "ran\n"
+    assert code(tmp_path) == 3
+
+
+def test_an_order_ends_a_unit_with_its_own_signal(tmp_path: Path) -> None:
+    script = "trap 'echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
+    keeper = start(tmp_path, "sh", "-c", script)
+    until((tmp_path / "up").exists)
+    keeper.terminate()  # as Slurm does, which sends it to all processes
+    (tmp_path / "orders-0").write_text("term")
+    keeper.wait()
+    assert (tmp_path / "saved").read_text() == "saved\n"
+    assert code(tmp_path) == 0
+
+
+def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
+    keeper = start(tmp_path, "sh", "-c", "trap '' TERM; echo up > up; while :; do sleep 0.05; done")
+    until((tmp_path / "up").exists)
+    for order in ("term", "kill"):
+        (tmp_path / "orders-0").write_text(order)
+    keeper.wait()
+    assert code(tmp_path) == -9
+
+
+def test_a_unit_that_shall_end_before_it_is_started_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "orders-0").write_text("term")
+    start(tmp_path, "sh", "-c", "echo ran > ran").wait()
+    assert code(tmp_path) == -15
+    assert not (tmp_path / "ran").exists()
