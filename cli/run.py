@@ -35,7 +35,8 @@ def run(
         typer.Option("--state", help="State directory.", show_default="a new ./pliant-state"),
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", help="Where to run: local.", show_default="as the cluster says")
+        str | None,
+        typer.Option("--backend", help="Where to run: local or slurm.", show_default="as the cluster says"),
     ] = None,
     until_done: Annotated[
         bool,

@@ -26,9 +26,14 @@ from pliant.tools.run.backends.addresses import LOOPBACK, check_own
 from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
 from pliant.tools.run.backends.processes import Waker, Watched, birth, find
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
-from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
+from pliant.tools.run.backends.record import (
+    LaunchRecord,
+    StartedUnit,
+    newest_attempts,
+    read_record,
+    write_record,
+)
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_file
-from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
@@ -182,26 +187,17 @@ class LocalBackend:
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over. Units whose start was cut short are killed."""
-        handles = []
-        for name in _folders(self._jobs):
-            job = JobDir(self._jobs / name)
-            if name not in over and (newest := job.newest_attempt()):
-                handle = Handle(name, newest, job.attempt(newest).path)
-                with contextlib.suppress(UnreadableError, BadInputError):  # poll tells
-                    record = _record(handle)
-                    if record is not None and not record.complete:
-                        self._end_unknown(handle, record)
-                handles.append(handle)
+        handles = newest_attempts(self._jobs, over)
+        for handle in handles:
+            with contextlib.suppress(UnreadableError, BadInputError):  # poll tells
+                record = _record(handle)
+                if record is not None and not record.complete:
+                    self._end_unknown(handle, record)
         return handles
 
-
-def _folders(jobs: Path) -> list[str]:
-    """Names of the folders in a folder; of links nothing is taken up."""
-    try:
-        with os.scandir(jobs) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except FileNotFoundError:
-        return []
+    def release(self) -> int:
+        """Nothing is held of this machine."""
+        return 0
 
 
 def _mark(handle: Handle) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a place to run processes offers: five operations. Nothing outside a backend knows a process id.
+"""What a place to run processes offers: six operations. Nothing outside a backend knows a process id.
 
 Launcher and workers share a directory, not a machine: an attempt is known by its folder, what was started
 there is recorded in that folder, and any later process can take the attempt over from the record.
@@ -29,6 +29,8 @@ class NodeInfo:
     """Address that workers on other nodes reach it at."""
     devices: tuple[str, ...] | None = None
     """Its GPUs as CUDA_VISIBLE_DEVICES names them there, by slot index; None on CPU slots."""
+    reason: str = ""
+    """Why it is not up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Backend(Protocol):
         ...
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """All nodes, up or not.
+        """All nodes, up or not, as of now. Never waits, but for the first time.
 
         :raises ServiceMissingError: what they are counted with is not there.
         """
@@ -110,5 +112,12 @@ class Backend(Protocol):
         """The newest attempt of every job in the directory, started by any process, alive or not.
 
         :param over: jobs of which nothing is left; they are not looked at.
+        """
+        ...
+
+    def release(self) -> int:
+        """Give back what is held of nodes on which nothing runs; returns of how many.
+
+        :raises ServiceMissingError: who gave it does not answer.
         """
         ...

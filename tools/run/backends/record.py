@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Container
+from pathlib import Path
+
 from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
 from pliant.tools.run.backends.protocol import Handle
 from pliant.tools.run.statedir.contract import files as contract
+from pliant.tools.run.statedir.contract.folders import JobDir
 
 
 class StartedUnit(Record):
@@ -46,3 +51,27 @@ def read_record(handle: Handle) -> LaunchRecord | None:
     :raises BadInputError: it is of an unknown version.
     """
     return contract.read_record(handle.files.launch, "launch", LaunchRecord)
+
+
+def newest_attempts(jobs: Path, over: Container[str] = ()) -> list[Handle]:
+    """The newest attempt of every job in the folder of jobs that has one, in order of their names.
+
+    :param over: jobs that are left out.
+    """
+    handles = []
+    for name in _folders(jobs):
+        if name in over:
+            continue
+        number = JobDir(jobs / name).newest_attempt()
+        if number:
+            handles.append(Handle(name, number, JobDir(jobs / name).attempt(number).path))
+    return handles
+
+
+def _folders(jobs: Path) -> list[str]:
+    """Names of the folders in a folder; of links nothing is taken up."""
+    try:
+        with os.scandir(jobs) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.file_io.files import make_folder
 from pliant.tools.run.backends.addresses import free_port
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
@@ -331,6 +331,13 @@ class Executor:
         gang.statuses = self._backend.poll([handle])[handle]
         self.gangs[handle.job] = gang
         return gang
+
+    def release(self) -> None:
+        """Give back the nodes on which nothing runs; where that fails, somebody else has to."""
+        try:
+            self._backend.release()
+        except ServiceMissingError as error:
+            _log.warning("nodes are not given back: %s", error)
 
     def kill_all(self) -> None:
         """End every gang at once, checkpoints or not."""

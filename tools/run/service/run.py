@@ -74,6 +74,8 @@ def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[Run
             _end(loop, interrupts)
             raise
         view(state.log, prepared.clock())
+        if not follow:
+            loop.executor.release()
         return state.log, interrupts.received[0] if interrupts.received else None
 
 
@@ -97,6 +99,8 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
             loop.step()
             time.sleep(POLL_S)
         log = state.log
+        if not log.active:
+            loop.executor.release()
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
         failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
         return log, [job_id for _, job_id in failed]
@@ -179,8 +183,12 @@ def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
 
     :raises ServiceMissingError: this version has none of that name.
     """
-    if name != "local":
-        raise ServiceMissingError(f'this version has no backend "{name}": use --backend local')
-    from pliant.tools.run.backends.local import LocalBackend
+    if name == "local":
+        from pliant.tools.run.backends.local import LocalBackend
 
-    return LocalBackend(cluster, dirs.jobs)
+        return LocalBackend(cluster, dirs.jobs)
+    if name == "slurm":
+        from pliant.tools.run.backends.slurm.backend import SlurmBackend
+
+        return SlurmBackend(cluster, dirs)
+    raise ServiceMissingError(f'this version has no backend "{name}": use local or slurm')

@@ -1,0 +1,277 @@
+"""The Slurm backend: a lease job on each node, and in it a step for each unit.
+
+What runs is known by the files of an attempt first: they are there whether or not Slurm answers. Slurm is
+asked for the state of nodes and leases, and for what its keeper cannot say any more. No accounting is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.text.wording import counted
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
+from pliant.tools.run.backends.record import (
+    LaunchRecord,
+    StartedUnit,
+    newest_attempts,
+    read_record,
+    write_record,
+)
+from pliant.tools.run.backends.slurm import command_lines
+from pliant.tools.run.backends.slurm.controller import Controller, Later, View
+from pliant.tools.run.backends.slurm.leases import Leases
+from pliant.tools.run.backends.slurm.parsing import SlurmNode
+from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders
+from pliant.tools.run.statedir.contract.addresses import refuse_public
+from pliant.tools.run.statedir.contract.files import DamagedError
+from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
+from pliant.tools.run.statedir.folder_cache import FolderCache
+from pliant.tools.run.statedir.layout import StateDir
+
+BEAT_S: Final = 1.0
+"""Between two looks at whether keepers live."""
+_UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
+_log = logging.getLogger("pliant")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The units of one attempt."""
+
+    units: list[SlurmUnit]
+    folder: FolderCache
+    beats: Heartbeats = field(default_factory=Heartbeats)
+    looked_s: float = float("-inf")
+
+
+class SlurmBackend:
+    """Steps on the nodes of a Slurm.
+
+    :param dirs: of the state directory; all nodes see it under the same path.
+    """
+
+    name = "slurm"
+
+    def __init__(self, cluster: Cluster, dirs: StateDir) -> None:
+        self._cluster, self._dirs = cluster, dirs
+        self._nodes = {node.name: node for node in cluster.expanded()}
+        self._controller = Controller(self._nodes)
+        self.leases = Leases(cluster, dirs.path)
+        self._attempts: dict[Handle, _Attempt] = {}
+        self._ended: list[SlurmUnit] = []
+        """Units that have ended, and whose srun has not."""
+        self._serves = dict.fromkeys(self._nodes, True)
+        self._is_used = False
+        """Whether something shall run, so that leases are needed."""
+        self._looked_at: View | None = None
+
+    # Nodes.
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        """The nodes of the cluster file, with what Slurm says of them.
+
+        A node serves while Slurm gives it work, and this directory a lease on it.
+
+        :raises BadInputError: Slurm does not know a node, or it has fewer GPUs than the file says, or an
+            address that is public.
+        :raises ServiceMissingError: Slurm does not answer.
+        """
+        if self._controller.view is None:
+            self._check(self._controller.first())
+        self._look()
+        view = self._controller.first()
+        return [self._info(node, view.nodes.get(name)) for name, node in self._nodes.items()]
+
+    def _info(self, node: Node, found: SlurmNode | None) -> NodeInfo:
+        reason = self._why_down(node.name, found)
+        address = _address(node, found)
+        devices = None if self._cluster.slots == "cpu" else tuple(map(str, range(node.gpus)))
+        return NodeInfo(node.name, node.gpus, not reason, address, devices, reason)
+
+    def _why_down(self, name: str, found: SlurmNode | None) -> str:
+        """Why a node gets no jobs; empty: it does."""
+        if found is None:
+            return "Slurm does not know it"
+        if found.serves is not None:
+            self._serves[name] = found.serves and (found.responds or self._beats_on(name))
+        if not self._serves[name]:
+            return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
+        return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
+
+    def _beats_on(self, name: str) -> bool:
+        """Whether a keeper on a node shows that it runs."""
+        units = [(attempt, unit) for attempt in self._attempts.values() for unit in attempt.units]
+        own = [(attempt, unit) for attempt, unit in units if unit.node == name and unit.is_taken_over()]
+        return any(attempt.beats.silence_s(unit.beat_file, 3.0) == 0.0 for attempt, unit in own)
+
+    def _check(self, view: View) -> None:
+        """Compare the cluster file with what Slurm says."""
+        for name, node in self._nodes.items():
+            found = view.nodes.get(name)
+            if found is None:
+                raise _bad(f"Slurm knows no node {name}")
+            if node.devices:
+                raise _bad(f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives")
+            if self._cluster.slots == "gpu" and node.gpus > found.gpu_count:
+                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {found.gpu_count}")
+
+    # Units.
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        """Have all units started, or none, as soon as their leases run; an attempt may have some already."""
+        handle.files.logs.mkdir(parents=True, exist_ok=True)
+        before = _record(handle)
+        first = len(before.units) if before else 0
+        started = [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
+        no_orders(handle, range(first, first + len(started)))
+        whole = (*(before.units if before else ()), *started)
+        write_record(
+            handle, LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=whole)
+        )
+        if handle in self._attempts:
+            units_there = self._attempts[handle].units
+            units_there += [SlurmUnit(handle, number, unit) for number, unit in enumerate(started, first)]
+        self._is_used = True
+        self.poll([handle])
+
+    def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
+        """Write down for each keeper what it is to do; what does not heed a kill is ended through Slurm."""
+        self._look()
+        for unit in self._attempt(handle).units:
+            if (only is None or unit.number in only) and unit.ended() is None and unit.give_order(level):
+                step = self._seen(unit).step
+                if step is not None:
+                    Later(command_lines.scancel_step(step.id))
+
+    def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        """What became of the units, and the next step for those that are still to be started."""
+        self._look()
+        now_s = time.monotonic()
+        for unit in self._ended:
+            unit.reap(now_s)
+        self._ended = [unit for unit in self._ended if unit.srun is not None]
+        return {handle: self._statuses(handle, now_s) for handle in handles}
+
+    def _statuses(self, handle: Handle, now_s: float) -> tuple[UnitStatus, ...]:
+        attempt = self._attempt(handle)
+        attempt.folder.look()
+        if now_s - attempt.looked_s >= BEAT_S:
+            attempt.looked_s = now_s
+            attempt.beats.look((unit.beat_file for unit in attempt.units), now_s)
+        statuses = tuple(self._status(attempt, unit, now_s) for unit in attempt.units)
+        if all(status.state != "running" for status in statuses):
+            self._ended += [unit for unit in self._attempts.pop(handle).units if unit.srun is not None]
+        return statuses
+
+    def _status(self, attempt: _Attempt, unit: SlurmUnit, now_s: float) -> UnitStatus:
+        unit.reap(now_s)
+        ended = attempt.folder.get(f"exit {unit.number}", unit.ended)
+        if ended is not None:
+            return ended
+        seen = self._seen(unit)
+        if attempt.folder.get(f"keeper {unit.number}", unit.is_taken_over):
+            return unit.kept(attempt.beats, seen, now_s)
+        return unit.starting(self._place(unit), seen, os.environ, now_s)
+
+    def _seen(self, unit: SlurmUnit) -> Seen:
+        """What Slurm said of a unit; where the lease has ended, so has the step."""
+        view = self._controller.view
+        if view is None or self._controller.failure:
+            return Seen(float("-inf"), None)
+        return Seen(view.asked_s, view.steps.get(f"{self.leases.id_of(unit.node)}/{unit.name}"))
+
+    def _place(self, unit: SlurmUnit) -> Place | None:
+        """Where a unit may be started now; None: its node has no lease that runs."""
+        lease_id = self.leases.id_of(unit.node)
+        if lease_id is None or self._controller.failure:
+            return None
+        options, size, slots = self._cluster.slurm, self.leases.size_of(unit.node), unit.slots
+        gres = command_lines.step_gres(options, size, len(slots))
+        if not size:
+            return Place(lease_id, gres, "none")
+        if options.gpu_choice == "slot":
+            return Place(lease_id, gres, ",".join(slots))
+        view = self._looked_at
+        cpus = view.nodes[unit.node].cpus if view is not None and unit.node in view.nodes else size
+        return Place(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
+
+    def adopt(self, over: Container[str] = ()) -> list[Handle]:
+        """The newest attempt of every job that is not over; what was still to be started there will be."""
+        self._is_used = True
+        return newest_attempts(self._dirs.jobs, over)
+
+    def release(self) -> int:
+        """Give back the leases of all nodes on which nothing runs; returns how many.
+
+        :raises ServiceMissingError: Slurm does not answer.
+        """
+        busy = {
+            unit.node
+            for handle in newest_attempts(self._dirs.jobs)
+            for unit, status in zip(self._attempt(handle).units, self.poll([handle])[handle], strict=False)
+            if status.state == "running"
+        }
+        self._is_used = False
+        return self.leases.give_back(busy)
+
+    # What is known.
+
+    def _look(self) -> None:
+        """Take up the newest view of Slurm; leases follow it."""
+        self._controller.look()
+        view = self._controller.view
+        if view is not None and view is not self._looked_at:
+            self._looked_at = view
+            self.leases.look(view, renew=self._is_used)
+
+    def _attempt(self, handle: Handle) -> _Attempt:
+        if handle not in self._attempts:
+            record = _record(handle)
+            units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
+            self._attempts[handle] = _Attempt(units, FolderCache(handle.folder))
+        return self._attempts[handle]
+
+
+def _record(handle: Handle) -> LaunchRecord | None:
+    """The record of an attempt; of one that is damaged, its units are those that have left files."""
+    try:
+        return read_record(handle)
+    except DamagedError as error:
+        numbers = [
+            int(path.name.removeprefix("orders-"))
+            for path in handle.folder.glob("orders-*")
+            if path.name.removeprefix("orders-").isdecimal()
+        ]
+        units = (_UNKNOWN,) * (max(numbers, default=-1) + 1)
+        _log.warning("%s; it is made again from %s", error, counted(len(units), "unit"))
+        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend="slurm", units=units)
+        write_record(handle, record)
+        return record
+
+
+def _address(node: Node, found: SlurmNode | None) -> str:
+    """What the workers on other nodes reach a node at.
+
+    :raises BadInputError: it is not known here, or public.
+    """
+    name = node.address or (found.address if found is not None else node.name)
+    try:
+        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        refuse_public(address)
+    except OSError:
+        raise _bad(f"the address {name} of node {node.name} is not known on this machine") from None
+    except UsageError as error:
+        raise _bad(f"node {node.name}: {error}") from error
+    return address
+
+
+def _bad(message: str) -> BadInputError:
+    return BadInputError.one("cluster", message, pointer="/nodes")

@@ -1,0 +1,163 @@
+"""The lease jobs of one state directory: one on each of its nodes, found again by their names.
+
+A lease is a job of one node, because a failed node shrinks a job of several nodes for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.slurm import command_lines, parsing
+from pliant.tools.run.backends.slurm.ask import ask
+from pliant.tools.run.backends.slurm.command_lines import Lease
+from pliant.tools.run.backends.slurm.controller import Later, View
+from pliant.tools.run.backends.slurm.parsing import SlurmJob
+
+AGAIN_S: Final = 15.0
+"""Between two submissions of a lease that Slurm refuses, or ends."""
+WAIT_S: Final = 30.0
+"""A node serves as if its lease ran, until it has waited for so long."""
+_log = logging.getLogger("pliant")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One node's lease, as far as this process has asked for it."""
+
+    lease: Lease
+    since_s: float
+    """When it began to wait for its lease; while it has one, now."""
+    submission: Later | None = None
+    next_s: float = float("-inf")
+    seen_from_s: float = float("-inf")
+    """Only a view that was asked for later knows what was submitted."""
+    refused: str = ""
+    id: str | None = None
+    job: SlurmJob | None = field(default=None)
+
+
+class Leases:
+    """The leases of a state directory.
+
+    :param clock: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options, self._state = cluster.slurm, state.resolve()
+        self._clock = clock
+        self._asked = {
+            node.name: _Asked(command_lines.lease_of(cluster, node, state), clock())
+            for node in cluster.expanded()
+            if node.gpus
+        }
+
+    def id_of(self, node: str) -> str | None:
+        """The job id of a node's lease, if it runs."""
+        return self._asked[node].id if node in self._asked else None
+
+    def size_of(self, node: str) -> int:
+        """GPUs in a node's lease; 0: its slots are CPUs."""
+        return self._asked[node].lease.gpus
+
+    def serves(self, node: str) -> bool:
+        """Whether a node's lease runs, or has not been waited for long."""
+        asked = self._asked.get(node)
+        return asked is not None and (asked.id is not None or self._clock() - asked.since_s < WAIT_S)
+
+    def why_not(self, node: str) -> str:
+        """Why a node's lease does not run."""
+        asked = self._asked.get(node)
+        if asked is None or asked.refused:
+            return "it has no GPUs" if asked is None else f"Slurm refuses its lease: {asked.refused}"
+        waits = f" ({asked.job.reason})" if asked.job is not None and asked.job.reason else ""
+        return f"its lease waits in Slurm's queue{waits}"
+
+    def look(self, view: View, *, renew: bool = True) -> None:
+        """Learn from a view which leases run; where a node has none, ask for one.
+
+        :param renew: ask for those that are missing.
+        """
+        by_name = self._by_name(view)
+        for node, asked in self._asked.items():
+            self._hear(asked)
+            jobs = by_name.get(asked.lease.name, [])
+            running = [job for job in jobs if job.state == "RUNNING"]
+            asked.id = running[0].id if running else None
+            asked.job = next(iter([*running, *jobs]), None)
+            now_s = self._clock()
+            asked.since_s = now_s if running or not renew else asked.since_s
+            self._drop_second(running or jobs, jobs)
+            found = view.nodes.get(node)
+            wanted = renew and not jobs and found is not None and found.serves is not False
+            if (
+                wanted
+                and asked.submission is None
+                and now_s >= asked.next_s
+                and view.asked_s >= asked.seen_from_s
+            ):
+                self._submit(asked)
+
+    def give_back(self, busy: Iterable[str] = ()) -> int:
+        """End the leases of all nodes but the ``busy`` ones, and returns how many these are. Waits for Slurm.
+
+        :raises ServiceMissingError: Slurm does not answer.
+        """
+        kept = {self._asked[node].lease.name for node in busy if node in self._asked}
+        prefix = command_lines.lease_prefix(self._state)
+        text = ask(command_lines.squeue_jobs(os.getuid()))
+        own = [job for job in parsing.jobs(text) if job.name.startswith(prefix) and job.name not in kept]
+        if own:
+            ask(command_lines.scancel_jobs(job.id for job in own))
+        return len(own)
+
+    def drop(self, node: str) -> None:
+        """End the lease of a node that is to serve no more."""
+        asked = self._asked.get(node)
+        if asked is not None and asked.id is not None and self._clock() >= asked.next_s:
+            asked.next_s = self._clock() + AGAIN_S
+            Later(command_lines.scancel_jobs([asked.id]))
+
+    def _by_name(self, view: View) -> Mapping[str, list[SlurmJob]]:
+        """The jobs that wait or run, the oldest first, by name."""
+        found: dict[str, list[SlurmJob]] = {}
+        for job in sorted(view.jobs, key=_age):
+            if job.state in ("PENDING", "RUNNING", "CONFIGURING", "SUSPENDED"):
+                found.setdefault(job.name, []).append(job)
+        return found
+
+    def _drop_second(self, kept: list[SlurmJob], jobs: list[SlurmJob]) -> None:
+        """A node may get two where a controller answered late: all steps are in the first that runs."""
+        surplus = [job.id for job in jobs if job.id != kept[0].id] if kept else []
+        if surplus:
+            Later(command_lines.scancel_jobs(surplus))
+
+    def _submit(self, asked: _Asked) -> None:
+        argv = command_lines.sbatch_lease(asked.lease, self._options, self._state)
+        asked.submission = Later(argv)
+
+    def _hear(self, asked: _Asked) -> None:
+        """What became of a submission that is under way."""
+        if asked.submission is None or not asked.submission.done:
+            return
+        refused, asked.submission = asked.submission.failure, None
+        asked.seen_from_s = self._clock()
+        asked.next_s = asked.seen_from_s + AGAIN_S
+        if refused and refused != asked.refused:
+            _log.warning("node %s: no lease: %s; it is asked for again", asked.lease.node, refused)
+        asked.refused = refused
+
+
+def _age(job: SlurmJob) -> tuple[int, str]:
+    return (int(job.id) if job.id.isdecimal() else 0, job.id)

@@ -1,0 +1,245 @@
+"""One unit on a node: wanted, started by srun, taken over by its keeper, ended.
+
+Its files say all that counts, so any later process of the launcher takes it up where it stands. It is
+started again as often as need be until a keeper has taken it over, and never after.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.file_io.files import atomic_write
+from pliant.tools.profile.torchrun.processes import child_environment
+from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
+from pliant.tools.run.backends.record import StartedUnit
+from pliant.tools.run.backends.slurm import command_lines
+from pliant.tools.run.backends.slurm.controller import last_line
+from pliant.tools.run.backends.slurm.parsing import SlurmStep
+from pliant.tools.run.statedir.contract.files import PRIVATE, look_again, read_file
+from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
+
+KEEPER: Final = str(Path(__file__).with_name("step.py"))
+START_S: Final = 60.0
+"""For a keeper to take its unit over, after srun was started."""
+SHOWS_S: Final = 10.0
+"""For a file that was written on another host to be seen here."""
+TRIES: Final = 5
+AGAIN_S: Final = 2.0
+"""Between two tries to start it."""
+DEAD_S: Final = 12.0
+"""A keeper that has not shown for so long that it runs is lost, and so is its node."""
+GONE_S: Final = 5.0
+"""Likewise, where Slurm says that the step has ended."""
+_RUNNING: Final = UnitStatus("running")
+_CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
+_log = logging.getLogger("pliant")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What Slurm said of a unit last."""
+
+    asked_s: float
+    """When; long ago where it did not answer."""
+    step: SlurmStep | None
+    """The one that it runs in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a unit may be started now."""
+
+    lease_id: str
+    gres: str
+    gpus: str
+    """As ``step.py`` takes them."""
+    cpus: int | None = None
+
+
+class SlurmUnit:
+    """One unit of an attempt, and what is known of it."""
+
+    def __init__(self, handle: Handle, number: int, started: StartedUnit) -> None:
+        self.number = number
+        self.node = started.node
+        self.name = command_lines.step_name(handle.job, handle.attempt, number)
+        self.order = _read_order(handle.files.orders(number))
+        self.srun: int | None = None
+        """Its process, while it runs."""
+        self._files, self._started = handle.files, started
+        self._job_dir = str(handle.job_files.path)
+        self._tries = 0
+        self._since_s = self._ended_s = float("-inf")
+        """When srun was started last, and when it ended."""
+        self._code = 0
+        self._ordered_s = float("inf")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it may still be started."""
+        return not self.order and bool(self._started.argv)
+
+    @property
+    def beat_file(self) -> str:
+        """What its keeper shows that it runs with."""
+        return str(self._files.keeper(self.number))
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Places of its GPUs in what its lease has; none on CPU slots."""
+        return tuple(filter(None, self._started.env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+
+    # What became of it.
+
+    def ended(self) -> UnitStatus | None:
+        """How it ended, by its own file; None: it does not say."""
+        text = read_file(self._files.exit_code(self.number))
+        if text is None:
+            return None
+        try:
+            return UnitStatus("exited", int(text))
+        except ValueError:
+            return UnitStatus("lost")
+
+    def is_taken_over(self) -> bool:
+        """Whether a keeper has it."""
+        return look_again(self.beat_file) is not None
+
+    def kept(self, beats: Heartbeats, seen: Seen, now_s: float) -> UnitStatus:
+        """Of a unit that a keeper has: whether that one still lives."""
+        silence_s = beats.silence_s(self.beat_file, DEAD_S)
+        gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
+        if silence_s < (GONE_S if gone else DEAD_S):
+            return _RUNNING
+        self.give_order("kill")  # should it come back, it finds that others went on without it
+        return UnitStatus("lost")
+
+    # Its start.
+
+    def starting(self, place: Place | None, seen: Seen, env: Mapping[str, str], now_s: float) -> UnitStatus:
+        """Of a unit that no keeper seems to have: the next step to its start.
+
+        :param place: None: it cannot be started now.
+        """
+        if not self.wanted:
+            return self._unwanted()
+        waits_s = now_s - max(self._since_s, self._ended_s)
+        if self.srun is not None:
+            return self._give_up() if waits_s >= START_S else _RUNNING
+        if seen.step is not None and seen.asked_s > self._ended_s:
+            return _RUNNING
+        if self._tries and waits_s < (SHOWS_S if self._code == 0 else AGAIN_S):
+            return _RUNNING
+        if (self._tries and self._code == 0) or self._tries >= TRIES:
+            return self._give_up()
+        if place is not None:
+            self._start(place, env, now_s)
+        return _RUNNING
+
+    def _unwanted(self) -> UnitStatus:
+        """Looked at after the order was given: a keeper that takes it over from now on finds the order."""
+        if self.is_taken_over():
+            return _RUNNING
+        return UnitStatus("exited", _CODES[self.order]) if self.order else UnitStatus("lost")
+
+    def _start(self, place: Place, env: Mapping[str, str], now_s: float) -> None:
+        step = command_lines.Step(
+            place.lease_id, self.name, self._files.launcher_log(self.number), place.gres, place.cpus
+        )
+        argv = command_lines.srun_step(
+            step, keeper_argv(self._files.path, self.number, place.gpus, self._started)
+        )
+        own = {**child_environment(env, self._started.env), **_own_slurm(env)}
+        own.pop("CUDA_VISIBLE_DEVICES", None)
+        with self._srun_log.open("ab") as log, open(os.devnull, "rb") as nothing:
+            descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
+            self.srun = os.posix_spawnp(
+                argv[0],
+                argv,
+                own,
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, to) for source, to in descriptors],
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGCHLD),
+            )
+        self._tries, self._since_s = self._tries + 1, now_s
+
+    def reap(self, now_s: float) -> None:
+        """Take note of the end of srun."""
+        if self.srun is None:
+            return
+        try:
+            pid, status = os.waitpid(self.srun, os.WNOHANG)
+        except ChildProcessError:  # the system takes note of ends by itself
+            pid, status = self.srun, 0
+        if pid:
+            self.srun, self._ended_s = None, now_s
+            self._code = os.waitstatus_to_exitcode(status)
+            if self._code and "contact slurm controller" in self._said():
+                self._tries -= 1
+
+    def _give_up(self) -> UnitStatus:
+        """It does not start; the reason goes where its own last words would be."""
+        self.give_order("kill")
+        if self.is_taken_over():  # in the very last moment
+            return _RUNNING
+        said, folder = self._said(), self._files.path
+        if self._code == 0 or "No such file" in said or not said:
+            said = ": ".join(
+                filter(None, [f"node {self.node} does not see {folder}: it must be shared", said])
+            )
+        with suppress(OSError), self._files.launcher_log(self.number).open("a") as log:
+            log.write(f"pliant: no step on node {self.node}: {said}\n")
+        atomic_write(self._files.exit_code(self.number), b"1\n", mode=PRIVATE)
+        return UnitStatus("exited", 1)
+
+    @property
+    def _srun_log(self) -> Path:
+        return self._files.logs / f"srun-{self.number}.log"
+
+    def _said(self) -> str:
+        try:
+            return last_line(self._srun_log.read_text(errors="replace"))
+        except OSError:
+            return ""
+
+    # Its end.
+
+    def give_order(self, level: StopLevel) -> bool:
+        """Ask for its end; whether it was killed a while ago, and something harder is needed."""
+        if self.order == "kill":
+            return time.monotonic() - self._ordered_s >= AGAIN_S
+        if level != self.order:
+            atomic_write(self._files.orders(self.number), level.encode() + b"\n", mode=PRIVATE)
+            self.order, self._ordered_s = level, time.monotonic()
+        return False
+
+
+def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> tuple[str, ...]:
+    """What a step runs."""
+    own = (sys.executable, "-I", "-S", KEEPER, str(attempt), str(number), gpus, started.cwd)
+    return (*own, *started.argv)
+
+
+def no_orders(handle: Handle, numbers: Sequence[int]) -> None:
+    """Make the files of orders before units are started: a file that is there is looked at anew each time."""
+    for number in numbers:
+        atomic_write(handle.files.orders(number), b"", mode=PRIVATE)
+
+
+def _read_order(path: Path) -> str:
+    text = (read_file(path) or b"").decode(errors="replace").strip()
+    return text if text in _CODES else ""
+
+
+def _own_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    return {"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {}
