@@ -111,16 +111,20 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """End everything, jobs and daemons, and remove the folder."""
-        with suppress(subprocess.SubprocessError, OSError):
-            if self.pid("slurmctld"):
-                self.command("scancel", "--full", "--signal=KILL", f"--user={_user()}", check=False)
-                self.command("scancel", f"--user={_user()}", check=False)
-                _happens(lambda: not self.command("squeue", "-h", "-o", "%i", check=False).strip(), 10.0)
+        self.end_jobs()
         self._end_daemons()
         if self._munged is not None:
             self._munged.terminate()
             self._munged.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_jobs(self) -> None:
+        """End all jobs, the hard way."""
+        if self.pid("slurmctld") is None:
+            return
+        for how in (("--full", "--signal=KILL"), ()):
+            self.command("scancel", *how, f"--user={_user()}", check=False)
+        _happens(lambda: not self.command("squeue", "-h", "-o", "%i", check=False).strip(), 20.0)
 
     def command(self, *words: str, check: bool = True) -> str:
         """Run one of Slurm's commands on it; returns what it prints."""

@@ -1,0 +1,86 @@
+"""A state directory whose cluster is a real Slurm, and what its tests leave there is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.slurm import controller, leases
+from pliant.tools.run.backends.slurm.backend import SlurmBackend
+from pliant.tools.run.statedir.layout import StateDir
+from tests.slurm_cluster import SlurmCluster
+from tests.tools.run.site import until
+
+Statuses = tuple[UnitStatus, ...]
+
+
+def slurm_nodes(*names: str, gpus: int = 4, slots: str = "cpu", **options: Any) -> Cluster:
+    """A cluster file for some nodes of the tests' Slurm."""
+    nodes = tuple({"name": name, "gpus": gpus} for name in names)
+    return Cluster.model_validate({"nodes": nodes, "slots": slots, "backend": "slurm", "slurm": options})
+
+
+class Launcher:
+    """A backend with one job of one attempt at a time, as its launcher uses it."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.dirs, self.cluster = StateDir(folder / "state"), cluster
+        self.backend = SlurmBackend(cluster, self.dirs)
+        self.backend.nodes()
+        self.statuses: Mapping[str, Statuses] = {}
+
+    def again(self) -> Launcher:
+        """Another process that takes over where this one has died."""
+        return Launcher(self.dirs.path.parent, self.cluster)
+
+    def start(self, job: str, *units: tuple[str, str], slots: str = "", attempt: int = 1) -> Handle:
+        """Start units, each a node and a script of the shell."""
+        handle = self.handle(job, attempt)
+        handle.folder.mkdir(parents=True, exist_ok=True)
+        env = {"CUDA_VISIBLE_DEVICES": slots}
+        self.backend.start(
+            handle, [Unit(node, ("sh", "-c", script), str(self.dirs.path), env) for node, script in units]
+        )
+        return handle
+
+    def handle(self, job: str, attempt: int = 1) -> Handle:
+        return Handle(job, attempt, self.dirs.job(job).attempt(attempt).path)
+
+    def poll(self, handle: Handle) -> Statuses:
+        return self.backend.poll([handle])[handle]
+
+    def until(self, handle: Handle, condition: Callable[[Statuses], object]) -> Statuses:
+        """Wait until the units of an attempt are as expected."""
+        until(lambda: condition(self.poll(handle)))
+        return self.poll(handle)
+
+    def until_file(self, name: str, handle: Handle) -> str:
+        """Wait until a script has written a file into the state directory."""
+        until(lambda: (self.poll(handle), (self.dirs.path / name).exists())[1])
+        return (self.dirs.path / name).read_text()
+
+
+def ended(statuses: Statuses) -> bool:
+    return all(status.state != "running" for status in statuses)
+
+
+@pytest.fixture
+def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    monkeypatch.setattr(controller, "LOOK_S", 0.1)
+    monkeypatch.setattr(controller, "NODES_S", 0.2)
+    monkeypatch.setattr(leases, "AGAIN_S", 0.5)
+    yield slurm
+    slurm.end_jobs()
+    until(lambda: set(slurm.states().values()) == {"idle"})
+
+
+@pytest.fixture
+def launcher(live: SlurmCluster, tmp_path: Path) -> Launcher:
+    return Launcher(tmp_path, slurm_nodes("n0", "n1"))

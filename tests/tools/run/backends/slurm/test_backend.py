@@ -1,0 +1,263 @@
+"""Units run as steps of a real Slurm: they start once, are asked to end, and are found again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.slurm import leases
+from pliant.tools.run.backends.slurm.backend import SlurmBackend
+from pliant.tools.run.backends.slurm.command_lines import lease_prefix
+from pliant.tools.run.statedir.layout import StateDir
+from tests.slurm_cluster import SlurmCluster
+from tests.tools.run.backends.slurm.conftest import Launcher, ended, slurm_nodes
+from tests.tools.run.site import until
+
+RUNNING = UnitStatus("running")
+SAVES = "trap 'echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
+WAITS = "echo run >> runs; echo up > up; until [ -e gate ]; do sleep 0.05; done; exit 5"
+
+
+def lease_names(slurm: SlurmCluster) -> list[str]:
+    return sorted(slurm.command("squeue", "-h", "-o", "%j").split())
+
+
+def test_units_run_on_their_nodes_and_leave_their_exit_codes(launcher: Launcher) -> None:
+    script = "echo $CUDA_VISIBLE_DEVICES on $(env | grep -c ^SLURM); exit {}"
+    job = launcher.start("a", ("n0", script.format(0)), ("n1", script.format(7)))
+    assert launcher.until(job, ended) == (UnitStatus("exited", 0), UnitStatus("exited", 7))
+    for unit in (0, 1):
+        assert job.files.launcher_log(unit).read_text() == "on 1\n"  # where Slurm is configured
+        assert f'"node": "n{unit}"' in job.files.keeper(unit).read_text()
+
+
+def test_a_worker_gets_the_gpus_of_its_slots(live: SlurmCluster, tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu"))
+    first = launcher.start("a", ("n0", "echo $CUDA_VISIBLE_DEVICES"), slots="1,3")
+    second = launcher.start("b", ("n0", "echo $CUDA_VISIBLE_DEVICES"), slots="0")
+    launcher.until(first, ended)
+    launcher.until(second, ended)
+    assert first.files.launcher_log(0).read_text() == "1,3\n"
+    assert second.files.launcher_log(0).read_text() == "0\n"
+
+
+def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(live: SlurmCluster, tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu", gpu_choice="slurm"))
+    script = "echo $CUDA_VISIBLE_DEVICES; until [ -e gate ]; do sleep 0.05; done"
+    jobs = [launcher.start(name, ("n0", script), slots="0,1") for name in "ab"]
+    logs = [job.files.launcher_log(0) for job in jobs]
+    until(
+        lambda: [launcher.poll(job) for job in jobs] and all(log.exists() and log.read_text() for log in logs)
+    )
+    assert sorted(log.read_text().strip() for log in logs) == ["0,1", "2,3"]
+    (launcher.dirs.path / "gate").touch()
+    for job in jobs:
+        launcher.until(job, ended)
+
+
+def test_who_is_asked_to_end_saves_first(launcher: Launcher) -> None:
+    job = launcher.start("a", ("n0", SAVES), ("n1", SAVES.replace("up", "up1").replace("saved", "saved1")))
+    launcher.until_file("up", job)
+    launcher.until_file("up1", job)
+    launcher.backend.stop(job, "term", [0])
+    launcher.until(job, lambda statuses: statuses == (UnitStatus("exited", 0), RUNNING))
+    assert (launcher.dirs.path / "saved").exists()
+    launcher.backend.stop(job, "term")
+    assert launcher.until(job, ended)[1] == UnitStatus("exited", 0)
+
+
+def test_what_does_not_heed_is_killed_with_all_that_it_started(launcher: Launcher) -> None:
+    script = "trap '' TERM; (exec sleep 600) & echo $! > pid; echo up > up; while :; do sleep 0.05; done"
+    job = launcher.start("a", ("n0", script))
+    launcher.until_file("up", job)
+    launcher.backend.stop(job, "kill")
+    assert launcher.until(job, ended) == (UnitStatus("exited", -9),)
+    assert not psutil.pid_exists(int((launcher.dirs.path / "pid").read_text()))
+
+
+def test_a_keeper_that_stands_still_is_ended_through_slurm(launcher: Launcher) -> None:
+    job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
+    keeper = int(launcher.until_file("pid", job))
+    os.kill(keeper, signal.SIGSTOP)
+
+    def gone() -> bool:
+        launcher.backend.stop(job, "kill")
+        return launcher.poll(job) == (UnitStatus("lost"),)
+
+    until(gone)
+
+
+def test_another_process_finds_what_runs_and_starts_nothing_twice(launcher: Launcher) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    names = lease_names_of(launcher)
+    second = launcher.again()
+    assert second.backend.adopt() == [job]
+    assert second.poll(job) == (RUNNING,)
+    (launcher.dirs.path / "gate").touch()
+    assert second.until(job, ended) == (UnitStatus("exited", 5),)
+    assert (launcher.dirs.path / "runs").read_text() == "run\n"
+    assert lease_names_of(second) == names
+    assert launcher.until(job, ended) == (UnitStatus("exited", 5),)
+
+
+def lease_names_of(launcher: Launcher) -> list[str]:
+    return [launcher.backend.leases.id_of(name) or "" for name in ("n0", "n1")]
+
+
+def test_what_was_to_be_started_is_started_by_the_next_process(
+    launcher: Launcher, live: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "AGAIN_S", 1e9)  # the first process dies before it gets its lease
+        patch.setattr(leases.Leases, "_submit", lambda *_: None)
+        job = launcher.start("a", ("n0", WAITS))
+        assert launcher.poll(job) == (RUNNING,)
+    second = launcher.again()
+    second.backend.adopt()
+    second.until_file("up", job)
+    launcher.until(job, lambda statuses: statuses == (RUNNING,))
+    (launcher.dirs.path / "gate").touch()
+    assert second.until(job, ended) == (UnitStatus("exited", 5),)
+    assert (launcher.dirs.path / "runs").read_text() == "run\n"
+
+
+def test_what_is_stopped_before_it_starts_never_runs(launcher: Launcher) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.backend.stop(job, "term")
+    launcher.until(job, ended)
+    assert not (launcher.dirs.path / "runs").exists()
+
+
+def test_a_step_outlives_its_srun(launcher: Launcher) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    sruns = [process for process in psutil.Process().children(recursive=True) if process.name() == "srun"]
+    assert sruns
+    for process in sruns:
+        process.kill()
+    assert launcher.poll(job) == (RUNNING,)
+    (launcher.dirs.path / "gate").touch()
+    assert launcher.until(job, ended) == (UnitStatus("exited", 5),)
+
+
+def test_while_slurm_does_not_answer_all_is_as_before(
+    launcher: Launcher, live: SlurmCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What runs goes on and can be ended; what is to be started waits. It is said once."""
+    caplog.set_level(logging.WARNING, "pliant")
+    job = launcher.start("a", ("n0", SAVES))
+    launcher.until_file("up", job)
+    live.end_controller()
+    until(lambda: (launcher.poll(job), "does not answer" in caplog.text)[1])
+    other = launcher.start("b", ("n1", WAITS.replace("up", "up1")))
+    assert all(node.up for node in launcher.backend.nodes())
+    launcher.backend.stop(job, "term")
+    assert launcher.until(job, ended) == (UnitStatus("exited", 0),)
+    assert launcher.poll(other) == (RUNNING,)
+    live.start_controller()
+    launcher.until_file("up1", other)
+    assert caplog.text.count("does not answer") == 1
+    (launcher.dirs.path / "gate").touch()
+    assert launcher.until(other, ended) == (UnitStatus("exited", 5),)
+
+
+def test_two_directories_have_leases_of_their_own(live: SlurmCluster, tmp_path: Path) -> None:
+    """On one node, side by side; what one gives back leaves the other alone."""
+    cluster = slurm_nodes("n0", gpus=2, exclusive=False)
+    launchers = [Launcher(tmp_path / name, cluster) for name in ("one", "two")]
+    jobs = [launcher.start("a", ("n0", WAITS)) for launcher in launchers]
+    for launcher, job in zip(launchers, jobs, strict=True):
+        launcher.until_file("up", job)
+    prefixes = [lease_prefix(launcher.dirs.path) for launcher in launchers]
+    assert lease_names(live) == sorted(f"{prefix}n0" for prefix in prefixes)
+    assert launchers[0].backend.release() == 0  # something runs there
+    (launchers[0].dirs.path / "gate").touch()
+    launchers[0].until(jobs[0], ended)
+    assert launchers[0].backend.release() == 1
+    until(lambda: lease_names(live) == [f"{prefixes[1]}n0"])
+    assert launchers[1].poll(jobs[1]) == (RUNNING,)
+
+
+def test_a_second_lease_of_a_node_is_given_back(launcher: Launcher, live: SlurmCluster) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    name = f"{lease_prefix(launcher.dirs.path)}n0"
+    live.command("sbatch", f"--job-name={name}", "--output=/dev/null", "--wrap", "sleep 600")
+    until(lambda: (launcher.poll(job), lease_names(live).count(name) == 1)[1])
+    assert launcher.poll(job) == (RUNNING,)
+
+
+def test_a_node_that_loses_its_lease_gets_another_one(launcher: Launcher, live: SlurmCluster) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    live.command("scancel", f"--name={lease_prefix(launcher.dirs.path)}n0")
+    assert launcher.until(job, ended) == (UnitStatus("exited", -15),)  # Slurm asks all processes to end
+    second = launcher.start("a", ("n0", "exit 3"), attempt=2)
+    assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
+
+
+def test_a_daemon_that_dies_and_is_started_again_harms_nothing(
+    launcher: Launcher, live: SlurmCluster
+) -> None:
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    live.end_node("n0")
+    second = launcher.start("b", ("n0", "exit 3"))
+    launcher.until(second, lambda _: second.files.logs.joinpath("srun-0.log").stat().st_size)
+    live.start_node("n0")
+    assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
+    (launcher.dirs.path / "gate").touch()
+    assert launcher.until(job, ended) == (UnitStatus("exited", 5),)
+    assert (launcher.dirs.path / "runs").read_text() == "run\n"
+
+
+def test_a_node_that_slurm_gives_up_is_down_and_comes_back(launcher: Launcher, live: SlurmCluster) -> None:
+    def up() -> list[bool]:
+        return [node.up for node in launcher.backend.nodes()]
+
+    job = launcher.start("a", ("n0", WAITS))
+    launcher.until_file("up", job)
+    live.end_node("n0")
+    live.command("scontrol", "update", "nodename=n0", "state=down", "reason=dead")
+    until(lambda: (launcher.poll(job), up() == [False, True])[1])
+    live.start_node("n0")
+    launcher.until(job, ended)
+    until(lambda: up() == [True, True])
+    second = launcher.start("a", ("n0", "exit 3"), attempt=2)
+    assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
+
+
+def test_a_node_that_is_drained_is_down_for_that_reason(launcher: Launcher, live: SlurmCluster) -> None:
+    live.command("scontrol", "update", "nodename=n1", "state=drain", "reason=new disks")
+    until(lambda: not launcher.backend.nodes()[1].up)
+    assert launcher.backend.nodes()[1].reason == "Slurm says DRAIN+IDLE: new disks"
+    live.command("scontrol", "update", "nodename=n1", "state=resume")
+    until(lambda: launcher.backend.nodes()[1].up)
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "problem"),
+    [
+        (("n9",), {}, "Slurm knows no node n9"),
+        (("n0",), {"gpus": 5, "slots": "gpu"}, "5 GPUs on node n0, Slurm says 4"),
+    ],
+)
+def test_the_cluster_file_says_what_slurm_says(
+    live: SlurmCluster, tmp_path: Path, names: tuple[str, ...], more: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(BadInputError, match=problem):
+        SlurmBackend(slurm_nodes(*names, **more), StateDir(tmp_path)).nodes()  # type: ignore[arg-type]
+
+
+def test_without_slurm_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceMissingError, match="Slurm's squeue is not here"):
+        SlurmBackend(slurm_nodes("n0"), StateDir(tmp_path)).nodes()
