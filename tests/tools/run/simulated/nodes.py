@@ -110,6 +110,10 @@ class SimulatedNodes:
             handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
         }
 
+    def release(self) -> int:
+        """Nothing is held."""
+        return 0
+
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over, by the folders."""
         found = []

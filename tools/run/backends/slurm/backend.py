@@ -59,6 +59,7 @@ class SlurmBackend:
     """
 
     name = "slurm"
+    in_place = True
 
     def __init__(self, cluster: Cluster, dirs: StateDir) -> None:
         self._cluster, self._dirs = cluster, dirs

@@ -40,6 +40,7 @@ DEAD_S: Final = 12.0
 GONE_S: Final = 5.0
 """Likewise, where Slurm says that the step has ended."""
 _RUNNING: Final = UnitStatus("running")
+_WAITS: Final = UnitStatus("running", queued=True)
 _CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 _log = logging.getLogger("pliant")
 
@@ -141,8 +142,9 @@ class SlurmUnit:
             return _RUNNING
         if (self._tries and self._code == 0) or self._tries >= TRIES:
             return self._give_up()
-        if place is not None:
-            self._start(place, env, now_s)
+        if place is None:
+            return _RUNNING if self._tries else _WAITS
+        self._start(place, env, now_s)
         return _RUNNING
 
     def _unwanted(self) -> UnitStatus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ class Launcher:
         self.dirs, self.cluster = StateDir(folder / "state"), cluster
         self.backend = SlurmBackend(cluster, self.dirs)
         self.backend.nodes()
-        self.statuses: Mapping[str, Statuses] = {}
 
     def again(self) -> Launcher:
         """Another process that takes over where this one has died."""
@@ -56,8 +55,14 @@ class Launcher:
 
     def until(self, handle: Handle, condition: Callable[[Statuses], object]) -> Statuses:
         """Wait until the units of an attempt are as expected."""
-        until(lambda: condition(self.poll(handle)))
-        return self.poll(handle)
+        seen: list[Statuses] = []
+
+        def comes_true() -> object:
+            seen[:] = [self.poll(handle)]
+            return condition(seen[0])
+
+        until(comes_true)
+        return seen[0]
 
     def until_file(self, name: str, handle: Handle) -> str:
         """Wait until a script has written a file into the state directory."""
