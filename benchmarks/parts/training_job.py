@@ -127,10 +127,12 @@ def running(
     words: str,
     batch: int,
     open_backend: Callable[[Path], Backend] = one_machine,
+    **fields: object,
 ) -> Iterator[TrainingJob]:
     """A job that can be given slots; nothing is left of it afterwards.
 
     :param open_backend: makes the backend; it gets the folder of the jobs.
+    :param fields: of the job, where they are others than usual.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
@@ -147,6 +149,7 @@ def running(
             "command": (str(script), words),
             "workdir": str(root),
             "batch": {"size": batch},
+            **fields,
         }
         try:
             yield TrainingJob(executor, Job.model_validate(spec))

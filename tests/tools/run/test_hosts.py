@@ -117,3 +117,27 @@ def test_a_host_that_stands_still_is_left_behind_and_harms_nothing_when_it_comes
     site.training.until(lambda _event: left.exists())
     assert [WorkerOutcome.read(left)] == [WorkerOutcome(outcome="left")]
     assert same_weights_as_alone(site.stop(), tmp_path, seed=0)["step"] > 4
+
+
+PLAIN = """
+import sys, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+dist.destroy_process_group()
+sys.exit(int(total) - 2)
+"""
+
+
+def test_a_job_that_is_not_elastic_spans_hosts_that_do_not_know_each_other_s_names(
+    there: tuple[Host, ...],
+) -> None:
+    def opened(jobs: Path) -> HostsBackend:
+        return HostsBackend(there, jobs)
+
+    with running(Executor, PLAIN, "", BATCH, opened, elastic="none", gpus={"requested": 2}) as training:
+        training.give(2)
+        while training.executor.gangs or training.executor.targets:
+            training.turn()

@@ -4,6 +4,9 @@ Two things differ. ``--rdzv-backend=one-node`` is a rendezvous in torchrun's own
 one node. torchrun's own ones keep their state in a store that listens on every address of the machine, or in
 a file, which a full disk tears; torchrun then never ends. And it ends as the worker that failed first did, by
 the same exit code or signal, where torchrun itself always returns 1.
+
+On several nodes it also says which network interface its workers exchange data over: that of the node's own
+address. They would else look up the name of the machine, which may be unknown or mean the loopback interface.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Final
 
+import psutil
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -67,8 +72,22 @@ class OneNode(RendezvousHandler):
         return True
 
 
+def stay_on_interface(arguments: Sequence[str]) -> None:
+    """Keep the workers of one node of several on the interface of its address, unless the user has chosen."""
+    given = dict(word.partition("=")[::2] for word in arguments)
+    if given.get("--rdzv-backend") != "static":
+        return
+    address = given.get("--local-addr", "")
+    for name, found in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in found):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+            return
+
+
 def run() -> int:
     """The exit code of the worker that failed first (negative: its signal); 0: none failed."""
+    stay_on_interface(sys.argv[1:])
     rendezvous_handler_registry.register(NAME, OneNode)
     try:
         main()

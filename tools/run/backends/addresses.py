@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import secrets
 import socket
 from typing import Final
 
@@ -9,6 +11,8 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.statedir.contract.addresses import refuse_public
 
 LOOPBACK: Final = "127.0.0.1"
+_SELDOM_USED: Final = range(20_000, 30_000)
+"""Ports that systems give to nobody by themselves; a job that finds its port taken is tried again."""
 
 
 def check_own(node: str, address: str) -> str:
@@ -47,6 +51,19 @@ def free_port(address: str) -> int:
     with socket.socket(family, kind, protocol) as probe:
         probe.bind(place)
         return int(probe.getsockname()[1])
+
+
+def port_to_meet_at(address: str) -> int:
+    """A port that is free on the machine of that address, or most likely is, where it is another one.
+
+    :raises OSError: none is free here.
+    """
+    try:
+        return free_port(address)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+    return _SELDOM_USED.start + secrets.randbelow(len(_SELDOM_USED))
 
 
 def _bad(message: str) -> BadInputError:

@@ -17,7 +17,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.file_io.files import make_folder
-from pliant.tools.run.backends.addresses import free_port
+from pliant.tools.run.backends.addresses import port_to_meet_at
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
@@ -321,7 +321,8 @@ class Executor:
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
         write_plan(job_dir, plan)
-        port = free_port(self.nodes[target.slots[0].node].address) if meets_at_port(target) else 0
+        first = self.nodes[target.slots[0].node]
+        port = port_to_meet_at(first.address) if meets_at_port(target) else 0
         commands = self._units(target, job_dir.path, handle.files, port=port)
         self._backend.start(handle, commands)
         self._gang(handle, plan, target)

@@ -16,9 +16,10 @@ import psutil
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.statedir.contract.addresses import refuse_public
-from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.plan import Member, Plan
 
 LOOPBACK: Final = "127.0.0.1"
+_ANY_PORT: Final = 9
 _VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """And how they name an interface: without "=", NCCL takes all whose names begin like this."""
 _chosen_here: Final = dict[str, str]()
@@ -28,17 +29,45 @@ _chosen_here: Final = dict[str, str]()
 def own_address(plan: Plan, rank: int) -> str:
     """The IP address that this worker may listen on: on one machine, that of the loopback interface.
 
+    On several nodes it is what the plan says. An address is taken as it is, without asking any name service.
+    A machine's own name often means its loopback interface, where no other one reaches it; then it is the
+    address that this machine reaches another node of the plan from.
+
     :raises UsageError: it cannot be looked up, or is public.
     """
+    own = plan.members[rank]
     if len({member.node for member in plan.members}) == 1:
         return LOOPBACK
-    name = plan.members[rank].address
+    address = _looked_up(own)
+    if ipaddress.ip_address(address).is_loopback:
+        others = (_looked_up(member) for member in plan.members if member.node != own.node)
+        away = next((other for other in others if not ipaddress.ip_address(other).is_loopback), None)
+        address = address if away is None else _reached_from(away)
+    refuse_public(address)
+    return address
+
+
+def _looked_up(member: Member) -> str:
+    """The IP address of a member."""
     try:
-        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+        return str(ipaddress.ip_address(member.address))
+    except ValueError:
+        pass
+    try:
+        return str(socket.getaddrinfo(member.address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise UsageError(f"address {name!r} of slot {plan.members[rank].slot}: {error}") from error
-    refuse_public(str(address))
-    return str(address)
+        raise UsageError(f"address {member.address!r} of slot {member.slot}: {error}") from error
+
+
+def _reached_from(address: str) -> str:
+    """The own address that packets to another one would have; none is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            towards.connect((address, _ANY_PORT))
+            return str(towards.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"this machine knows no way to {address}: {error}") from error
 
 
 def use_interface(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import psutil
 import pytest
@@ -69,6 +70,38 @@ class TestAddresses:
 
     def test_several_nodes_use_their_private_addresses(self) -> None:
         assert own_address(plan(), 1) == "10.0.0.1"
+
+    def test_an_address_is_taken_as_it_is_and_no_name_service_is_asked(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a host in the middle of an outage that would take a minute, or say something else."""
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda *_about, **_more: pytest.fail("a name was looked up")
+        )
+        monkeypatch.setattr(socket, "gethostname", lambda: pytest.fail("the host's name was asked for"))
+        assert [own_address(plan(), rank) for rank in range(2)] == ["10.0.0.0", "10.0.0.1"]
+
+    def test_a_name_that_means_the_own_loopback_interface_is_no_address_for_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Debian writes it into /etc/hosts, and a launcher there into the plan."""
+        asked: list[str] = []
+
+        def reached_from(address: str) -> str:
+            asked.append(address)
+            return "10.0.0.7"
+
+        monkeypatch.setattr(interface, "_reached_from", reached_from)
+        members = ({**plan().members[0].model_dump(), "address": "127.0.1.1"}, plan().members[1].model_dump())
+        assert own_address(plan(members=members), 0) == "10.0.0.7"
+        assert asked == ["10.0.0.1"]
+
+    def test_nodes_that_are_all_on_one_machine_keep_to_its_loopback_interface(self) -> None:
+        members = tuple({**member.model_dump(), "address": "127.0.0.1"} for member in plan().members)
+        assert own_address(plan(members=members), 1) == "127.0.0.1"
+
+    def test_the_way_to_an_address_of_this_machine_begins_there(self) -> None:
+        assert interface._reached_from("127.0.0.1") == "127.0.0.1"
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
     def test_an_address_that_others_reach_is_refused(self, address: str) -> None:

@@ -1,0 +1,37 @@
+"""Ports that workers of a job meet at, on this machine and on others."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from pliant.tools.run.backends import addresses
+from pliant.tools.run.backends.addresses import free_port, port_to_meet_at
+
+ELSEWHERE = "203.0.113.7"
+
+
+def test_here_it_is_one_that_is_free() -> None:
+    port = port_to_meet_at("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_on_another_machine_it_is_one_that_systems_give_to_nobody_by_themselves() -> None:
+    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
+    with pytest.raises(OSError, match=r"."):
+        free_port(ELSEWHERE)
+    found = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
+    assert len(found) > 10
+    assert all(20_000 <= port < 30_000 for port in found)
+
+
+def test_where_none_is_free_here_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_address: str) -> int:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(addresses, "free_port", none_left)
+    with pytest.raises(OSError, match="in use"):
+        port_to_meet_at("127.0.0.1")
