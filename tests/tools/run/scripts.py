@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pliant.tools.profile.torchrun.command import ONE_WORKER
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
 
@@ -77,17 +78,18 @@ SLEEP = "import time; time.sleep(600)"
 
 
 class PlainBackend(LocalBackend):
-    """Starts Python where the real backend starts torchrun: one worker a unit."""
+    """Starts Python where the real backend starts torchrun, or a worker: one worker a unit."""
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 
 
 def plain(argv: Sequence[str]) -> tuple[str, ...]:
-    """The job's own command in a command line of torchrun, started by Python."""
+    """The job's own command in the command line of a unit, started by Python."""
     if any(word.endswith(ALWAYS_BY_TORCHRUN) for word in argv):
         return tuple(argv)
-    return (sys.executable, *argv[argv.index("--") + 1 :])
+    words = argv.index(ONE_WORKER) + 2 if ONE_WORKER in argv else argv.index("--") + 1
+    return (sys.executable, *argv[words:])
 
 
 def script(folder: Path, text: str = OBEDIENT, name: str = "train.py") -> str:

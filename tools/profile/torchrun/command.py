@@ -1,4 +1,4 @@
-"""The argument list of torchrun, and the environment of a CPU slot: data, never a shell."""
+"""The argument lists that start workers, and the environment of a CPU slot: data, never a shell."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
         "--",
         *command,
     )
+
+
+ONE_WORKER: Final = str(Path(__file__).with_name("one_worker.py"))
+ALONE: Final = {
+    **{f"{scope}RANK": "0" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+    **{f"{scope}WORLD_SIZE": "1" for scope in ("", "LOCAL_", "GROUP_", "ROLE_")},
+}
+"""What torchrun says to an only worker."""
+
+
+def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
+    """The argument list of a script that is one worker; its output goes to files where torchrun's would.
+
+    The environment of :data:`ALONE` belongs to it.
+    """
+    return (sys.executable, "-I", "-S", ONE_WORKER, str(logs / "worker" / "attempt_0" / "0"), *command)
 
 
 def standalone(address: str) -> tuple[str, ...]:

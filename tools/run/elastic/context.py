@@ -132,7 +132,7 @@ def _planned(environ: Mapping[str, str]) -> WorkerContext:
     context.settle()
     member = plan.members[context.rank]
     if member.device == "cuda":
-        # one torchrun per slot sees one GPU; one torchrun per node sees all of the job's GPUs on it
+        # an elastic worker sees one GPU; workers of one torchrun see all of the job's GPUs on their node
         context.device = torch.device("cuda", _number(environ, "LOCAL_RANK", 0))
         if not torch.cuda.is_available():
             raise UsageError(f"slot {member.slot} is a GPU, but PyTorch sees none in this process")

@@ -1,6 +1,6 @@
 """The commands that a job is started with, as data: argument lists and environments, never a shell.
 
-An elastic job gets one ``torchrun`` per slot, so that a worker that dies does not take its siblings along
+An elastic job gets one process per slot, so that a worker that dies does not take its siblings along
 and each has logs of its own; its workers meet through files. A job that cannot be resized gets one
 ``torchrun`` per node with a worker per slot, which is what any PyTorch script expects.
 """
@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pliant.schemas.job import Job
-from pliant.tools.profile.torchrun.command import NO_STORE, ONE_THREAD, standalone, torchrun
+from pliant.tools.profile.torchrun.command import (
+    ALONE,
+    NO_STORE,
+    ONE_THREAD,
+    one_worker,
+    standalone,
+    torchrun,
+)
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot, by_node
@@ -48,22 +55,24 @@ def units(
     made = []
     for index, slots in enumerate(groups):
         number = first + index
-        rendezvous = _rendezvous(target, index, nodes, port)
-        own = {ENV_SLOT: SLOT_FROM_RANK}
-        if job.elastic != "none":
-            own = {ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        logs = attempt.logs / str(number)
+        if job.elastic == "none":
+            argv = torchrun(job.command or (), len(slots), _rendezvous(target, index, nodes, port), logs)
+            own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
+        else:
+            argv = one_worker(job.command or (), logs)
+            own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
-        env = {**environment(job, slots, nodes), **NO_STORE, ENV_JOB_DIR: str(job_dir), **own}
-        argv = torchrun(job.command or (), len(slots), rendezvous, attempt.logs / str(number))
+        env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
     return made
 
 
 def groups_of(target: Target) -> list[list[Slot]]:
-    """The slots that one torchrun serves: each alone, or all of a node where the job is not elastic."""
+    """The slots that one unit serves: each alone, or all of a node where the job is not elastic."""
     if target.job.elastic != "none":
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.job import Job
-from pliant.tools.profile.torchrun.command import RUN_TORCHRUN
+from pliant.tools.profile.torchrun.command import ONE_WORKER, RUN_TORCHRUN
 from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import NodeInfo
 from pliant.tools.run.service.allocation.change_steps import Target
@@ -40,18 +40,15 @@ def rigid(gpus: int) -> Job:
     return job("a", gpus=gpus, command=("train.py",), workdir="/w")
 
 
-def test_an_elastic_job_gets_one_torchrun_per_slot() -> None:
+def test_an_elastic_job_gets_one_process_per_slot() -> None:
     first, second = units(target(elastic(), "n0/1", "n0/0"), FOLDER, ATTEMPT, CPU, 1)
-    assert first.argv == (
-        *TORCHRUN,
-        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
-        *("--local-addr=127.0.0.1", "--nproc-per-node=1", "--max-restarts", "0"),
-        *("--log-dir", "/state/jobs/a/attempts/1/logs/0", "--redirects", "3", "--", "train.py", "--lr", "1"),
-    )
+    logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
+    assert first.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py", "--lr", "1")
+    assert (first.env["RANK"], first.env["WORLD_SIZE"], first.env["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first.node, first.cwd) == ("n0", "/work dir")
     assert first.env["PLIANT_JOB_DIR"] == "/state/jobs/a"
     assert [unit.env["PLIANT_SLOT"] for unit in (first, second)] == ["n0/1", "n0/0"]
-    assert "/state/jobs/a/attempts/1/logs/1" in second.argv
+    assert "/state/jobs/a/attempts/1/logs/1/worker/attempt_0/0" in second.argv
 
 
 def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:
@@ -75,8 +72,12 @@ def test_the_job_may_set_variables_but_not_take_over_its_slot() -> None:
 
 def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
     (unit,) = units(target(rigid(2), "n0/0", "n0/3"), FOLDER, ATTEMPT, GPU, 1)
-    assert "--nnodes=1" in unit.argv
-    assert "--nproc-per-node=2" in unit.argv
+    assert unit.argv == (
+        *TORCHRUN,
+        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
+        *("--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts", "0"),
+        *("--log-dir", "/state/jobs/a/attempts/1/logs/0", "--redirects", "3", "--", "train.py"),
+    )
     assert unit.env["PLIANT_SLOT"] == "rank"
     assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
 

@@ -1,0 +1,27 @@
+"""Become a script, with its output in files: what torchrun does for an only worker, without importing torch.
+
+Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second, and some 300 MB for as long as
+the worker lives, only to start it. Here nothing is left beside the worker: it is the process that was
+started, so signals and its exit code need nobody to pass them on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main(arguments: list[str]) -> None:
+    """Redirect, and become the command."""
+    folder, command = arguments[0], arguments[1:]
+    os.makedirs(folder, 0o700, exist_ok=True)
+    for descriptor, name in ((1, "stdout.log"), (2, "stderr.log")):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        file = os.open(os.path.join(folder, name), flags, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.execv(sys.executable, [sys.executable, "-u", *command])  # noqa: S606 - no shell: that is the point
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
