@@ -19,6 +19,7 @@ from typing import Final
 
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.service.inputs import Prepared
@@ -142,7 +143,7 @@ def loop_on(folder: Path, nodes: int) -> Iterator[tuple[Loop, SimulatedNodes]]:
     simulated = SimulatedNodes(cluster, clock, folder / "state" / "jobs")
     own = Clock(clock.wall, clock.steady)
     prepared = Prepared.read(options, lambda *_: simulated, resume=True, clock=own)
-    with prepared.open() as state:
+    with prepared.open() as state, spared_by_garbage_collection():  # as in pliant run
         try:
             yield prepared.loop(state, follow=True), simulated
         finally:

@@ -12,6 +12,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError
+from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.dry_run import first_steps
@@ -54,7 +55,7 @@ def run_and_follow(options: Options, view: View) -> tuple[RunLog, Signals | None
 
 def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[RunLog, Signals | None]:
     prepared = Prepared.read(options, open_backend, resume=True)
-    with prepared.open(past=not follow) as state, Interrupts() as interrupts:
+    with prepared.open(past=not follow) as state, Interrupts() as interrupts, spared_by_garbage_collection():
         loop = prepared.loop(state, follow=follow)
         try:
             turn(loop, interrupts, view)

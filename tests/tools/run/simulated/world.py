@@ -216,7 +216,7 @@ class World:
     def tear_log(self, number: int) -> None:
         """The machine loses power: the launcher is gone, and the log ends in half a line."""
         self._end()
-        if self.dirs.events.exists():
+        if self.dirs.events.exists() and self.dirs.events.read_bytes().endswith(b"\n"):  # else it is torn
             with self.dirs.events.open("ab") as file:
                 file.write(b'{"time": 1700000000.0, "event": "finish", "job": "j1"}'[: 1 + number % 50])
 
