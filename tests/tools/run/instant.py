@@ -32,6 +32,9 @@ class InstantBackend:
     def nodes(self) -> Sequence[NodeInfo]:
         return [NodeInfo(node.name, node.gpus) for node in self._cluster.expanded()]
 
+    def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
+        return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
+
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         self._spring("start", handle)
         for index, unit in enumerate(units):

@@ -78,6 +78,10 @@ class LocalBackend:
             for node, address, own in zip(nodes, addresses, devices, strict=True)
         ]
 
+    def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
+        """Each unit with its node."""
+        return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
+
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Start all units, or none; those of an attempt that has some already are added to them."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ there is recorded in that folder, and any later process can take the attempt ove
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,12 @@ class Unit:
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Added to the environment of the launcher, cleaned of what belongs to other launchers."""
+
+    @property
+    def in_a_shell(self) -> str:
+        """What a person would type on the node to start it."""
+        env = [f"{name}={value}" for name, value in self.env.items()]
+        return f"cd {shlex.quote(self.cwd)} && {shlex.join(['env', *env, *self.argv])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,10 @@ class Backend(Protocol):
 
         :raises ServiceMissingError: what they are counted with is not there.
         """
+        ...
+
+    def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
+        """What :meth:`start` would run for these units, in lines for people. Nothing is touched."""
         ...
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:

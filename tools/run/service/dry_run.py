@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-
-from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target
 from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
-from pliant.tools.run.service.executor import next_handle
+from pliant.tools.run.service.executor import Executor, next_handle
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import startable
 from pliant.tools.run.statedir.directory import read_log
@@ -33,28 +29,24 @@ def first_steps(prepared: Prepared, *, resume: bool) -> str:
     executor.targets = _held(log, prepared.dirs)
     shares = startable(log, prepared.schedule, prepared.clock())
     steps = executor.steps_to(shares, log)
-    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor.nodes))
+    return "".join(f"{line}\n" for step in steps for line in _lines(step, prepared.dirs, executor))
 
 
-def _lines(step: Step, dirs: StateDir, nodes: Mapping[str, NodeInfo]) -> list[str]:
+def _lines(step: Step, dirs: StateDir, executor: Executor) -> list[str]:
     """What happens to which slots, then each command on a line of its own."""
     head = f"{step.event} {step.job_id}: {_slots(step.before)} -> {_slots(step.after)}"
     if step.after is None:
         return [head]
     attempt = next_handle(dirs, step.job_id)
-    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, nodes, PORT)
-    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *(_command(unit) for unit in commands)]
+    commands = units(step.after, dirs.job(step.job_id).path, attempt.files, executor.nodes, PORT)
+    shown = (f"  {line}" for line in executor.shown(attempt, commands))
+    return [f"{head} (attempt {attempt.attempt})", _plan(step.after), *shown]
 
 
 def _plan(target: Target) -> str:
     share = target.share
     batch = "as the script says" if share.global_batch is None else str(share.global_batch)
     return f"  plan: global batch {batch}, {share.accum} micro-steps, learning rate x {share.lr_scale:g}"
-
-
-def _command(unit: Unit) -> str:
-    env = [f"{name}={value}" for name, value in unit.env.items()]
-    return f"  {unit.node}: cd {shlex.quote(unit.cwd)} && {shlex.join(['env', *env, *unit.argv])}"
 
 
 def _slots(target: Target | None) -> str:

@@ -9,7 +9,7 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -18,7 +18,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.file_io.files import make_folder
 from pliant.tools.run.backends.addresses import port_to_meet_at
-from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo
+from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.service.allocation.slots import Slot
@@ -107,6 +107,10 @@ class Executor:
         started = {job_id for job_id, job in log.active.items() if job.started_s is not None}
         node_gpus = {node.name: node.gpus for node in self.nodes.values()}
         return plan_steps(self.targets, wanted, node_gpus, started, self.suspects.deaths_on)
+
+    def shown(self, handle: Handle, commands: Sequence[Unit]) -> Sequence[str]:
+        """What would be run to start units, in lines for people."""
+        return self._backend.shown(handle, commands)
 
     def apply(self, steps: Iterable[Step]) -> None:
         """Make the outcome of the steps the target; the next ticks get there."""
