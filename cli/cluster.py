@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def cluster_discover(
     *,
     backend: Annotated[
-        Literal["local", "slurm"],
-        typer.Option("--backend", help="What to look at: this machine, or the nodes of Slurm."),
+        Literal["local", "slurm", "slurm-jobs"],
+        typer.Option("--backend", help="Where jobs are to run: this machine, or the nodes of Slurm."),
     ] = "local",
     slots: Annotated[
         Literal["gpu", "cpu"] | None,
@@ -62,7 +62,10 @@ def cluster_discover(
 
 
 def _look(
-    backend: str, slots: Literal["gpu", "cpu"] | None, partitions: list[str], gres: str | None
+    backend: Literal["local", "slurm", "slurm-jobs"],
+    slots: Literal["gpu", "cpu"] | None,
+    partitions: list[str],
+    gres: str | None,
 ) -> Found:
     if backend == "local":
         from pliant.tools.run.discovery.local import discover_local
@@ -75,7 +78,7 @@ def _look(
     if gres is not None and re.fullmatch(r"gpu:[A-Za-z0-9_.-]+", gres) is None:
         raise UsageError(f'--gres "{gres}": expected gpu:TYPE')
     names = [name for each in partitions for name in each.split(",") if name]
-    return discover_slurm(slots, names, gres)
+    return discover_slurm(slots, names, gres, backend=backend)
 
 
 SUBCOMMANDS = (cluster_discover,)

@@ -27,7 +27,7 @@ def doctor(
         typer.Option("--state", help="State directory; it need not be there.", show_default="none"),
     ] = None,
     backend: Annotated[
-        Literal["local", "slurm"] | None,
+        Literal["local", "slurm", "slurm-jobs"] | None,
         typer.Option("--backend", help="Where jobs are to run.", show_default="as the cluster says"),
     ] = None,
     cluster: Annotated[

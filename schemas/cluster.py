@@ -87,7 +87,8 @@ class Cluster(Record):
     nodes: tuple[Node, ...]
     slots: Literal["gpu", "cpu"] = "gpu"
     """"cpu": a slot is one CPU worker (laptops, CI); "gpu": a slot is a GPU."""
-    backend: Literal["local", "slurm"] = "local"
+    backend: Literal["local", "slurm", "slurm-jobs"] = "local"
+    """"slurm": leases of nodes, and steps in them; "slurm-jobs": a job of Slurm for each start of a job."""
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     speeds: dict[str, PositiveFloat] = Field(default_factory=dict)
     """Relative speed of a GPU type where the profile knows only another type. Default: 1."""
@@ -127,7 +128,7 @@ class Cluster(Record):
     def minor(self) -> int:
         """1: its nodes name their devices, it says how Slurm is asked, or it has rules against flapping."""
         rules = self.min_run_seconds or self.cooldown_seconds or self.slurm != SlurmOptions()
-        return int(bool(rules) or any(node.devices for node in self.nodes))
+        return int(bool(rules or self.backend == "slurm-jobs" or any(node.devices for node in self.nodes)))
 
     @property
     def total_gpus(self) -> int:

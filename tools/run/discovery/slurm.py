@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
@@ -15,18 +15,21 @@ from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
 from pliant.tools.run.discovery.found import Found
 
 Slots = Literal["gpu", "cpu"]
-SLURM: Final = "slurm"
+Kind = Literal["slurm", "slurm-jobs"]
 _GPU: Final = "gpu"
 _FUTURE: Final = "FUTURE"
 """State of a node that is only foreseen."""
 
 
-def discover_slurm(slots: Slots | None, partitions: Sequence[str] = (), gres: str | None = None) -> Found:
+def discover_slurm(
+    slots: Slots | None, partitions: Sequence[str] = (), gres: str | None = None, *, backend: Kind = "slurm"
+) -> Found:
     """The nodes that Slurm has now.
 
     :param slots: None: GPUs if there are any, else cores.
     :param partitions: whose nodes; none: the default one's.
     :param gres: which GPUs, as in ``gpu:a100``; None: all.
+    :param backend: which of those for Slurm the file is for.
     :raises UsageError: there is no such partition, or no default one.
     :raises ServiceMissingError: Slurm is not here, or does not answer.
     :raises InfeasibleError: there is no node with such slots.
@@ -34,7 +37,8 @@ def discover_slurm(slots: Slots | None, partitions: Sequence[str] = (), gres: st
     known = parsing.partitions(ask(command_lines.show_partitions()))
     chosen = choose_partitions(known, partitions)
     nodes = parsing.nodes(ask(command_lines.show_nodes()))
-    return cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres)
+    found = cluster_of(nodes, chosen, slots, named=bool(partitions), gres=gres)
+    return replace(found, cluster=found.cluster.model_copy(update={"backend": backend}))
 
 
 def choose_partitions(known: Sequence[SlurmPartition], wanted: Sequence[str]) -> list[SlurmPartition]:
@@ -79,7 +83,7 @@ def cluster_of(
     options = SlurmOptions(
         partition=",".join(each.name for each in partitions) if named else None, gres=gres or _GPU
     )
-    cluster = Cluster(nodes=made, slots=kind, backend=SLURM, slurm=options)
+    cluster = Cluster(nodes=made, slots=kind, backend="slurm", slurm=options)
     return Found(cluster, (*_about(partitions), *sorted_.notes()))
 
 

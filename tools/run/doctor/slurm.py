@@ -18,6 +18,8 @@ from pliant.tools.run.doctor.site import Site
 
 AREA: Final = "Slurm"
 COMMANDS: Final = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+JOBS: Final = "slurm-jobs"
+"""The backend whose attempts are jobs of their own."""
 OLDEST: Final = (20, 11)
 """The oldest release whose output the tests have."""
 _SHOWN: Final = 3
@@ -39,6 +41,8 @@ def slurm(site: Site) -> Iterator[Check]:
         advice = "start slurmctld, or name the right Slurm with SLURM_CONF; see scontrol ping"
         yield problem(AREA, first_line(error), advice)
         return
+    if site.backend == JOBS and (site.cluster is None or site.cluster.slots == "gpu"):
+        yield from _shares(parsing.settings(ask(command_lines.show_config())))
     yield from _partitions(site.cluster)
     yield from _nodes(site.cluster, nodes)
 
@@ -50,6 +54,14 @@ def _release(said: str) -> Check:
         oldest = "{}.{:02}".format(*OLDEST)
         return warning(AREA, f"{name} is older than any that was tried", f"use {oldest} or newer")
     return ok(AREA, f"{name} has all commands that are needed; sacct is not")
+
+
+def _shares(settings: Mapping[str, str]) -> Iterator[Check]:
+    """A job that is to get some GPUs of a node needs a Slurm that gives them out one by one."""
+    found = settings.get("SelectType", "")
+    if "cons_tres" not in found:
+        text = f"{found or 'its scheduler'} does not give out GPUs by task, which backend {JOBS} needs"
+        yield problem(AREA, text, "use backend slurm, or have SelectType=select/cons_tres set")
 
 
 def _partitions(cluster: Cluster | None) -> Iterator[Check]:

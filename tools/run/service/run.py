@@ -192,4 +192,8 @@ def open_backend(name: str, cluster: Cluster, dirs: StateDir) -> Backend:
         from pliant.tools.run.backends.slurm.backend import SlurmBackend
 
         return SlurmBackend(cluster, dirs)
-    raise ServiceMissingError(f'this version has no backend "{name}": use local or slurm')
+    if name == "slurm-jobs":
+        from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+
+        return SlurmJobsBackend(cluster, dirs)
+    raise ServiceMissingError(f'this version has no backend "{name}": use local, slurm or slurm-jobs')

@@ -104,4 +104,5 @@ def test_a_real_slurm_is_discovered(slurm: SlurmCluster, monkeypatch: pytest.Mon
         slurm.command("scontrol", "update", "nodename=n3", "state=resume")
     assert {node.name: node.gpus for node in found.cluster.nodes} == slurm.gpus
     assert found.notes == ("n3 is out of service (loud fan); it is in the file for when it is back",)
-    assert discover_slurm("cpu", ["main"]).cluster.total_gpus == 32
+    own_jobs = discover_slurm("cpu", ["main"], backend="slurm-jobs").cluster
+    assert (own_jobs.total_gpus, own_jobs.backend, own_jobs.minor) == (32, "slurm-jobs", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(argv: Sequence[str]) -> str:
         if argv[-1] == "--version":
             return "slurm-wlm 22.05.8\n"
-        return (RECORDED / f"22.05-{argv[-1]}s.txt").read_text()
+        name = "config" if argv[-1] == "config" else f"{argv[-1]}s"
+        return (RECORDED / f"22.05-{name}.txt").read_text()
 
     monkeypatch.setattr(looked_at, "ask", ask)
     monkeypatch.setattr(looked_at.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -76,6 +78,17 @@ def test_no_node_in_service_is_a_problem() -> None:
 def test_without_a_cluster_file_all_nodes_are_looked_at() -> None:
     assert found(checks_of(Site("slurm")))[-1] == "ok: 2 of 4 nodes in service"
     assert list(checks_of(Site("local"))) == []
+
+
+@pytest.mark.usefixtures("recorded")
+def test_jobs_of_their_own_need_gpus_that_are_given_out_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = replace(of("n0"), backend="slurm-jobs")
+    assert not_ok(checks_of(site)) == []
+    monkeypatch.setattr(looked_at.parsing, "settings", lambda _text: {"SelectType": "select/linear"})
+    (text,) = not_ok(checks_of(site))
+    assert text.startswith(
+        "problem: select/linear does not give out GPUs by task, which backend slurm-jobs needs"
+    )
 
 
 def test_commands_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ asked for the state of nodes and leases, and for what its keeper cannot say any 
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -22,24 +21,20 @@ from pliant.tools.run.backends.record import (
     LaunchRecord,
     StartedUnit,
     newest_attempts,
-    read_record,
     write_record,
 )
 from pliant.tools.run.backends.slurm import command_lines
 from pliant.tools.run.backends.slurm.controller import Controller, Later, View
 from pliant.tools.run.backends.slurm.leases import Leases
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
-from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders
+from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders, record_of
 from pliant.tools.run.statedir.contract.addresses import refuse_public
-from pliant.tools.run.statedir.contract.files import DamagedError
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.layout import StateDir
 
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
-_UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
-_log = logging.getLogger("pliant")
 
 
 @dataclass(slots=True)
@@ -126,10 +121,14 @@ class SlurmBackend:
 
     # Units.
 
+    def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
+        """Each unit with its node."""
+        return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
+
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Have all units started, or none, as soon as their leases run; an attempt may have some already."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)
-        before = _record(handle)
+        before = record_of(handle, self.name)
         first = len(before.units) if before else 0
         started = [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
         no_orders(handle, range(first, first + len(started)))
@@ -235,27 +234,10 @@ class SlurmBackend:
 
     def _attempt(self, handle: Handle) -> _Attempt:
         if handle not in self._attempts:
-            record = _record(handle)
+            record = record_of(handle, self.name)
             units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
             self._attempts[handle] = _Attempt(units, FolderCache(handle.folder))
         return self._attempts[handle]
-
-
-def _record(handle: Handle) -> LaunchRecord | None:
-    """The record of an attempt; of one that is damaged, its units are those that have left files."""
-    try:
-        return read_record(handle)
-    except DamagedError as error:
-        numbers = [
-            int(path.name.removeprefix("orders-"))
-            for path in handle.folder.glob("orders-*")
-            if path.name.removeprefix("orders-").isdecimal()
-        ]
-        units = (_UNKNOWN,) * (max(numbers, default=-1) + 1)
-        _log.warning("%s; it is made again from %s", error, counted(len(units), "unit"))
-        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend="slurm", units=units)
-        write_record(handle, record)
-        return record
 
 
 def _address(node: Node, found: SlurmNode | None) -> str:

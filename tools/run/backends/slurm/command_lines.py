@@ -154,6 +154,11 @@ def show_partitions() -> tuple[str, ...]:
     return "scontrol", "--oneliner", "--all", "show", "partition"
 
 
+def show_job(job_id: str) -> tuple[str, ...]:
+    """A job with all that Slurm knows of it, also for a while after it has ended."""
+    return "scontrol", "--oneliner", "show", "job", job_id
+
+
 def show_config() -> tuple[str, ...]:
     """How Slurm is configured."""
     return "scontrol", "show", "config"
@@ -167,6 +172,11 @@ def version() -> tuple[str, ...]:
 def scancel_jobs(ids: Iterable[str]) -> tuple[str, ...]:
     """End lease jobs, with all of their steps."""
     return "scancel", "--quiet", *ids
+
+
+def scancel_named(name: str) -> tuple[str, ...]:
+    """End the jobs of that name, wherever they stand; harmless if there are none."""
+    return "scancel", "--quiet", f"--name={name}"
 
 
 def scancel_step(step_id: str) -> tuple[str, ...]:

@@ -164,6 +164,11 @@ def partitions(text: str) -> list[SlurmPartition]:
     ]
 
 
+def job_state(text: str) -> str:
+    """The state of the job in what ``scontrol --oneliner show job`` printed; empty: it says none."""
+    return dict(_fields(text.strip())).get("JobState", "")
+
+
 def submitted(text: str) -> str:
     """The id of the job in what ``sbatch --parsable`` printed; empty: it says none."""
     first = text.strip().partition(";")[0]

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.text.wording import counted
 from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
-from pliant.tools.run.backends.record import StartedUnit
+from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.backends.slurm import command_lines
 from pliant.tools.run.backends.slurm.controller import last_line
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
-from pliant.tools.run.statedir.contract.files import PRIVATE, look_again, read_file
+from pliant.tools.run.statedir.contract.files import PRIVATE, DamagedError, look_again, read_file
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 
 KEEPER: Final = str(Path(__file__).with_name("step.py"))
@@ -39,6 +40,7 @@ DEAD_S: Final = 12.0
 """A keeper that has not shown for so long that it runs is lost, and so is its node."""
 GONE_S: Final = 5.0
 """Likewise, where Slurm says that the step has ended."""
+_UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
 _RUNNING: Final = UnitStatus("running")
 _WAITS: Final = UnitStatus("running", queued=True)
 _CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
@@ -224,6 +226,23 @@ class SlurmUnit:
             atomic_write(self._files.orders(self.number), level.encode() + b"\n", mode=PRIVATE)
             self.order, self._ordered_s = level, time.monotonic()
         return False
+
+
+def record_of(handle: Handle, backend: str) -> LaunchRecord | None:
+    """The record of an attempt; of one that is damaged, its units are those that have left files."""
+    try:
+        return read_record(handle)
+    except DamagedError as error:
+        numbers = [
+            int(path.name.removeprefix("orders-"))
+            for path in handle.folder.glob("orders-*")
+            if path.name.removeprefix("orders-").isdecimal()
+        ]
+        units = (_UNKNOWN,) * (max(numbers, default=-1) + 1)
+        _log.warning("%s; it is made again from %s", error, counted(len(units), "unit"))
+        record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=backend, units=units)
+        write_record(handle, record)
+        return record
 
 
 def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> tuple[str, ...]:

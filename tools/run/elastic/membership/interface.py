@@ -16,7 +16,7 @@ import psutil
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.statedir.contract.addresses import refuse_public
-from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
 LOOPBACK: Final = "127.0.0.1"
 _ANY_PORT: Final = 9
@@ -29,15 +29,18 @@ _chosen_here: Final = dict[str, str]()
 def own_address(plan: Plan, rank: int) -> str:
     """The IP address that this worker may listen on: on one machine, that of the loopback interface.
 
-    On several nodes it is what the plan says. An address is taken as it is, without asking any name service.
-    A machine's own name often means its loopback interface, where no other one reaches it; then it is the
-    address that this machine reaches another node of the plan from.
+    On several nodes it is what the plan says, unless only the node itself knew it. An address is taken as it
+    is, without asking any name service. A machine's own name often means its loopback interface, where no
+    other one reaches it; then it is the address that this machine reaches another node of the plan from.
 
     :raises UsageError: it cannot be looked up, or is public.
     """
     own = plan.members[rank]
     if len({member.node for member in plan.members}) == 1:
         return LOOPBACK
+    if known_here := os.environ.get(ENV_ADDRESS):
+        refuse_public(known_here)
+        return known_here
     address = _looked_up(own)
     if ipaddress.ip_address(address).is_loopback:
         others = (_looked_up(member) for member in plan.members if member.node != own.node)

@@ -11,6 +11,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.membership import interface
 from pliant.tools.run.elastic.membership.interface import own_address, stay_on_this_machine, use_interface
+from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 from tests.tools.run.elastic.membership.test_plan_watch import plan
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -108,3 +109,10 @@ class TestAddresses:
         members = ({**self.public[0], "address": address}, self.public[1])
         with pytest.raises(UsageError, match="not a loopback or private address"):
             own_address(plan(members=members), 0)
+
+    def test_what_only_the_node_knows_goes_before_the_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(ENV_ADDRESS, "10.9.9.9")
+        assert own_address(plan(), 0) == "10.9.9.9"
+        monkeypatch.setenv(ENV_ADDRESS, "8.8.8.8")
+        with pytest.raises(UsageError, match=r"8\.8\.8\.8 is not a loopback or private address"):
+            own_address(plan(), 0)

@@ -1,0 +1,51 @@
+"""Where a Slurm job stands, by each state that Slurm knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
+from pliant.tools.run.backends.slurm_jobs.state import stage_of, unusual, why_ended
+
+
+def listed(state: str, reason: str = "None") -> SlurmJob:
+    return SlurmJob("7", state, "", reason, "pliant-x.a.1")
+
+
+@pytest.mark.parametrize(
+    ("states", "stage"),
+    [
+        ("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD", "queued"),
+        ("RUNNING COMPLETING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT", "running"),
+        (
+            "CANCELLED COMPLETED FAILED TIMEOUT PREEMPTED NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED",
+            "gone",
+        ),
+    ],
+)
+def test_each_state_means_waiting_running_or_gone(states: str, stage: str) -> None:
+    assert {stage_of(listed(state)) for state in states.split()} == {stage}
+
+
+def test_a_job_that_is_not_listed_is_gone() -> None:
+    assert stage_of(None) == "gone"
+
+
+def test_reasons_that_pass_by_themselves_are_not_worth_a_word() -> None:
+    assert [unusual(listed("PENDING", reason)) for reason in ("Priority", "Resources", "None")] == [
+        "",
+        "",
+        "",
+    ]
+    assert unusual(listed("PENDING", "AssocGrpGRES")) == "AssocGrpGRES"
+    assert unusual(listed("RUNNING", "AssocGrpGRES")) == ""
+
+
+def test_the_end_of_a_job_is_said_in_words() -> None:
+    shown = "JobId=7 JobName=a b JobState=TIMEOUT Reason=TimeLimit Dependency=(null)"
+    assert job_state(shown) == "TIMEOUT"
+    assert why_ended(job_state(shown)) == "its time was up"
+    assert why_ended("CANCELLED by 1000") == "somebody cancelled it"
+    assert why_ended("PREEMPTED") == "another job took its place"
+    assert why_ended("LAUNCH_FAILED") == "it is launch failed"
+    assert why_ended("") == ""

@@ -1,0 +1,61 @@
+"""Runs whose attempts are jobs of a real Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.backends.slurm import controller
+from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.statedir.layout import StateDir
+from tests.slurm_cluster import SlurmCluster
+from tests.tools.run.scripts import plain
+from tests.tools.run.site import Site, in_order, until
+
+
+class PlainJobs(SlurmJobsBackend):
+    """Starts Python where the real backend starts torchrun: one worker a unit."""
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
+
+
+@pytest.fixture
+def site(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A cluster file with two nodes of two CPU slots."""
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    monkeypatch.setattr(controller, "LOOK_S", 0.1)
+    monkeypatch.setattr(runner, "open_backend", opened)
+    found = Site(tmp_path)
+    nodes = tuple({"name": name, "gpus": 2} for name in ("n0", "n1"))
+    found.cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": "slurm-jobs"})
+    yield found
+    slurm.end_jobs()
+    until(lambda: set(slurm.states().values()) == {"idle"})
+
+
+def opened(_name: str, cluster: Cluster, dirs: StateDir) -> PlainJobs:
+    return PlainJobs(cluster, dirs)
+
+
+def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_was(
+    site: Site, slurm: SlurmCluster
+) -> None:
+    site.job("a", low=1, high=4, samples=4000.0)
+    site.job("b", low=1, high=4, samples=500.0, at=2.0)
+    log, received = run_until_done(site.options(), lambda _log, _now_s: None)
+    assert received is None
+    assert {job.phase for job in log.jobs.values()} == {"finished"}
+    assert log.jobs["a"].samples_done == 4000.0
+    assert in_order(
+        ["start a 4", "shrink a 2", "start b 2", "finish b 0", "grow a 4", "finish a 0"], site.story()
+    )
+    assert (site.state / "jobs/a/attempts/3").is_dir()
+    assert slurm.command("squeue", "-h", "-o", "%j").strip() == ""

@@ -1,0 +1,118 @@
+"""What each task of an attempt's Slurm job runs: it finds its unit, its GPUs and its address.
+
+Run as ``python -I -S task.py ATTEMPT``; ATTEMPT is the attempt's folder, whose launch record has the units.
+The number of the task is that of the unit. Then ``step.py`` takes the unit over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OWN = "--local-addr="
+FIRST = "--master-addr="
+ENV_ADDRESS = "PLIANT_ADDRESS"
+
+
+class NoGpuError(Exception):
+    """Slurm has given the task too few."""
+
+
+def main(arguments: list[str]) -> int:
+    """Be the keeper of this task's unit, if it has one; returns the exit code of the task."""
+    (attempt,) = arguments
+    number = int(os.environ["SLURM_PROCID"])
+    with open(os.path.join(attempt, "launch.json")) as file:
+        units = json.load(file)["units"]
+    if number >= len(units):
+        return 0
+    unit = units[number]
+    first = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    own = address_towards(first) if first else ""
+    try:
+        gpus = gpus_of(os.environ, wanted=len(names(unit["env"].get(VISIBLE, ""))))
+    except NoGpuError as error:
+        print(f"pliant: {error}", file=sys.stderr)
+        return write_code(os.path.join(attempt, f"exit-{number}"), 1)
+    os.environ.update(unit["env"])
+    os.environ.update({VISIBLE: ",".join(gpus), **({ENV_ADDRESS: own} if own else {})})
+    argv = on_this_node(unit["argv"], own, first)
+    return int(_step().main([attempt, str(number), "slurm" if gpus else "none", unit["cwd"], *argv]))
+
+
+def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
+    """The GPUs of this task: those that Slurm names, or its share where it names those of all on the node.
+
+    :raises NoGpuError: there are fewer than wanted.
+    """
+    if not wanted:
+        return []
+    given = names(env.get(VISIBLE, ""))
+    if len(given) > wanted:
+        begin = int(env.get("SLURM_LOCALID", "0")) * wanted
+        given = given[begin : begin + wanted]
+    if len(given) < wanted:
+        raise NoGpuError(f"{wanted} GPUs are needed, Slurm gives the task {','.join(given) or 'none'}")
+    return given
+
+
+def names(text: str) -> list[str]:
+    """The devices in a value of CUDA_VISIBLE_DEVICES."""
+    return [name for name in text.split(",") if name and name != "NoDevFiles"]
+
+
+def on_this_node(argv: Sequence[str], own: str, first: str) -> list[str]:
+    """The command with the addresses that are known only now, where its torchrun meets others.
+
+    :param own: what this node is reached at by the first one.
+    :param first: the first node.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    if not own or not any(word.startswith(FIRST) for word in argv[:end]):
+        return list(argv)
+    known = {OWN: own, FIRST: first}
+    return [
+        next((f"{begin}{value}" for begin, value in known.items() if word.startswith(begin)), word)
+        for word in argv[:end]
+    ] + list(argv[end:])
+
+
+def address_towards(other: str) -> str:
+    """The address of this machine on its way to another one; nothing is sent. Empty: there is no way."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def write_code(path: str, code: int) -> int:
+    """Write the exit code of a unit that cannot be started, as a whole."""
+    with open(f"{path}.tmp", "w") as file:
+        file.write(f"{code}\n")
+    os.replace(f"{path}.tmp", path)
+    return 0
+
+
+def _step() -> ModuleType:
+    """``step.py`` by its place: this process knows no packages, so none can stand in its way."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "slurm"))
+    try:
+        return importlib.import_module("step")
+    finally:
+        del sys.path[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
