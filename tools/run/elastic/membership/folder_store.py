@@ -18,10 +18,7 @@ no interpreter. What has to be known about it:
 - A lock is freed by its holder's death. On NFS ``flock`` is a lock of the server; mounts with
   ``local_lock=flock`` keep it to one host and break the store.
 
-The workers of a job on several hosts need one folder that all of them see, in which POSIX locks (those of
-presence.py), ``flock`` and hard links work across hosts: NFS 4, Lustre with ``flock``, GPFS. Where a host
-remembers for a while that a file was not there (NFS: some seconds, unless mounted with
-``lookupcache=positive``), every look may be late by that much, and a meeting takes as long.
+What the folder has to offer to workers on several hosts is in ``statedir/contract/__init__.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +36,12 @@ from urllib.parse import quote
 
 import torch.distributed as dist
 
+from pliant.tools.run.elastic.membership.plan_watch import Pace
+from pliant.tools.run.statedir.contract.files import ask_server, is_there
+
 POLL_S: Final = 0.003
+ASK_S: Final = 0.05
+"""Between two questions to the server for a key that is not there, as far as this host knows."""
 _ANSWER: Final = timedelta(seconds=10)
 _STORE: Final = "store"
 
@@ -56,6 +58,7 @@ class FolderStore(dist.Store):
     def __init__(self, folder: Path, called_away: Callable[[], bool]) -> None:
         super().__init__()
         self._folder, self._called_away = folder, called_away
+        self._asks = Pace(ASK_S)
 
     def set(self, key: str, value: Any) -> None:
         """Make a key's value known."""
@@ -83,14 +86,20 @@ class FolderStore(dist.Store):
         """Count; the sum, which is the key's value from now on."""
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            ask_server(self._folder)
             path = self._path(key)
-            total = value + (int(path.read_bytes()) if path.exists() else 0)
+            total = value + (int(path.read_bytes()) if is_there(path) else 0)
             self.set(key, str(total))
         return total
 
     def check(self, keys: list[str]) -> bool:
         """Whether all of them have a value."""
-        return all(self._path(key).exists() for key in keys)
+        if all(is_there(self._path(key)) for key in keys):
+            return True
+        if not self._asks.is_due():
+            return False
+        ask_server(self._folder)
+        return all(is_there(self._path(key)) for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta = _ANSWER) -> None:
         """Wait until all of them have a value.

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext, read_plan
-from pliant.tools.run.statedir.contract.files import UnreadableError, read_record
+from pliant.tools.run.statedir.contract.files import (
+    UnreadableError,
+    ask_server,
+    is_there,
+    look_again,
+    read_record,
+)
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.presence import life
 
 _POLL_S: Final = 0.01
 _LOOK_S: Final = 0.25
 """Between two looks at whether the others have ended: a file of each of them."""
+_ASK_S: Final = 0.1
+"""Between two questions to the server whether another plan has taken the place of the one that is known."""
+_ASK_FOR_OTHERS_S: Final = 1.0
+"""And whether workers that a plan adds have come: training goes on meanwhile."""
 _log = logging.getLogger("pliant")
 
 
@@ -55,13 +67,14 @@ class Pace:
 
 
 class PlanWatch:
-    """The newest plan of a job, looked up so cheaply that every step can do it (one ``stat``)."""
+    """The newest plan of a job, looked up so cheaply that every step can do it (one ``stat``, mostly)."""
 
     def __init__(self, context: WorkerContext, stop: StopSignal | None = None) -> None:
         self._context, self._stop = context, stop
         self._path = context.folder.plan
         self._plan = self._in_force = context.plan
         self._looks, self._looks_at_ends = Pace(_POLL_S), Pace(_LOOK_S)
+        self._asks, self._asks_for_others = Pace(_ASK_S), Pace(_ASK_FOR_OTHERS_S)
         self._mark = (0, 0, 0)
 
     @property
@@ -83,9 +96,8 @@ class PlanWatch:
 
     def newest(self) -> Plan:
         """The newest plan seen. A file that is away or cannot be understood changes nothing."""
-        try:
-            found = self._path.stat()
-        except OSError:
+        found = look_again(self._path) if self._asks.is_due() else _look(self._path)
+        if found is None:
             return self._plan
         mark = (found.st_mtime_ns, found.st_ino, found.st_size)
         if mark != self._mark and self._read():
@@ -111,7 +123,9 @@ class PlanWatch:
         """
         path = self._context.folder.attempt(self._plan.attempt).plan(generation)
         deadline = time.monotonic() + timeout_s
-        while not path.exists():
+        while not is_there(path):
+            if self._asks.is_due():
+                ask_server(path.parent)
             if time.monotonic() > deadline:
                 raise ServiceMissingError(
                     f"{path} was announced by another worker but is not here after {timeout_s:g} s: "
@@ -122,6 +136,8 @@ class PlanWatch:
 
     def _newest_ready(self, plan: Plan) -> Plan:
         attempt, known = self._context.folder.attempt(plan.attempt), self._context.known
+        if self._asks_for_others.is_due():
+            ask_server(attempt.path)
         for generation in range(plan.generation, self._in_force.generation, -1):
             try:
                 found = read_plan(attempt.plan(generation))
@@ -144,3 +160,10 @@ class PlanWatch:
         if plan is not None and plan.generation > self._plan.generation:
             self._plan = plan
         return True
+
+
+def _look(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None

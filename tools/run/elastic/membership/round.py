@@ -20,10 +20,12 @@ from threading import Thread
 from typing import Final, NoReturn
 
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.folder_store import FolderStore
+from pliant.tools.run.elastic.membership.folder_store import ASK_S, FolderStore
 from pliant.tools.run.elastic.membership.interface import own_address
+from pliant.tools.run.elastic.membership.plan_watch import Pace
 from pliant.tools.run.elastic.membership.roll_call import Door, Place, cut_off, unreached
 from pliant.tools.run.elastic.state.cursor import Cursor, written
+from pliant.tools.run.statedir.contract.files import ask_server
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 
 _VERDICT: Final = "verdict"
@@ -130,9 +132,13 @@ class Round:
 
     def _find(self) -> None:
         """Wait for the round that the first worker calls: this one's, or a later one."""
-        generation = self._context.plan.generation
+        generation, attempt = self._context.plan.generation, self._context.attempt
+        asks = Pace(ASK_S)
         while True:
-            rounds = [_numbers(one) for one in self._context.attempt.meetings.glob(f"{generation}.*")]
+            if asks.is_due():
+                ask_server(attempt.path)
+                ask_server(attempt.meetings)
+            rounds = [_numbers(one) for one in attempt.meetings.glob(f"{generation}.*")]
             if rounds and max(rounds) >= (generation, self.number):
                 self.number = max(rounds)[1]
                 return

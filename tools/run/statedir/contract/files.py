@@ -6,6 +6,7 @@ nothing was written; it is not known, so look again; something is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -89,6 +90,22 @@ def look_again(path: str | Path) -> os.stat_result | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, as far as this host knows: see :func:`ask_server`."""
+    return path.exists()
+
+
+def ask_server(folder: Path) -> None:
+    """Let this host forget what it remembers of a folder that other hosts write to.
+
+    A host may remember for up to a minute that a file was not there, and what a folder held. To set the time
+    of the folder goes to its server and changes nothing that anybody reads; what comes back shows that the
+    folder has changed, so that the next look goes to the server, too.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(folder)
 
 
 def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
