@@ -277,7 +277,7 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
     link = dirs.path.parent / "link"
     link.symlink_to(dirs.path)
     ask(StateDir(link), "b")
-    assert {job.id for job in Watcher(link).look().submitted} == {"a", "b"}
+    assert {job.id for job, _ in Watcher(link).look().submitted} == {"a", "b"}
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
@@ -303,7 +303,7 @@ def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
     for _ in range(2):
         assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
     assert caplog.text.count("it is not a request") == 1
-    assert [found.id for found in Watcher(dirs.path).look().submitted] == ["a"]
+    assert [found.id for found, _ in Watcher(dirs.path).look().submitted] == ["a"]
     ask(dirs, "b")
 
 
