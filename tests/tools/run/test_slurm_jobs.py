@@ -58,4 +58,4 @@ def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_w
         ["start a 4", "shrink a 2", "start b 2", "finish b 0", "grow a 4", "finish a 0"], site.story()
     )
     assert (site.state / "jobs/a/attempts/3").is_dir()
-    assert slurm.command("squeue", "-h", "-o", "%j").strip() == ""
+    until(lambda: slurm.command("squeue", "-h", "-o", "%j").strip() == "")
