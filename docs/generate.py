@@ -37,6 +37,7 @@ def schemas_page() -> str:
     from pliant.schemas.event import EVENT
     from pliant.schemas.job import Batch, Gpus, Job
     from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+    from pliant.schemas.predictor import Predictor, ProgressFit
     from pliant.schemas.profile import PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
@@ -45,6 +46,7 @@ def schemas_page() -> str:
         ("cluster", "JSON", (Cluster, Node, SlurmOptions)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         ("metrics", "JSON", (Metrics, ReportedRun, JobFigures, CheckedFigure)),
+        ("predictor", "JSON", (Predictor, ProgressFit)),
     )
     tables = (
         ("profile", "Parquet, one row per measured configuration", PROFILE),

@@ -46,7 +46,7 @@ def read(path: str | Path, table: str | None = None, *, kind: str | None = None)
 
     :param table: what to read of a schedule (allocations, waiting, rejected, jobs) or of a report's metrics
         (runs, jobs, expectations). Default: the first of these.
-    :param kind: one of the seven kinds. Default: the one that the file states or looks like.
+    :param kind: one of the eight kinds. Default: the one that the file states or looks like.
     :raises BadInputError: with every problem of the file.
     :raises UsageError: there is no such kind, or a file of this kind has no such table.
     """

@@ -17,12 +17,18 @@ from pliant.schemas.file_io.version import KINDS, MINORS, schema_id
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import check_kind
 from pliant.schemas.metrics import Metrics
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import PROFILE
 from pliant.schemas.schedule import Schedule
 
 FOLDER: Final = Path(__file__).parent / "json"
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-_DOCUMENTS: Final[dict[str, type[Record]]] = {"cluster": Cluster, "schedule": Schedule, "metrics": Metrics}
+_DOCUMENTS: Final[dict[str, type[Record]]] = {
+    "cluster": Cluster,
+    "schedule": Schedule,
+    "metrics": Metrics,
+    "predictor": Predictor,
+}
 _TABLES: Final[dict[str, Table[Any]]] = {table.kind: table for table in (PROFILE, CONVERGENCE, EVENT)}
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

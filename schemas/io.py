@@ -1,4 +1,4 @@
-"""Read and write the seven kinds of file.
+"""Read and write the eight kinds of file.
 
 ``path`` is a name or ``-`` for stdin or stdout; ``mode`` is that of a new file, less the umask. Readers raise
 :class:`~pliant.schemas.errors.BadInputError` with every problem of the file; writers replace a file as a
@@ -26,6 +26,7 @@ from pliant.schemas.file_io.rows import rows_from_columns
 from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 
@@ -68,6 +69,16 @@ def read_metrics(path: str | Path) -> Metrics:
 def write_metrics(metrics: Metrics, path: str | Path) -> None:
     """Write metrics as JSON; null stands where a figure does not apply."""
     write_bytes(path, document_bytes(metrics, "metrics", with_defaults=True))
+
+
+def read_predictor(path: str | Path) -> Predictor:
+    """The progress predictor in a JSON file."""
+    return parse_document(read_bytes(path), source_name(path), "predictor", Predictor)
+
+
+def write_predictor(predictor: Predictor, path: str | Path, *, mode: int = 0o666) -> None:
+    """Write a progress predictor as JSON; fields that equal their default are left out."""
+    write_bytes(path, document_bytes(predictor, "predictor"), mode=mode)
 
 
 def read_profile(path: str | Path) -> Profile:

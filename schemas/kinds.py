@@ -18,6 +18,7 @@ from pliant.schemas.file_io.jobs import parse_jobs
 from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.metrics import Metrics
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import PROFILE
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text.wording import counted
@@ -32,6 +33,7 @@ _READERS: Final[dict[str, Callable[[bytes, str], Sequence[Any]]]] = {
     "schedule": lambda data, source: (parse_document(data, source, "schedule", Schedule),),
     "event": parse_events,
     "metrics": lambda data, source: (parse_document(data, source, "metrics", Metrics),),
+    "predictor": lambda data, source: (parse_document(data, source, "predictor", Predictor),),
 }
 _KEYS: Final = {
     "job": {"id", "model", "gpus"},
@@ -39,6 +41,7 @@ _KEYS: Final = {
     "event": {"time", "event"},
     "schedule": {"allocations"},
     "metrics": {"runs"},
+    "predictor": {"rows_seen"},
 }
 """Fields by which a file that does not name its schema is recognised."""
 
@@ -46,7 +49,7 @@ _KEYS: Final = {
 def validate_file(path: str | Path, kind: str | None = None) -> str:
     """Read a file as its kind and say what it holds: ``jobs.jsonl: job, 3 records``.
 
-    :param kind: one of the seven kinds. Default: found from the content, then from the file's name.
+    :param kind: one of the kinds. Default: found from the content, then from the file's name.
     :raises BadInputError: with every problem of the file.
     :raises UsageError: there is no such kind.
     """

@@ -35,7 +35,12 @@ HEAVY = {
     ),
     "pandas": ("schemas/frames.py",),
     "matplotlib": ("tools/report/",),
-    "scipy": ("tools/schedule/policies/", "tools/profile/simplices"),
+    "scipy": (
+        "tools/schedule/policies/",
+        "tools/schedule/forecast.py",
+        "tools/profile/simplices",
+        "tools/profile/predictor/",
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.text.wording import shortened
 
-KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics")
+KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
 MINORS: Final = {"event": 1, "cluster": 1, "schedule": 1}
 """The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines

@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, st.SearchStrategy[Any], Callable[..., None], Callabl
     "cluster": ("cluster.json", strategies.clusters(), io.write_cluster, io.read_cluster),
     "schedule": ("schedule.json", strategies.schedules(), io.write_schedule, io.read_schedule),
     "metrics": ("metrics.json", strategies.metrics, io.write_metrics, io.read_metrics),
+    "predictor": ("predictor.json", strategies.predictors(), io.write_predictor, io.read_predictor),
     "profile": ("profile.parquet", strategies.profiles, io.write_profile, io.read_profile),
     "convergence": ("c.parquet", strategies.convergence_rows, io.write_convergence, io.read_convergence),
     "event": ("events.jsonl", strategies.events, io.write_events, io.read_events),

@@ -191,7 +191,7 @@ class Submissions:
 
     def _text(self, job: JobState) -> str:
         spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
-        work = f',"samples":{compact_json(job.total_samples)}' if job.total_samples else ""
+        work = f',"samples":{compact_json(job.work_samples)}' if job.work_samples else ""
         if demand := demand_gpu_s(job, self._speeds):
             work += f',"demand_gpu_s":{compact_json(demand)}'
         return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'

@@ -13,7 +13,8 @@ decision. Any event of a job may correct its progress.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,7 +26,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
-from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.saved import (
     Basis,
@@ -250,9 +251,11 @@ def correct(job: JobState, event: Event) -> None:
     """Take over what was measured: progress, loss, speed, noise, and time held without training."""
     if event.samples_done is not None:
         job.report_progress(event.time, event.samples_done)
-    if event.event == "epoch" and event.loss is not None:
-        job.losses = (*job.losses, event.loss)
+    if event.loss is not None:
+        job.report_loss(event.loss)
     measured = event.detail or {}
+    if event.event == "epoch":
+        _end_epoch(job, event, measured)
     if (seen := measured.get("observed")) is not None:
         placement = tuple(seen["placement"])
         job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
@@ -260,6 +263,15 @@ def correct(job: JobState, event: Event) -> None:
         job.noise_scale = float(noise_scale)
     if event.event in HOLDS and job.gpus and event.overhead_seconds:
         job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
+
+
+def _end_epoch(job: JobState, event: Event, detail: Mapping[str, Any]) -> None:
+    if event.loss is not None:
+        job.losses = (*job.losses, event.loss)
+    if event.samples_done is not None:
+        before = job.epochs[-1].epoch if job.epochs else 0
+        epoch = int(detail.get("epoch", before + 1))
+        job.end_epoch(EpochEnd(epoch, event.samples_done, event.loss, event.metric))
 
 
 def _job(event: Event) -> Job:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pliant.schemas.job import Job
+from pliant.schemas.job import EpochWork, Job
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -32,6 +32,22 @@ class Observation(NamedTuple):
     """One optimizer step, all of its micro-steps included."""
     sync_seconds: float | None = None
     """The part of it that waited for the all-reduce; None: not measured apart."""
+
+
+class EpochEnd(NamedTuple):
+    """What a job reported at the end of an epoch."""
+
+    epoch: int
+    """Epochs done by then."""
+    samples_done: float
+    loss: float | None = None
+    """Training loss, the mean over the epoch."""
+    metric: float | None = None
+    """Validation metric."""
+
+
+MOST_EPOCH_ENDS: Final = 128
+"""Kept of one job; of more, those of every second epoch, then of every fourth, and so on, and the last."""
 
 
 class Trajectory(Protocol):
@@ -68,7 +84,8 @@ class JobState:
     reference_batch: int
     """Global batch that the author chose; the base of the learning rate and of the demand."""
     total_samples: float | None
-    """All the work in samples; None: unknown."""
+    """All the work in samples; None: unknown. Where ``predicted``, what was expected of it when the policy
+    was asked last."""
     id: str = field(init=False)
     arrival: tuple[float, str] = field(init=False)
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
@@ -95,6 +112,13 @@ class JobState:
     sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
     observations: Sequence[Observation] = ()
     """What the job measured so far, one for each configuration that it ran in, oldest first."""
+    initial_loss: float | None = None
+    """The first training loss that it reported."""
+    epochs: Sequence[EpochEnd] = ()
+    """Ends of epochs that it reported, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
+    predicted: bool = False
+    """Whether ``total_samples`` is a prediction: the job states no work, or a replay does not show it."""
+    _hidden_samples: float | None = None
     _samples_done: float = 0.0
     _attained_gpu_s: float = 0.0
     _holds_since_s: float = 0.0
@@ -119,12 +143,24 @@ class JobState:
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
-        total = self.total_samples
+        total = self.work_samples
         return done if total is None or done <= total else total
+
+    @property
+    def epoch_samples(self) -> float | None:
+        """Samples of one epoch: as the work says or as reported epochs show; None: not known."""
+        work = self.spec.work
+        if isinstance(work, EpochWork):
+            return work.dataset_size
+        last = self.epochs[-1] if self.epochs else None
+        return last.samples_done / last.epoch if last and last.epoch and last.samples_done else None
 
     def remaining_samples(self, time_s: float) -> float | None:
         """Samples still to train; None: unknown."""
-        return None if self.total_samples is None else self.total_samples - self.samples_done(time_s)
+        if self.total_samples is None:
+            return None
+        left = self.total_samples - self.samples_done(time_s)
+        return max(0.0, left) if self.predicted else left
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, those without progress included."""
@@ -136,11 +172,31 @@ class JobState:
         """When the job ends if nothing changes; None: not running, or work unknown."""
         if not self.gpus or self.total_samples is None or self.samples_per_second <= 0:
             return None
-        if self._trajectory is not None:
+        if self._trajectory is not None and not self.predicted:
             return self._trains_since_s + self._trajectory.seconds
-        return self._trains_since_s + (self.total_samples - self._samples_done) / self.samples_per_second
+        left = self.total_samples - self._samples_done
+        return self._trains_since_s + max(0.0, left) / self.samples_per_second
 
     # What follows is for the owner of the state (session, engine, runtime), not for policies.
+
+    @property
+    def work_samples(self) -> float | None:
+        """The samples at which the job ends, whatever is predicted; None: unknown."""
+        return self._hidden_samples if self.predicted else self.total_samples
+
+    def hide_work(self) -> None:
+        """The job ends as before, and states no work."""
+        self._hidden_samples, self.total_samples, self.predicted = self.work_samples, None, True
+
+    def report_loss(self, loss: float) -> None:
+        """The job reported a training loss."""
+        if self.initial_loss is None:
+            self.initial_loss = loss
+
+    def end_epoch(self, end: EpochEnd) -> None:
+        """The job reported the end of an epoch."""
+        stride = 1 << (end.epoch // MOST_EPOCH_ENDS).bit_length()
+        self.epochs = (*(known for known in self.epochs if known.epoch % stride == 0), end)
 
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the present allocation goes on from there."""

@@ -95,6 +95,8 @@ class Policy:
     """
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
+    asks_forecast: ClassVar[bool] = False
+    """Asks ``snapshot.forecast``, which then learns as jobs end, as it does with ``--demand predicted``."""
     state_version: ClassVar[int] = 1
     rebuilds_state: ClassVar[bool] = True
     """Whether a fresh object that sees the whole history decides as one that was there all along.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from pliant.tools.schedule.jobs import JobState, NodeState
 
 if TYPE_CHECKING:
+    from pliant.tools.schedule.forecast import WorkForecast
     from pliant.tools.schedule.free_gpus import FreeGpus
     from pliant.tools.schedule.oracle import Oracle
     from pliant.tools.schedule.speeds import Speeds
@@ -69,6 +70,8 @@ class Snapshot(NamedTuple):
     """The same node by node, for a policy that places itself."""
     oracle: Oracle | None = None
     """What a simulation knows and no scheduler can; None everywhere else."""
+    forecast: WorkForecast | None = None
+    """What is predicted of jobs that do not state their work; every session has one."""
 
     def arrivals(self) -> list[JobState]:
         """Active jobs, those of higher priority first, of equal ones in order of (submit_time, id)."""

@@ -206,8 +206,8 @@ class Engine:
         self.counters.finished += 1
         self._running.finish(job_id)
         job = self.session.end(job_id, now_s)
-        job.report_progress(now_s, job.total_samples or 0.0)
-        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.total_samples)
+        job.report_progress(now_s, job.work_samples or 0.0)
+        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.work_samples)
         self._tell_progress()
 
     def _node_event(self, node: str, now_s: float, *, up: bool) -> None:

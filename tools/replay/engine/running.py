@@ -140,7 +140,7 @@ class RunningJobs:
         held.rate, held.trains_since_s = segment.samples_per_second, from_s
         if self._simulated.measured:
             self._measure(job, segment, factor)
-        total = math.inf if job.total_samples is None else job.total_samples
+        total = math.inf if job.work_samples is None else job.work_samples
         held.goal = total if segment.until_samples is None else min(total, segment.until_samples)
         if (trajectory := segment.trajectory) is not None:
             job.train_along(from_s, trajectory, held.rate)

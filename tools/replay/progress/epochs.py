@@ -65,7 +65,7 @@ class Epochs:
 
     def samples_per_epoch(self, job: JobState) -> float:
         """The total over the number of epochs."""
-        return (job.total_samples or 0.0) / self.epochs(job)
+        return (job.work_samples or 0.0) / self.epochs(job)
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """The trajectory to the end of the work, or the segment to the end of the epoch."""
@@ -89,7 +89,7 @@ class Epochs:
         if target is not None:
             reached = self._epoch_of_metric(self.table(job), cut.batch, target, goal)
             goal = min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
-        key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.total_samples)
+        key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.work_samples)
         if key not in self._pieces:
             self._pieces[key] = self._make(job, cut, goal)
         return self._pieces[key]

@@ -38,13 +38,13 @@ class Goodput:
         if speed <= 0:
             return Segment(0.0)
         table = self._tables.get(job.spec.convergence or "")
-        if table is None or job.total_samples is None:
+        if table is None or job.work_samples is None:
             noise_scale = self._constant.get(job.spec.model) or self._constant[""]
             rate = speed * efficiency(noise_scale, job.reference_batch, job.global_batch)
             return Segment(rate, noise_scale=noise_scale)
-        key = (job.spec.convergence, job.reference_batch, job.global_batch, job.total_samples, speed)
+        key = (job.spec.convergence, job.reference_batch, job.global_batch, job.work_samples, speed)
         if key not in self._pieces:
-            self._pieces[key] = _pieces(table, job, speed, job.total_samples)
+            self._pieces[key] = _pieces(table, job, speed, job.work_samples)
         pieces = self._pieces[key]
         if self._stepwise:
             epoch = pieces.piece_at(samples_done)

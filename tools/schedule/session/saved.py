@@ -19,7 +19,7 @@ from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
 from pliant.schemas.profile import Profile
 from pliant.tools.schedule.free_gpus import FreeGpus
-from pliant.tools.schedule.jobs import JobState, NodeState, Observation, Phase, node_states
+from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeState, Observation, Phase, node_states
 from pliant.tools.schedule.session.lazy_dict import LazyDict, raw_of
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change
@@ -34,13 +34,14 @@ _ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "nodes", "speeds", "free", "jobs", "ended", "changes", "past", "withheld"),
-        *("oracle", "seed", "rng", "_rules", "_dwell", "_index"),
+        *("oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "_rules", "_dwell", "_index"),
     )
 )
 """Attributes of a session that are given to it, or kept in a way of their own."""
 _SHAPES: Final[dict[str, Callable[[Any], Any]]] = {
     "phase": Phase,
     "observations": lambda values: tuple(Observation(*each) for each in values),
+    "epochs": lambda values: tuple(EpochEnd(*each) for each in values),
 }
 """How values are made that have types of their own."""
 

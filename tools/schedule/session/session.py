@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blaming
@@ -45,7 +46,10 @@ class Session(OrderedState):
         *,
         seed: int = 0,
         oracle: Oracle | None = None,
+        forecast: WorkForecast | None = None,
+        demand: Demand = "stated",
     ) -> None:
+        """:param demand: "predicted": policies see a prediction where jobs state no work."""
         super().__init__(cluster, throughput)
         self.policy = policy
         self.past: Sequence[Change] = ()
@@ -55,6 +59,10 @@ class Session(OrderedState):
         self.quiet_until_s = -math.inf
         """Rounds before this time may be left out while ``changes`` is empty."""
         self.oracle = oracle if policy.asks_oracle else None
+        self.forecast = forecast or WorkForecast(seed=seed)
+        self.demand = demand
+        self.foreseen_changes = 0
+        """Changes that ``forecast`` has learned from."""
         self.seed = seed
         self.rng = lazy_rng(seed) if rng is None else rng
         """The one source of randomness that the policy gets."""
@@ -82,6 +90,7 @@ class Session(OrderedState):
             self.free.by_type,
             self.free,
             self.oracle,
+            self.forecast,
         )
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -93,6 +102,7 @@ class Session(OrderedState):
         """
         time_s = self._at(time_s)
         freed = self._make_leave(time_s)
+        self._foresee(time_s)
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
@@ -108,6 +118,14 @@ class Session(OrderedState):
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
         return in_net([*freed, *self._apply(decision, time_s)])
+
+    def _foresee(self, time_s: float) -> None:
+        """Learn from jobs that finished, and predict the work of those that state none."""
+        if self.demand == "predicted" or self.policy.asks_forecast:
+            changes = [change for change in self.changes if change.kind == "finished"]
+            self.forecast.learn([change.job for change in changes if change.job is not None])
+        if self.demand == "predicted":
+            self.forecast.foresee(self.in_play.values(), time_s)
 
     def explain(self, time_s: float) -> Mapping[str, Explanation]:
         """Why each active job holds what it holds; ask after ``decide``.
