@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
 from pliant.schemas.text.wording import in_gpus
@@ -20,6 +20,8 @@ class Room(NamedTuple):
     """Of the type that there are most of."""
     types: int
     """How many GPU types there are."""
+    limit_of: Callable[[str], UserLimit | None] = lambda _: None
+    """What a user may hold."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Room:
@@ -27,7 +29,7 @@ class Room(NamedTuple):
         by_type: Counter[str] = Counter()
         for node in cluster.nodes:
             by_type[node.gpu_type] += node.gpus * (node.count or 1)
-        return cls(max(by_type.values(), default=0), len(by_type))
+        return cls(max(by_type.values(), default=0), len(by_type), cluster.limit_of)
 
 
 def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> None:
@@ -44,14 +46,18 @@ def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> Non
 
 
 def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
-    """The jobs whose smallest size is more than any one GPU type has, and what they need, as a clause."""
+    """The jobs that no GPU type or no limit of their user has room for, and why, as a clause."""
     room = cluster if isinstance(cluster, Room) else Room.of(cluster)
     of_one_type = " of one type" if room.types > 1 else ""
-    return {
-        job.id: f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {room.gpus}"
-        for job in jobs
-        if job.min_gpus > room.gpus
-    }
+    found = {}
+    for job in jobs:
+        limit = room.limit_of(job.user)
+        if job.min_gpus > room.gpus:
+            found[job.id] = f"needs {in_gpus(job.min_gpus)}{of_one_type}, the cluster has {room.gpus}"
+        elif limit is not None and limit.gpus is not None and job.gpus.requested > limit.gpus:
+            requested = in_gpus(job.gpus.requested)
+            found[job.id] = f'requests {requested}, user "{job.user}" may hold {limit.gpus}'
+    return found
 
 
 def check_profiled(jobs: Iterable[Job], models: Collection[str], source: str) -> None:

@@ -60,6 +60,15 @@ class Node(Record):
         return self
 
 
+class UserLimit(Record):
+    """What the jobs of one user may hold together at a time."""
+
+    gpus: Annotated[int, Field(gt=0, le=MOST_GPUS)] | None = None
+    """GPUs (or CPU slots). Default: any number."""
+    jobs: Annotated[int, Field(gt=0)] | None = None
+    """Jobs. Default: any number."""
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -96,6 +105,8 @@ class Cluster(Record):
     """No policy preempts a job that has had its GPUs for less than this."""
     cooldown_seconds: NonNegativeFloat = 0.0
     """No policy changes the GPUs or the batch of a job whose last change is less than this ago."""
+    user_limits: dict[str, UserLimit] = Field(default_factory=dict)
+    """Limits by the user that jobs name; "*": those of each user that is not named here."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -126,9 +137,15 @@ class Cluster(Record):
 
     @property
     def minor(self) -> int:
-        """1: its nodes name their devices, it says how Slurm is asked, or it has rules against flapping."""
-        rules = self.min_run_seconds or self.cooldown_seconds or self.slurm != SlurmOptions()
-        return int(bool(rules or self.backend == "slurm-jobs" or any(node.devices for node in self.nodes)))
+        """1: its nodes name their devices, it says how Slurm is asked, or it has rules for all policies."""
+        rules = (self.min_run_seconds, self.cooldown_seconds, self.user_limits)
+        asks = self.slurm != SlurmOptions() or self.backend == "slurm-jobs"
+        asks = asks or any(node.devices for node in self.nodes)
+        return int(asks or any(rules))
+
+    def limit_of(self, user: str) -> UserLimit | None:
+        """The limit of a user; None: there is none."""
+        return self.user_limits.get(user) or self.user_limits.get("*")
 
     @property
     def total_gpus(self) -> int:

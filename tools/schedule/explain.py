@@ -45,7 +45,9 @@ def plain_explanations(session: Session) -> dict[str, Explanation]:
         job_id: Explanation(f"goes on until it ends on {name}, which is drained")
         for job_id, name in session.bound.items()
     }
-    return plain | bound | {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
+    limited = {job_id: Explanation(words) for job_id, words in session.limited.items()}
+    held = {job_id: Explanation(f"held by {by}") for job_id, by in session.held.items()}
+    return plain | bound | limited | held
 
 
 def _plain(job: JobState, *, rigid: bool) -> Explanation:

@@ -91,6 +91,8 @@ class JobState:
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
     """Larger is more important."""
+    most: int | None = None
+    """The most GPUs that it may get under the limit of its user; None: its own limits alone count."""
     phase: Phase = Phase.WAITING
     gpus: int = 0
     gpu_type: str | None = None
@@ -130,6 +132,11 @@ class JobState:
         self.priority = self.spec.priority
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
+
+    def max_gpus(self, cluster_gpus: int) -> int:
+        """The most GPUs that it may get in a cluster of ``cluster_gpus``."""
+        own = self.spec.max_gpus(cluster_gpus)
+        return own if self.most is None else min(own, self.most)
 
     @property
     def turn(self) -> tuple[float, float, str]:

@@ -104,7 +104,8 @@ class _Starts:
 
     def find(self, until_s: float) -> None:
         """Ask the policy while jobs end, until every job has started, or the real time is up."""
-        waiting = {job.id for job in self.session.in_play.values() if not job.gpus}
+        jobs = self.session.jobs.values()
+        waiting = {job.id for job in jobs if not job.gpus and job.id not in self.session.held}
         dated = True
         for number in range(DECISIONS_AHEAD):
             if not waiting or time.monotonic() > until_s:

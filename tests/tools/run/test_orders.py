@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.cluster import UserLimit
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.tools.run.service.operate import order_jobs
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
@@ -20,6 +21,7 @@ from pliant.tools.run.watch.between_runs import decide_between_runs
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order
 from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
@@ -271,3 +273,23 @@ def test_a_job_may_be_given_a_priority_before_the_first_run_in_a_cron_line(site:
     run_once(replace(go_on(site), schedule=str(site.folder / "decided.json")))
     assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
     end_all(site, "a", "b")
+
+
+def test_a_job_beyond_the_limit_of_its_user_says_so_and_starts_when_another_one_has_ended(site: Site) -> None:
+    nodes = cluster(4, slots="cpu").model_copy(update={"user_limits": {"alice": UserLimit(gpus=2)}})
+    write_cluster(nodes, site.folder / "cluster.json")
+    why: list[str] = []
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2, user="alice")),
+            (trains("a"), lambda: ask(site, "b", samples=20, user="alice")),
+            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2, user="bob")),
+            (phase("c", "finished"), lambda: why.append(state_of(site, "b")[1])),
+            (nothing, lambda: cancel(site.state, ["a"])),
+            (phase("b", "finished"), lambda: None),
+        ),
+    )
+    assert why == ["beyond the limit of user alice: 2 GPUs"]
+    with pytest.raises(BadInputError, match='requests 3 GPUs, user "alice" may hold 2'):
+        ask(site, "d", gpus=3, user="alice")

@@ -15,6 +15,7 @@ from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.statedir.orders import Order
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.prediction import Prediction
+from pliant.tools.schedule.session.ordered import OVER_LIMIT
 
 CHANGING: Final = {
     "start": "starting",
@@ -137,7 +138,7 @@ def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: S
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)
-    waits = _waits_for(job, expected, others)
+    waits = _over_limit(job, status) or _waits_for(job, expected, others)
     return "; ".join(filter(None, [waits, job.trouble, status.log.policy_error]))
 
 
@@ -149,6 +150,12 @@ def _orders(job: JobLog, now_s: float, status: Status) -> str | None:
     by, since_s = job.held
     let_go = f"; {order.user} has ordered to release it" if order and order.action == "release" else ""
     return f"held by {by} since {clock_text(since_s, now_s)}{let_go}"
+
+
+def _over_limit(job: JobLog, status: Status) -> str:
+    """The limit of its user that a job waits for; empty: none."""
+    reason = status.reasons.get(job.job.id, "")
+    return reason if reason.startswith(OVER_LIMIT) else ""
 
 
 def _waits_for(job: JobLog, expected: Prediction, others: int) -> str:
@@ -173,7 +180,7 @@ def _for_gpus(job: JobLog, expected: Prediction) -> str:
 def _brief(job: JobLog, expected: Prediction, status: Status) -> str:
     """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
     waits = not (job.ended or job.gpus or job.held or job.trouble or job.retry_s is not None)
-    if not waits or job.job.id in status.cancelled or job.job.id in status.ordered:
+    if not waits or job.job.id in {*status.cancelled, *status.ordered} or _over_limit(job, status):
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")

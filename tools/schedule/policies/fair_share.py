@@ -110,7 +110,7 @@ def _low(job: JobState) -> int:
 
 def _member(job: JobState, gpus: int) -> Member:
     """The job with its limits; each GPU needs a sample of a stated batch."""
-    low, high = _low(job), job.spec.max_gpus(gpus)
+    low, high = _low(job), job.max_gpus(gpus)
     if job.spec.batch.size is not None:
         high = min(high, job.reference_batch)
     return Member(job, low, max(low, high))

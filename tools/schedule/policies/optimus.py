@@ -79,7 +79,7 @@ class Estimates:
 
     def max_gpus(self, job: JobState) -> int:
         """The job's own limit."""
-        return job.spec.max_gpus(self._total)
+        return job.max_gpus(self._total)
 
     def kind(self, job: JobState) -> object:
         """What the speed of a job depends on."""

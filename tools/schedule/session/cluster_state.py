@@ -58,7 +58,7 @@ class ClusterState:
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f'job "{job.id}" was submitted before')
         state = self.jobs[job.id] = job_state(job, self.speeds)
-        self._note("arrived", min(self._at(time_s), job.submit_time), job=state)
+        self._arrive(state, min(self._at(time_s), job.submit_time))
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
@@ -116,6 +116,10 @@ class ClusterState:
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
             self._bring_back(node, time_s)
+
+    def _arrive(self, job: JobState, time_s: float) -> None:
+        """A job that holds nothing is there from now on."""
+        self._note("arrived", time_s, job=job)
 
     def _take_away(self, node: NodeState, time_s: float) -> None:
         self.free.lose(node)

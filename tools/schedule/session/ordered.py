@@ -1,21 +1,27 @@
 """Jobs and GPUs with what the owner of the cluster has ordered: jobs held, priorities, nodes drained.
 
 What is ordered is hidden from policies, so that each of them obeys without code for it. A job that is held is
-not there. A node that is drained is down. Jobs that may finish on a node that is drained are *bound* to it:
-they are not there either, and their GPUs on other nodes are out of service until they end.
+not there, nor is one that is beyond the limit of its user. A node that is drained is down. Jobs that may
+finish on a node that is drained are *bound* to it: they are not there either, and their GPUs on other nodes
+are out of service until they end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import End
+from pliant.schemas.text.wording import counted, in_gpus
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.session.cluster_state import ClusterState
 from pliant.tools.schedule.session.transitions import Holding, Transition
 from pliant.tools.schedule.snapshot import ChangeKind
+
+OVER_LIMIT: Final = "beyond the limit of"
+"""How reasons begin of jobs that wait for other jobs of their user."""
 
 
 class OrderedState(ClusterState):
@@ -29,13 +35,15 @@ class OrderedState(ClusterState):
         """Nodes that get no further work, and whether their jobs have to leave at the next decision."""
         self.bound: dict[str, str] = {}
         """Jobs that keep what they hold until they end, and the node that they finish on."""
+        self.limited: dict[str, str] = {}
+        """Jobs that wait for other jobs of their user to end, and the limit in words."""
         self.vanished: dict[str, float] = {}
         """Of the drained nodes those that are down, and since when."""
 
     @property
     def in_play(self) -> Mapping[str, JobState]:
         """Active jobs that the policy sees, in order of submission."""
-        if not self.held and not self.bound:
+        if not self.held and not self.bound and not self.limited:
             return self.jobs
         return {job_id: job for job_id, job in self.jobs.items() if not self._is_hidden(job_id)}
 
@@ -50,6 +58,8 @@ class OrderedState(ClusterState):
         job, time_s = self.jobs[job_id], self._at(time_s)
         self._note("cancelled", time_s, job=job)
         self.held[job_id] = by
+        self.limited.pop(job_id, None)
+        self._admit(job.spec.user, time_s)
 
     def let_go(self, job_id: str, time_s: float) -> None:
         """The policy sees a job again that was held: to the policy it arrives. Else nothing happens.
@@ -58,7 +68,7 @@ class OrderedState(ClusterState):
         """
         job, time_s = self.jobs[job_id], self._at(time_s)
         if self.held.pop(job_id, None) is not None:
-            self._note("arrived", time_s, job=job)
+            self._arrive(job, time_s)
 
     def prioritize(self, job_id: str, time_s: float, priority: float) -> None:
         """A job has another priority from now on.
@@ -70,6 +80,7 @@ class OrderedState(ClusterState):
             job.spec = job.spec.model_copy(update={"priority": priority})
             job.priority = priority
             self._note("priority", time_s, job=job)
+            self._admit(job.spec.user, time_s)
 
     # Nodes.
 
@@ -145,8 +156,9 @@ class OrderedState(ClusterState):
         """A job leaves for good; whatever it holds is free."""
         self._give_back(job_id, self._at(time_s))
         state = super().end(job_id, time_s, outcome)
-        self.held.pop(job_id, None)
-        self.bound.pop(job_id, None)
+        for hidden in (self.held, self.bound, self.limited):
+            hidden.pop(job_id, None)
+        self._admit(state.spec.user, self.now_s)
         return state
 
     def lose(self, job_id: str, time_s: float) -> JobState:
@@ -180,8 +192,42 @@ class OrderedState(ClusterState):
         taken = sum(dict(each.placement).get(name, 0) for each in self.jobs.values() if each is not job)
         return 0 if name in self.vanished else self.free.node(name).gpus - taken
 
+    # Limits of users. What a job requests counts from its arrival on, so a decision can break none.
+
+    def _arrive(self, job: JobState, time_s: float) -> None:
+        """A job that holds nothing is there; it waits out of the policy's sight where its user has enough."""
+        limit = self.cluster.limit_of(job.spec.user)
+        if limit is None:
+            super()._arrive(job, time_s)
+            return
+        if limit.gpus is not None:
+            job.most = job.spec.gpus.requested
+        who = f"user {job.spec.user}" if job.spec.user else "jobs that name no user"
+        parts = [in_gpus(limit.gpus)] if limit.gpus is not None else []
+        parts += [counted(limit.jobs, "job")] if limit.jobs is not None else []
+        self.limited[job.id] = f"{OVER_LIMIT} {who}: {', '.join(parts)}"
+        self._admit(job.spec.user, time_s)
+
+    def _admit(self, user: str, time_s: float) -> None:
+        """Show the policy the jobs of a user that the limit has room for, in order of priority and arrival.
+
+        A job that will have room once others have ended is not overtaken.
+        """
+        limit = self.cluster.limit_of(user) if self.limited else None
+        if limit is None:
+            return
+        own = [job for job in self.jobs.values() if job.spec.user == user and job.id not in self.held]
+        inside = [job for job in own if job.id not in self.limited]
+        jobs, gpus = len(inside), sum(max(job.gpus, job.spec.gpus.requested) for job in inside)
+        for job in sorted((job for job in own if job.id in self.limited), key=lambda job: job.turn):
+            jobs, gpus = jobs + 1, gpus + job.spec.gpus.requested
+            if jobs > (limit.jobs or jobs) or gpus > (limit.gpus or gpus):
+                return
+            del self.limited[job.id]
+            self._note("arrived", time_s, job=job)
+
     def _is_hidden(self, job_id: str) -> bool:
-        return job_id in self.held or job_id in self.bound
+        return job_id in self.held or job_id in self.bound or job_id in self.limited
 
     def _is_on(self, job_id: str, name: str) -> bool:
         return any(held == name for held, _ in self.jobs[job_id].placement)

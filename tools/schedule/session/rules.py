@@ -68,7 +68,7 @@ class RuleBook:
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
         if target.gpus == 0:
             return
-        low, high = job.spec.min_gpus, job.spec.max_gpus(up_gpus)
+        low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
         if not low <= target.gpus <= high:
             raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
         if target.gpus != job.spec.gpus.requested and "none" in (self._policy.elasticity, job.spec.elastic):

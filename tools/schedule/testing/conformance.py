@@ -16,7 +16,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Final
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
@@ -243,6 +243,26 @@ def check_a_held_job(make: Factory) -> None:
     require(not held.jobs, f"job {job_id} never ends after it was held")
 
 
+def check_limits_of_users(make: Factory) -> None:
+    """No user ever holds more than the cluster allows, and all jobs end."""
+    limits = {"a": UserLimit(gpus=5, jobs=2), "*": UserLimit(gpus=8)}
+    nodes = cluster(node(4, 3)).model_copy(update={"user_limits": limits})
+    known = [each for each in jobs_for(make(), 24) if each.work is not None]
+    jobs = [each.model_copy(update={"user": "abc"[at % 3]}) for at, each in enumerate(known)]
+    held, coming = CheckedSession(make(), nodes), in_order_of_arrival(jobs)
+    happen(held.session, held.time_s, coming)
+    for _ in range(_STEPS_TO_DRAIN):
+        held.decide()
+        for user in "abc":
+            own = [state.gpus for state in held.jobs.values() if state.gpus and state.spec.user == user]
+            limit = nodes.limit_of(user) or UserLimit()
+            fits = sum(own) <= (limit.gpus or 0) and len(own) <= (limit.jobs or len(own))
+            require(fits, f"jobs of user {user} hold {own} GPUs, the limit is {limit}")
+        if not held.advance(coming):
+            break
+    require(not held.jobs, f"under limits of users, these jobs never end: {', '.join(sorted(held.jobs))}")
+
+
 def check_mixed_types(make: Factory) -> None:
     """Two GPU types: no job mixes them, a job too large for either never runs, the others all end."""
     nodes = cluster(node(4, 2, "slow"), node(4, 1, "fast"))
@@ -314,6 +334,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_state_survives,
     check_a_vanishing_node,
     check_a_held_job,
+    check_limits_of_users,
     check_mixed_types,
     check_explanations,
     check_random_events,

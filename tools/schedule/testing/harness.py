@@ -136,7 +136,7 @@ def _check_job(session: Session, state: JobState) -> None:
     require(placed == state.gpus, f"{state.id} holds {state.gpus} GPUs but is placed on {placed}")
     if not state.gpus:
         return
-    low, high = state.spec.min_gpus, state.spec.max_gpus(session.cluster.total_gpus)
+    low, high = state.spec.min_gpus, state.max_gpus(session.cluster.total_gpus)
     require(low <= state.gpus <= high, f"{state.id} got {state.gpus} GPUs, its limits are {low} to {high}")
     rigid = "none" in (state.spec.elastic, session.policy.elasticity)
     asked = state.spec.gpus.requested

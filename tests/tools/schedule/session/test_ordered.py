@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from pliant.schemas.checks import oversized
+from pliant.schemas.cluster import UserLimit
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.prediction import copy_of, predictions
+from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding
 from tests.builders import cluster, job
+from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
 
@@ -182,3 +188,73 @@ def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
     held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
     assert (list(held.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
+
+
+def limited(*nodes: int, **limits: UserLimit):
+    found = {"*" if user == "others" else user: limit for user, limit in limits.items()}
+    return cluster(*nodes).model_copy(update={"user_limits": found})
+
+
+def owned(name: str, user: str, gpus: int = 1, **more):
+    return job(name, gpus=gpus, user=user, work={"samples": 1000}, **more)
+
+
+def test_jobs_beyond_the_limit_of_their_user_come_into_play_as_others_of_that_user_end():
+    nodes = limited(8, alice=UserLimit(gpus=4))
+    held = opened(
+        nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
+    )
+    assert list(held.in_play) == ["a", "d"], "c would overtake b"
+    assert held.limited == dict.fromkeys("bc", "beyond the limit of user alice: 4 GPUs")
+    assert steps(held, 1.0, a=3) == [("a", "start")]
+    held.end("a", 2.0)
+    assert list(held.in_play) == ["b", "c", "d"]
+    assert changes(held) == [("finished", "a"), ("arrived", "b"), ("arrived", "c")]
+
+
+def test_a_limit_of_jobs_counts_jobs_and_users_that_are_not_named_have_a_common_rule():
+    nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
+    jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
+    assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
+
+
+def test_the_most_important_job_of_a_user_is_next_and_one_that_is_held_makes_room():
+    nodes = limited(8, alice=UserLimit(jobs=1))
+    held = opened(nodes, *(owned(name, "alice") for name in "abc"))
+    held.prioritize("c", 1.0, 5.0)
+    held.hold_back("a", 2.0, "alice")
+    assert list(held.in_play) == ["c"]
+    held.let_go("a", 3.0)
+    assert list(held.in_play) == ["c"], "it has to wait for its turn again"
+    held.end("c", 4.0)
+    assert list(held.in_play) == ["a"]
+
+
+def test_under_a_limit_of_gpus_no_job_grows_beyond_what_it_requested():
+    nodes = limited(8, alice=UserLimit(gpus=4))
+    held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
+    assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]
+    with pytest.raises(PolicyError, match='gives "a" 3 GPUs, its limits are 1 to 2'):
+        steps(held, 1.0, a=3)
+
+
+def test_jobs_that_no_limit_has_room_for_are_refused():
+    nodes = limited(8, alice=UserLimit(gpus=4))
+    found = oversized([owned("a", "alice", 5), owned("b", "alice", 4), owned("c", "bob", 8)], nodes)
+    assert found == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", ["fifo", "fair-share", "ares"])
+def test_a_log_leads_to_the_session_that_wrote_it_whatever_was_ordered(seed: int, policy: str):
+    """The policy's state counts on that: it knows how many changes it has seen."""
+    nodes = limited(4, 4, others=UserLimit(gpus=6, jobs=4)) if seed % 2 else cluster(4, 4)
+    story = Story(seed, policy, nodes=nodes)
+    events, live = story.go_on(80, last=False), story.session
+    again = session_from_events(events, make_policy(policy), nodes, CurveThroughput())
+    for name in ("held", "bound", "drained", "vanished", "limited", "up_gpus"):
+        assert getattr(again, name) == getattr(live, name), name
+    assert list(again.in_play) == list(live.in_play)
+    assert placed(again) == placed(live)
+    assert again.free.by_type == live.free.by_type
+    assert len(again.changes) == live.changes_seen + len(live.changes)

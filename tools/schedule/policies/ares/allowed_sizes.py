@@ -89,7 +89,7 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
         return job.spec.gpus.requested, "its fixed size"
     limits = [
         (
-            job.spec.max_gpus(most),
+            job.max_gpus(most),
             "its maximum" if (job.spec.gpus.max or most + 1) <= most else "the cluster",
         ),
     ]
@@ -115,6 +115,7 @@ class SizesByJob:
             spec.gpus.requested,
             spec.gpus.min,
             spec.gpus.max,
+            job.most,
             spec.elastic == "none",
             job.reference_batch,
             spec.batch.per_gpu_max,

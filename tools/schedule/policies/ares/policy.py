@@ -193,7 +193,7 @@ def _sizes(job: JobState, most: int) -> Iterable[int]:
     """All sizes that a job may get: the allowed ones, or any within its limits where demand is unknown."""
     if job.total_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
-    return range(max(job.spec.min_gpus, job.spec.max_gpus(most)), job.spec.min_gpus - 1, -1)
+    return range(max(job.spec.min_gpus, job.max_gpus(most)), job.spec.min_gpus - 1, -1)
 
 
 def _targets(snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]) -> dict[str, Target]:

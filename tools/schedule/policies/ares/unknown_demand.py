@@ -106,7 +106,7 @@ class UnknownDemand:
         return [sorted(team, key=lambda job: job.arrival) for team in teams]
 
     def _sizes(self, team: Sequence[JobState], part: int, kind: int) -> list[int]:
-        limits = [(self._least(job, part, kind), job.spec.max_gpus(part)) for job in team]
+        limits = [(self._least(job, part, kind), job.max_gpus(part)) for job in team]
         shares = equal_split(part, limits)
         return [
             next((k for k in range(share, low - 1, -1) if share and self._runs(job, k, kind)), 0)
@@ -115,7 +115,7 @@ class UnknownDemand:
 
     def _least(self, job: JobState, part: int, kind: int) -> int:
         """The smallest size that the job runs at on a part of a type; more than the part: none."""
-        sizes = range(job.spec.min_gpus, job.spec.max_gpus(part) + 1)
+        sizes = range(job.spec.min_gpus, job.max_gpus(part) + 1)
         return next((k for k in sizes if self._runs(job, k, kind)), part + 1)
 
     def _runs(self, job: JobState, gpus: int, kind: int) -> bool:

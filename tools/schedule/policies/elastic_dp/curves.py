@@ -148,4 +148,4 @@ class Curves:
 
     def _most(self, job: JobState, gpu_type: str) -> int:
         """The most GPUs of the type that the job can use, those that are down included."""
-        return job.spec.max_gpus(self.speeds.gpu_types[gpu_type])
+        return job.max_gpus(self.speeds.gpu_types[gpu_type])

@@ -59,7 +59,7 @@ class Goodputs:
         begins with the smallest it allows.
         """
         spec, batch = job.spec, job.reference_batch
-        least, most = spec.min_gpus, spec.max_gpus(pool.gpus)
+        least, most = spec.min_gpus, job.max_gpus(pool.gpus)
         if spec.elastic == "none":
             least = most = spec.gpus.requested
         wide = self.speeds.most_local(job, pool.gpu_type)

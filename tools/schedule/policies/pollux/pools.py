@@ -38,7 +38,7 @@ class Members:
         """An equal share of the GPUs, whole and within the job's limits."""
         job = self.jobs[row]
         share = -(-self.pool.gpus // len(self.jobs))
-        return max(job.spec.min_gpus, min(share, job.spec.max_gpus(self.pool.gpus)))
+        return max(job.spec.min_gpus, min(share, job.max_gpus(self.pool.gpus)))
 
     def held(self) -> Matrices:
         """What the jobs hold now, as one matrix."""
