@@ -25,17 +25,22 @@ class Figure:
     limit: float | None = None
     at_least: bool = False
     """The limit is a lower one; else an upper one."""
+    low: float | None = None
+    """A lower limit besides the upper one."""
 
     def row(self, command: str) -> dict[str, object]:
         """What results/NAME.json holds for it."""
         columns = asdict(self)
         del columns["at_least"]
+        if self.low is None:
+            del columns["low"]
         return {**columns, "holds": self.holds, "command": command}
 
     @property
     def holds(self) -> bool | None:
         """Whether the value keeps to its limit; None: it has none."""
-        expected = Expectation(low=self.limit) if self.at_least else Expectation(high=self.limit)
+        high = None if self.at_least else self.limit
+        expected = Expectation(low=self.limit if self.at_least else self.low, high=high)
         return None if self.limit is None else expected.holds(self.value)
 
 

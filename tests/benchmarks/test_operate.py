@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import operate
-from benchmarks.parts import fault_sequences, figure, first_step, reconcile, soak
+from benchmarks.parts import fault_sequences, figure, first_step, reconcile, slurm_day, soak
 from benchmarks.parts.figure import Figure
+from tests.slurm_cluster import NoSlurmError
 
 
 def test_a_turn_with_many_jobs_is_measured_while_jobs_end_and_come() -> None:
@@ -41,6 +42,23 @@ def test_a_first_step_is_measured_from_its_decision_on() -> None:
     times_s = [marks[name] for name in ("decided", *first_step.MARKS)]
     assert times_s == sorted(times_s)
     assert first_step.latency_s(marks) > 0
+
+
+@pytest.mark.torch
+def test_a_day_on_slurm_ends_with_all_jobs_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_day, "AWAY_S", 0.5)
+    try:
+        found = slurm_day.live(2, gap_s=1.0, epochs=(2, 4), profiled=False)
+    except NoSlurmError as error:
+        pytest.skip(str(error))
+    assert (found.lost, found.wrong) == (0, 0)
+    assert found.jct_s > 0
+    assert found.simulated_jct_s > 0
+
+
+def test_a_figure_may_have_a_limit_on_both_sides() -> None:
+    held = [Figure("ratio", value, "", 1.1, low=0.9).holds for value in (0.8, 0.9, 1.0, 1.1, 1.2)]
+    assert held == [False, True, True, True, False]
 
 
 def test_a_soak_compares_its_end_with_its_beginning() -> None:
