@@ -1,0 +1,167 @@
+"""An attempt and its Slurm job, on a clock that the test turns and with a Slurm that it speaks for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.backends.record import StartedUnit
+from pliant.tools.run.backends.slurm.parsing import SlurmJob
+from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
+from pliant.tools.run.backends.slurm_jobs.asking import Asking
+from pliant.tools.run.backends.slurm_jobs.attempt import SHOWS_S, UNKNOWN_S, Attempt, Listed
+from pliant.tools.run.statedir.folder_cache import FolderCache
+
+RUNNING = UnitStatus("running")
+SILENT = Listed(float("-inf"), None)
+
+
+@dataclass
+class Answer:
+    """What a command of Slurm says."""
+
+    done: bool = True
+    failure: str = ""
+    ended_s: float = 0.0
+    state: str = ""
+
+
+class Scene:
+    """One unit, submitted at time 0 unless another process has done that."""
+
+    def __init__(self, folder: Path, submission: Answer | None) -> None:
+        self.handle = Handle("a", 1, folder / "a/attempts/1")
+        self.handle.files.logs.mkdir(parents=True)
+        no_orders(self.handle, range(1))
+        units = [SlurmUnit(self.handle, 0, StartedUnit(node="n0", argv=("true",), cwd="/", env={}))]
+        cache = FolderCache(self.handle.folder)
+        own: Any = submission
+        self.attempt = Attempt(self.handle, "pliant-x.a.1", units, cache, 0.0, own)
+
+    def at(self, now_s: float, state: str | None = None, reason: str = "None") -> UnitStatus:
+        """The unit, where Slurm lists its job in a state, or (None) does not list it."""
+        job = None if state is None else SlurmJob("7", state, "", reason, "pliant-x.a.1")
+        return self.shown(Listed(now_s, job), now_s)
+
+    def shown(self, listed: Listed, now_s: float) -> UnitStatus:
+        (status,) = self.attempt.statuses(listed, now_s)
+        return status
+
+    @property
+    def last_words(self) -> str:
+        return self.handle.files.launcher_log(0).read_text()
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """What Slurm says of a job that is not listed any more."""
+    found = Answer()
+    monkeypatch.setattr(Asking, "about", lambda _job_id: found)
+    return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path, Answer())
+
+
+def test_it_waits_from_its_submission_until_slurm_starts_it(tmp_path: Path) -> None:
+    submission = Answer(done=False, ended_s=float("inf"))
+    scene = Scene(tmp_path, submission)
+    assert scene.at(5.0).queued
+    submission.done, submission.ended_s = True, 6.0
+    assert scene.shown(Listed(5.9, None), 6.0).queued, (
+        "what Slurm said before it knew the job counts for nothing"
+    )
+    assert scene.at(7.0, "PENDING", "Priority").queued
+    assert scene.at(8.0, "CONFIGURING").queued
+    assert (scene.at(9.0, "RUNNING"), scene.at(9.0, "RUNNING").queued) == (RUNNING, False)
+
+
+def test_a_submission_that_slurm_refuses_has_ended_with_the_reason(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, Answer(failure="sbatch: error: invalid account"))
+    assert scene.at(1.0) == UnitStatus("exited", 1)
+    assert scene.last_words == "pliant: Slurm does not take the job: sbatch: error: invalid account\n"
+    assert scene.handle.files.orders(0).read_text() == "kill\n", (
+        "what starts after all finds that it shall not"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("CANCELLED", "somebody cancelled it"),
+        ("NODE_FAIL", "one of its nodes failed"),
+        ("TIMEOUT", "its time was up"),
+        ("", "its nodes have to see "),
+    ],
+)
+def test_a_job_that_is_gone_before_its_worker_began_has_failed_after_a_while(
+    scene: Scene, ends: Answer, state: str, why: str
+) -> None:
+    ends.state = state
+    assert scene.at(1.0, "RUNNING") == RUNNING
+    assert scene.at(2.0) == RUNNING, "its files may only not be seen yet"
+    assert scene.at(2.0 + SHOWS_S) == UnitStatus("exited", 1)
+    assert f"Slurm's job ended before its workers began: {why}" in scene.last_words
+
+
+def test_a_job_that_another_process_may_just_have_submitted_is_given_longer(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, None)
+    assert scene.at(1.0).queued
+    assert scene.at(UNKNOWN_S).queued
+    assert scene.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+
+
+def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -> None:
+    scene.at(1.0, "RUNNING")
+    scene.at(2.0)
+    assert scene.at(3.0, "PENDING", "BeginTime").queued
+    assert scene.at(3.0 + SHOWS_S).queued
+
+
+def test_while_slurm_does_not_answer_nothing_is_concluded(scene: Scene) -> None:
+    assert scene.shown(SILENT, 1.0).queued
+    assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
+
+
+def test_what_was_told_to_end_before_it_began_has_ended(scene: Scene) -> None:
+    scene.attempt.units[0].give_order("term")
+    assert scene.at(1.0, "PENDING") == UnitStatus("exited", -15)
+
+
+def test_an_exit_code_counts_whatever_slurm_says(scene: Scene) -> None:
+    scene.handle.files.exit_code(0).write_text("3\n")
+    assert scene.at(1.0, "RUNNING") == UnitStatus("exited", 3)
+
+
+def test_a_keeper_that_falls_silent_is_lost_soon_where_slurm_has_ended_the_job_and_the_reason_is_known(
+    scene: Scene, ends: Answer
+) -> None:
+    ends.state = "PREEMPTED"
+    keeper = scene.handle.files.keeper(0)
+    keeper.touch()
+    for now_s in range(5):
+        os.utime(keeper, (now_s, time.time() + now_s))
+        assert scene.at(float(now_s), "RUNNING") == RUNNING
+    found = [scene.at(5.0 + step) for step in range(12)]
+    assert found[0] == RUNNING
+    assert found[-1] == UnitStatus("lost")
+    assert scene.attempt.end_in_words() == "another job took its place"
+
+
+def test_a_reason_to_wait_that_does_not_pass_is_said_once(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "pliant"):
+        for _ in range(2):
+            scene.at(1.0, "PENDING", "Priority")
+            scene.at(2.0, "PENDING", "AssocGrpGRES")
+    assert caplog.messages == ["job a waits in Slurm's queue: AssocGrpGRES"]
