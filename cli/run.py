@@ -36,7 +36,9 @@ def run(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", help="Where to run: local or slurm.", show_default="as the cluster says"),
+        typer.Option(
+            "--backend", help="Where to run: local, slurm or slurm-jobs.", show_default="as the cluster says"
+        ),
     ] = None,
     until_done: Annotated[
         bool,

@@ -13,7 +13,7 @@ from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm import controller
 from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.layout import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.scripts import plain
@@ -59,3 +59,22 @@ def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_w
     )
     assert (site.state / "jobs/a/attempts/3").is_dir()
     until(lambda: slurm.command("squeue", "-h", "-o", "%j").strip() == "")
+
+
+def test_calls_from_cron_submit_a_job_once_and_find_it_in_the_queue_and_ended(
+    site: Site, slurm: SlurmCluster
+) -> None:
+    slurm.command(
+        "sbatch", "--job-name=other", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 600"
+    )
+    until(lambda: "RUNNING" in slurm.command("squeue", "-h", "-o", "%T"))
+    site.job("a", low=1, high=4, samples=50.0)
+    schedule = site.options()
+    for _ in range(3):
+        log, _failed = run_once(schedule)
+        assert log.jobs["a"].phase == "running"
+    until(lambda: ".a.1|PENDING" in slurm.command("squeue", "-h", "-o", "%j|%T"))
+    assert slurm.command("squeue", "-h", "-o", "%j").count(".a.") == 1
+    slurm.command("scancel", "--name=other")
+    until(lambda: run_once(schedule)[0].jobs["a"].phase == "finished")
+    assert site.story() == ["submit a", "start a 4", "finish a 0"]
