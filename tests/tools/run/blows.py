@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,6 +146,55 @@ def end_loop(storm: Storm) -> None:
     storm.end_loop()
 
 
+def stop_worker(storm: Storm) -> None:
+    """A process stands still for a while (SIGSTOP)."""
+    found = [one for one in left_running(storm.folder) if not _launches(one)]
+    if found:
+        victim = storm.chance.choice(sorted(found, key=lambda process: process.pid))
+        with suppress(psutil.NoSuchProcess):
+            victim.suspend()
+            time.sleep(storm.chance.uniform(0, 2.0))
+            victim.resume()
+            storm.done["stop of a worker"] += 1
+
+
+def turn_of_cron(storm: Storm) -> None:
+    """Instead of the live loop a call decides and another one executes, and one of them is killed."""
+    storm.kill_loop()
+    with (storm.folder / "cron.log").open("ab") as log:
+        pipes = {"cwd": storm.folder, "env": storm.environment(), "stderr": log}
+        state = ("--state", str(storm.dirs.path), "--wait", "60")
+        schedule = storm.command("schedule", *state, "--policy", "fair-share")
+        deciding = subprocess.Popen(schedule, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **pipes)
+        run = storm.command("run", *state, "--retries", "100000")
+        executing = subprocess.Popen(run, stdin=deciding.stdout, stdout=subprocess.DEVNULL, **pipes)
+        if deciding.stdout is not None:
+            deciding.stdout.close()
+        time.sleep(storm.chance.uniform(0, 3.0))
+        storm.chance.choice((deciding, executing)).kill()
+        storm.until(lambda: deciding.poll() is not None and executing.poll() is not None)
+    storm.done["turn of cron"] += 1
+
+
+def kill_node_daemon(storm: Storm) -> None:
+    """slurmd dies, and comes back at once or after Slurm has taken its node for lost."""
+    if storm.slurm is not None:
+        node = storm.chance.choice(sorted(storm.slurm.gpus))
+        storm.slurm.end_node(node)
+        time.sleep(storm.chance.choice((0.5, 2.0, 2.0, 14.0)))
+        storm.slurm.start_node(node)
+        storm.done["kill of slurmd"] += 1
+
+
+def kill_controller(storm: Storm) -> None:
+    """slurmctld dies or is ended, and comes back."""
+    if storm.slurm is not None:
+        storm.slurm.end_controller(crash=storm.chance.random() < 0.5)
+        time.sleep(storm.chance.uniform(0, 3.0))
+        storm.slurm.start_controller()
+        storm.done["end of slurmctld"] += 1
+
+
 def fill_disk(storm: Storm) -> None:
     """No room on the disk while a job arrives and starts."""
     storm.start_loop()
@@ -196,5 +246,9 @@ BLOWS: Final[dict[Blow, int]] = {
     stop_launcher: 2,
     fill_disk: 1,
     damage_log: 1,
+    stop_worker: 2,
+    turn_of_cron: 1,
 }
 """Everything that a storm does, and how often compared with the others."""
+ON_SLURM: Final[dict[Blow, int]] = {**BLOWS, kill_node_daemon: 2, kill_controller: 1}
+"""Everything, where the jobs are steps of a Slurm."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.tools.run.service.submit import cancel
@@ -28,6 +29,7 @@ from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
+from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
 from tests.tools.run.full_disk import FullDisk
@@ -69,6 +71,8 @@ class Storm:
     """Each so many-th job trains for real; the others are stand-ins that need no torch."""
     torchrun: bool = True
     """Whether those are started as users' jobs are; else by Python alone."""
+    slurm: SlurmCluster | None = None
+    """What they run on; None: this machine."""
     wanted: dict[str, float | None] = field(default_factory=dict)
     """Samples of every job that was acknowledged; None: it may also fail, for a reason."""
     cancelled: set[str] = field(default_factory=set)
@@ -87,7 +91,14 @@ class Storm:
         self.elastic = script(self.folder, ELASTIC, ALWAYS_BY_TORCHRUN if self.torchrun else "elastic.py")
         self._ids = 0
         self._loop: subprocess.Popen[bytes] | None = None
-        write_cluster(cluster(SLOTS, slots="cpu"), self.folder / "cluster.json")
+        write_cluster(self._cluster(), self.folder / "cluster.json")
+
+    def _cluster(self) -> Cluster:
+        if self.slurm is None:
+            return cluster(SLOTS, slots="cpu")
+        names = tuple(self.slurm.gpus)
+        nodes = tuple({"name": name, "gpus": SLOTS // len(names)} for name in names)
+        return Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": "slurm"})
 
     def rage(
         self, blows: Mapping[Callable[[Storm], None], int], goes_on: Callable[[int], bool], pause_s: float
@@ -157,9 +168,9 @@ class Storm:
         self.disk_was_full = False
         with (self.folder / "loop.log").open("ab") as log:
             self._loop = subprocess.Popen(
-                self._command(*words, *begin),
+                self.command(*words, *begin),
                 cwd=self.folder,
-                env=_environment(),
+                env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -168,10 +179,10 @@ class Storm:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of ``pliant`` to its end."""
         return subprocess.run(
-            self._command(*words),
+            self.command(*words),
             check=False,
             cwd=self.folder,
-            env=_environment(),
+            env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -189,7 +200,13 @@ class Storm:
         for process in left_running(self.folder):
             process.kill()
 
-    def _command(self, *words: str) -> list[str]:
+    def environment(self) -> dict[str, str]:
+        """Of commands of ``pliant``."""
+        found = os.environ if self.slurm is None else self.slurm.env
+        return {**found, "PYTHONPATH": str(ROOT)}
+
+    def command(self, *words: str) -> list[str]:
+        """The command line of a command of ``pliant``."""
         return [sys.executable, "-m", "tests.tools.run.runner_process", *words]
 
     def _loop_pid(self) -> int:
@@ -244,7 +261,3 @@ class Storm:
         assert Spool(self.dirs).requests() == []
         assert [path.name for path in self.dirs.path.glob(".pliant-*.tmp")] == []
         assert [path.name for path in self.dirs.spool.glob(".pliant-*.tmp")] == []
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}

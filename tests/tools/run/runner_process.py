@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 
 from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.statedir.layout import StateDir
-from tests.tools.run.scripts import PlainBackend
+from tests.tools.run.scripts import PlainBackend, PlainSlurmBackend
 
 
-def plain(name: str, nodes: Cluster, dirs: StateDir) -> PlainBackend:
+def plain(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
     """The backend without torchrun."""
-    return PlainBackend(nodes, dirs.jobs)
+    return PlainSlurmBackend(nodes, dirs) if name == "slurm" else PlainBackend(nodes, dirs.jobs)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pliant.tools.profile.torchrun.command import ONE_WORKER
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.backends.slurm.backend import SlurmBackend
 
 OBEDIENT = '''
 """Trains --samples at --rate per second; stops when the plan says so; crashes after --crash-at samples."""
@@ -79,6 +80,13 @@ SLEEP = "import time; time.sleep(600)"
 
 class PlainBackend(LocalBackend):
     """Starts Python where the real backend starts torchrun, or a worker: one worker a unit."""
+
+    def start(self, handle: Handle, units: Sequence[Unit]) -> None:
+        super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
+
+
+class PlainSlurmBackend(SlurmBackend):
+    """The same as steps of a Slurm."""
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
