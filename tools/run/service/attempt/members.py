@@ -32,6 +32,8 @@ class Members:
         self._sightings: dict[int, Sighting] = {}
         self._beats = Heartbeats()
         self._silent = frozenset[int]()
+        self._found_s: dict[int, float] = {}
+        """When silent workers were last found so."""
         self._looked_s = self._counted_s = float("-inf")
         self._idle_since_s: dict[int, float] = {}
         self._folder = FolderCache(files.path)
@@ -152,7 +154,8 @@ class Members:
         """Workers that were found silent now: for too long they have not shown that they run.
 
         They show it once in :data:`BEAT_S`; asked more often than that, it finds none. On a host that is dead
-        the keeper of the worker's unit, too, is silent; then a shorter time is enough.
+        the keeper of the worker's unit, too, is silent; then a shorter time is enough. Where a kill does
+        nothing, a worker is found again after that time.
         """
         if 0 <= now_s - self._looked_s < BEAT_S:
             return frozenset()
@@ -161,7 +164,10 @@ class Members:
         needed = self._needed()
         self._beats.look((path[worker] for worker in needed for path in paths), now_s)
         self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
-        return self._silent
+        last_s = {worker: self._found_s.get(worker, float("-inf")) for worker in self._silent}
+        found = frozenset(worker for worker in last_s if now_s - last_s[worker] >= timeouts.dead_s)
+        self._found_s = {**last_s, **dict.fromkeys(found, now_s)}
+        return found
 
     def in_doubt(self, timeouts: Timeouts) -> bool:
         """Whether a worker's last beat is long ago, and it was not looked at for long enough since."""
@@ -176,7 +182,7 @@ class Members:
         return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:
-        """Units that have had nothing to do for longer than each may.
+        """Units that have had nothing to do for longer than each may; once in that time, if they go on.
 
         :param limits_s: of those that have nothing to do; asked once in :data:`LOOK_S`.
         """
@@ -184,4 +190,6 @@ class Members:
             return []
         self._counted_s, limits = now_s, limits_s()
         self._idle_since_s = {unit: self._idle_since_s.get(unit, now_s) for unit in limits}
-        return [unit for unit, since_s in self._idle_since_s.items() if now_s - since_s >= limits[unit]]
+        found = [unit for unit, since_s in self._idle_since_s.items() if now_s - since_s >= limits[unit]]
+        self._idle_since_s.update(dict.fromkeys(found, now_s))
+        return found

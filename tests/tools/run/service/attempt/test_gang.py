@@ -371,8 +371,9 @@ def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene,
         lives.of[worker] = "gone"
     assert training.watch(0.0, 9.0) == []
     assert training.watch(10.0) == ["kill [0, 1]"]
+    assert training.watch(11.0, 19.0) == ["kill [0, 1]"], "not once a look"
     training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
-    training.watch(11.0)
+    training.watch(20.0)
     assert training.gang.verdict().end == "done"
 
 

@@ -102,3 +102,16 @@ def test_a_worker_that_a_newer_plan_leaves_out_is_missed_as_long_as_it_trains(sc
     scene.members.look()
     scene.now_s += 5.0
     assert scene.members.listen(scene.now_s, TIMES) == frozenset()
+
+
+def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> None:
+    """A dead host: each try may be a question to a controller, and a line for the owner."""
+    scene.lost_after(*scene.files_of(1))
+    moving = scene.files_of(0)
+    found = []
+    for _ in range(int(2 * TIMES.dead_s)):
+        scene.now_s += 1.0
+        scene.beat(*moving)
+        found.append(scene.members.listen(scene.now_s, TIMES))
+        assert scene.members.lost({0, 1}, {0, 1}) == {1}, "it stays lost meanwhile"
+    assert [len(one) for one in found].count(1) == 2
