@@ -20,6 +20,7 @@ from pliant.tools.run.statedir.log.refine import with_progress
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import check_job, make_own
+from pliant.tools.run.statedir.version import raise_format
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 Sink = Callable[[Sequence[Event]], None]
@@ -52,6 +53,7 @@ class State:
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._view.refresh(to_the_end=True)
             self._sweep()
+            raise_format(self.dirs)
             self._writer = EventWriter(self.dirs.events)
         except BaseException:
             self._lock.release()

@@ -18,12 +18,14 @@ class StateDir(Folder):
     """The profile in use."""
     schedule = Inside("schedule.json")
     """The schedule applied last."""
+    version = Inside("version.json")
+    """In which format the directory is."""
     lock = Inside("lock")
     """Held by the one writer, by flock."""
     run_log = Inside("run.log")
     """What a run in the background says."""
     spool = Inside("spool")
-    """Submissions and cancellations that the log does not hold yet."""
+    """Submissions, cancellations and orders that the log does not hold yet."""
     jobs = Inside("jobs")
     """The folder of the jobs' folders."""
 

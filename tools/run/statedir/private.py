@@ -22,6 +22,7 @@ from typing import Final
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import make_folder, sync_folder
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.statedir.version import check_format
 
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -71,7 +72,9 @@ def check_own(dirs: StateDir, *, close: bool = True) -> None:
 
     :param close: False leaves the folder open to those who can read it.
     :raises UsageError: it belongs to somebody else, is writable by others, or holds a link.
+    :raises BadInputError: a later pliant has written it.
     """
+    check_format(dirs)
     others_enter, parts = bool(os.lstat(dirs.path).st_mode & _OPEN), list(_parts(dirs))
     for path, found in parts:
         _check_owner(path, found, os.geteuid())
@@ -99,6 +102,7 @@ def check_seen(dirs: StateDir) -> None:
     for path, found in _parts(dirs):
         _check_owner(path, found, owner)
         _check_kind(path, found)
+    check_format(dirs)
 
 
 def check_job(dirs: StateDir, job_id: str) -> None:
@@ -147,8 +151,9 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _is_its(dirs: StateDir, path: Path) -> bool:
     """Whether a path is part of the state directory, and not a file that somebody keeps there, too."""
-    files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule, dirs.lock, dirs.run_log)
-    return path.parent == dirs.jobs or path in (dirs.path, dirs.spool, dirs.jobs, *files)
+    files = (dirs.events, dirs.snapshot, dirs.cluster, dirs.profile, dirs.schedule)
+    own = (dirs.path, dirs.spool, dirs.jobs, *files, dirs.version, dirs.lock, dirs.run_log)
+    return path.parent == dirs.jobs or path in own
 
 
 def _check_owner(path: str, found: os.stat_result, wanted: int) -> None:
