@@ -22,6 +22,8 @@ JOBS: Final = "slurm-jobs"
 """The backend whose attempts are jobs of their own."""
 OLDEST: Final = (20, 11)
 """The oldest release whose output the tests have."""
+ANSWER_S: Final = 15.0
+"""A command gives up by itself before, unless it does not even find its configuration."""
 _SHOWN: Final = 3
 
 
@@ -34,9 +36,9 @@ def slurm(site: Site) -> Iterator[Check]:
         text = f"not found: {', '.join(missing)}"
         yield problem(AREA, text, "run on a host where Slurm's commands are, and mind PATH")
         return
-    yield _release(ask(command_lines.version()))
     try:
-        nodes = {node.name: node for node in parsing.nodes(ask(command_lines.show_nodes()))}
+        yield _release(ask(command_lines.version(), timeout_s=ANSWER_S))
+        nodes = {n.name: n for n in parsing.nodes(ask(command_lines.show_nodes(), timeout_s=ANSWER_S))}
     except PliantError as error:
         advice = "start slurmctld, or name the right Slurm with SLURM_CONF; see scontrol ping"
         yield problem(AREA, first_line(error), advice)

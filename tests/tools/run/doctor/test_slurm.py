@@ -34,7 +34,7 @@ def of(*names: str, gpus: int = 4, partition: str | None = None) -> Site:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Slurm that says what one of 22.05 said."""
 
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], **_more: float) -> str:
         if argv[-1] == "--version":
             return "slurm-wlm 22.05.8\n"
         name = "config" if argv[-1] == "config" else f"{argv[-1]}s"
@@ -101,7 +101,7 @@ def test_commands_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("recorded")
 def test_a_controller_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(argv: Sequence[str]) -> str:
+    def ask(argv: Sequence[str], **_more: float) -> str:
         if argv[-1] == "--version":
             return "slurm 19.05.3\n"
         raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
