@@ -61,13 +61,21 @@ class LocalBackend:
         self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
         """Of the attempts that have units which run."""
+        self._nodes: Sequence[NodeInfo] | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, with the GPUs that they name, else those of this machine in order.
 
+        They are looked at once: this machine is up while this process runs.
+
         :raises BadInputError: the cluster file has more GPUs than there are, names one that is not there, or
             has an address that is public or another machine's.
         """
+        if self._nodes is None:
+            self._nodes = self._found()
+        return self._nodes
+
+    def _found(self) -> Sequence[NodeInfo]:
         nodes = self._cluster.expanded()
         addresses = [check_own(node.name, node.address or LOOPBACK) for node in nodes]
         devices: Sequence[tuple[str, ...] | None] = [None] * len(nodes)

@@ -9,9 +9,8 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -21,7 +20,7 @@ from pliant.tools.run.backends.addresses import port_to_meet_at
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
-from pliant.tools.run.service.allocation.slots import Slot
+from pliant.tools.run.service.allocation.slots import Slot, by_node
 from pliant.tools.run.service.attempt.commands import meets_at_port, units
 from pliant.tools.run.service.attempt.gang import Gang, NextPlan
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
@@ -36,7 +35,7 @@ from pliant.tools.run.service.attempt.plan_file import (
 )
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.faulty_jobs import Condemned, UnclearJobs
-from pliant.tools.run.service.reports import Ended, Hindered, Progressed, Proven, Report, Said
+from pliant.tools.run.service.reports import Displaced, Ended, Hindered, Progressed, Proven, Report, Said
 from pliant.tools.run.service.runnable import check_startable
 from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Plan
@@ -49,6 +48,8 @@ from pliant.tools.run.statedir.share import Share
 
 STARTING_S: Final = 0.5
 """One tick starts jobs for this long, in which it does not look at what runs; the next one goes on."""
+NODES_S: Final = 2.0
+"""Between two looks at the nodes."""
 _log = logging.getLogger("pliant")
 
 
@@ -72,6 +73,7 @@ class Executor:
         log_bytes: int | None = None,
     ) -> None:
         self.nodes: Mapping[str, NodeInfo] = {node.name: node for node in backend.nodes()}
+        self._nodes_due_s = clock()
         self.targets: dict[str, Target] = {}
         self.gangs: dict[str, Gang] = {}
         self.suspects = Suspects()
@@ -80,7 +82,7 @@ class Executor:
         self._dirs = dirs
         self._clock = clock
         self._timeouts = timeouts or Timeouts()
-        self._units = partial(units, nodes=self.nodes, log_bytes=log_bytes)
+        self._log_bytes = log_bytes
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, self._timeouts)
@@ -170,6 +172,29 @@ class Executor:
         gang = self._gang(handle, plan, target, seen=seen)
         if plan.abort:
             self.stop(gang)
+
+    def down_nodes(self) -> dict[str, str] | None:
+        """The nodes that are down now, and why; None: not looked at again so soon."""
+        now_s = self._clock()
+        if 0 <= now_s < self._nodes_due_s:
+            return None
+        self._nodes_due_s = now_s + NODES_S
+        self.nodes = {node.name: node for node in self._backend.nodes()}
+        return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
+
+    def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
+        """Take all jobs off nodes that are down: they go on with what they have left, or not at all."""
+        for job_id, target in sorted(self.targets.items()):
+            gone = tuple(slot for slot in target.slots if slot.node in down)
+            if not gone:
+                continue
+            reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
+            left = Setback(gone, reason).without(target, target.cut)
+            if left.share.gpus < left.job.min_gpus:
+                del self.targets[job_id]
+            else:
+                self.targets[job_id] = left
+            yield Displaced(job_id, reason, left.share)
 
     def tick(self) -> list[Report]:
         """One look and one step; returns what happened, in order of the job ids."""
@@ -295,7 +320,7 @@ class Executor:
 
     def _rescale(self, gang: Gang, target: Target, way: InPlace) -> None:
         """Publish the plan first: workers that are not in it would leave as soon as they start."""
-        job, first = self._dirs.job(gang.handle.job), len(gang.statuses)
+        first = len(gang.statuses)
         joining = [
             make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
         ]
@@ -304,7 +329,7 @@ class Executor:
         if joining:
             added = Target(target.share, way.joining)
             try:
-                commands = self._units(added, job.path, gang.handle.files, first=first)
+                commands = self._commands(added, gang.handle, first=first)
                 self._backend.start(gang.handle, commands)
             except OSError as error:
                 reason = f"new workers cannot be started: {error.strerror or error}"
@@ -327,9 +352,13 @@ class Executor:
         write_plan(job_dir, plan)
         first = self.nodes[target.slots[0].node]
         port = port_to_meet_at(first.address) if meets_at_port(target) else 0
-        commands = self._units(target, job_dir.path, handle.files, port=port)
+        commands = self._commands(target, handle, port=port)
         self._backend.start(handle, commands)
         self._gang(handle, plan, target)
+
+    def _commands(self, target: Target, handle: Handle, *, first: int = 0, port: int = 0) -> list[Unit]:
+        job, files, most = handle.job_files.path, handle.files, self._log_bytes
+        return units(target, job, files, self.nodes, port, first=first, log_bytes=most)
 
     def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
         gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)

@@ -22,11 +22,9 @@ from pliant.tools.run.service.decisions import Decisions
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
-    Ended,
-    Hindered,
     Progressed,
-    Proven,
     Report,
+    Said,
     change_event,
     in_turns,
     progress_event,
@@ -38,6 +36,7 @@ from pliant.tools.run.statedir.log.events import (
     decision_event,
     give_up_event,
     interruption_event,
+    node_event,
     reject_event,
     release_event,
 )
@@ -136,6 +135,7 @@ class Loop:
         found, log = self._schedule, self.state.log
         self._hear(self._origin_s + found.time)
         self.executor.adopt(log)
+        self._see_nodes()
         self._record(self.executor.look(), 0.0)
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
@@ -153,6 +153,7 @@ class Loop:
         self._schedule_file.catch_up()
         happened, self._ask = self._ask, False
         since_s, self._looked_s = self._looked_s, self.clock()
+        happened |= self._see_nodes()
         happened |= self._record(self.executor.tick(), since_s)
         if self._decisions is None or self.drained:
             return
@@ -207,12 +208,26 @@ class Loop:
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
-            happened |= isinstance(report, Ended | Hindered | Proven) and bool(events)
+            happened |= not isinstance(report, Said | Progressed) and bool(events)
         self.state.record(event for _, event in found)
         for job_id, event in found:
             with self._faults.of(job_id):
                 self._tell(event)
         return happened
+
+    def _see_nodes(self) -> bool:
+        """Take jobs off nodes that have gone down, and write down which went and came; True: some did."""
+        down = self.executor.down_nodes()
+        known = self.state.log.down
+        if down is None or down.keys() == known.keys():
+            return False
+        self._record(self.executor.leave(down), 0.0)
+        went = [node_event(name, self.clock(), why) for name, why in down.items() if name not in known]
+        came = [node_event(name, self.clock(), None) for name in known if name not in down]
+        self.state.record([*went, *came])
+        for event in (*went, *came):
+            self._tell(event)
+        return True
 
     def _refine(self, report: Progressed) -> None:
         """Let the policy know how far a job is; the log holds it when something happens to the job."""
@@ -324,15 +339,17 @@ def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]
     """What a schedule gives to jobs, on top of a log.
 
     Jobs that have ended stay ended, and those that failed lately are left out until their time has come, as
-    are those that are held, and those that would come to a node that was drained since.
+    are those that are held, and those that would come to a node that was drained since, or went down.
     """
     waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
     out = (log.jobs.keys() - log.active.keys()) | waiting
     shares = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
-    return {job_id: share for job_id, share in shares.items() if not _comes_to_drained(share, log)}
+    return {job_id: share for job_id, share in shares.items() if not _comes_to_closed(share, log)}
 
 
-def _comes_to_drained(share: Share, log: RunLog) -> bool:
+def _comes_to_closed(share: Share, log: RunLog) -> bool:
+    if any(name in log.down for name, _ in share.placement):
+        return True
     job = log.active.get(share.job.id)
     held = {} if job is None else dict(job.placement)
     return any(name in log.drained and count > held.get(name, 0) for name, count in share.placement)

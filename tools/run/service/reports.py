@@ -53,6 +53,16 @@ class Hindered:
 
 
 @dataclass(frozen=True, slots=True)
+class Displaced:
+    """A node of a job went down, and the job goes on without it."""
+
+    job_id: str
+    reason: str
+    share: Share
+    """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint where it can."""
+
+
+@dataclass(frozen=True, slots=True)
 class Proven:
     """Workers have trained on these slots for long enough, though others died there."""
 
@@ -70,7 +80,7 @@ class Progressed:
     """It was measured while the job's last change was in force."""
 
 
-Report = Said | Progressed | Ended | Hindered | Proven
+Report = Said | Progressed | Ended | Hindered | Displaced | Proven
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -86,7 +96,11 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | Ended | Hindered | Proven, log: RunLog, time_s: float, retries: int, since_s: float = 0.0
+    report: Said | Ended | Hindered | Displaced | Proven,
+    log: RunLog,
+    time_s: float,
+    retries: int,
+    since_s: float = 0.0,
 ) -> list[Event]:
     """What the log gets to hold of a report; nothing about jobs that it does not know as active.
 
@@ -103,6 +117,8 @@ def report_events(
         return events
     if isinstance(report, Hindered):
         return hindrance_events(report, job, log, time_s)
+    if isinstance(report, Displaced):
+        return [_without(report, job, time_s, {"reason": report.reason})]
     if isinstance(report, Proven):
         return proof_events(report, time_s)
     job = refined(job, log.newest.get(report.job_id))
@@ -143,12 +159,18 @@ def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) 
     detail: dict[str, Any] = {"reason": "; ".join([setback.reason, *left_out, *waits])}
     if wait_s is not None:
         detail["wait_seconds"] = wait_s
-    if share.gpus < job.job.min_gpus:
-        return [Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail), *downs]
-    if share.gpus == job.gpus:
+    if job.job.min_gpus <= share.gpus == job.gpus:
         return downs
-    detail |= {"accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
-    return [_holding("shrink", report.job_id, time_s, share, detail), *downs]
+    return [_without(report, job, time_s, detail), *downs]
+
+
+def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: Mapping[str, Any]) -> Event:
+    """The job trains on with what it has left, or waits where that is too little."""
+    share = report.share
+    if share.gpus < job.job.min_gpus:
+        return Event(time_s, "requeue", report.job_id, gpus=0, placement=(), detail=detail)
+    own = {**detail, "accum": share.accum, "lr_scale": share.lr_scale, "setback": True}
+    return _holding("shrink", report.job_id, time_s, share, own)
 
 
 def _slot_down(job_id: str, slot: str, suspects: Suspects, time_s: float, reason: str) -> Event:

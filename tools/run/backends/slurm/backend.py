@@ -35,6 +35,8 @@ from pliant.tools.run.statedir.layout import StateDir
 
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
+DEAD_NODE_S: Final = 60.0
+"""For so long a node gets no work on which keepers were found silent, though Slurm says that they run."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,9 @@ class SlurmBackend:
         self._is_used = False
         """Whether something shall run, so that leases are needed."""
         self._looked_at: View | None = None
+        self._dead_s: dict[str, float] = {}
+        """When the keepers of a node were found silent, by node."""
+        self._addresses: dict[str, str] = {}
 
     # Nodes.
 
@@ -88,7 +93,9 @@ class SlurmBackend:
 
     def _info(self, node: Node, found: SlurmNode | None) -> NodeInfo:
         reason = self._why_down(node.name, found)
-        address = _address(node, found)
+        if node.name not in self._addresses:
+            self._addresses[node.name] = _address(node, found)
+        address = self._addresses[node.name]
         devices = None if self._cluster.slots == "cpu" else tuple(map(str, range(node.gpus)))
         return NodeInfo(node.name, node.gpus, not reason, address, devices, reason)
 
@@ -98,6 +105,10 @@ class SlurmBackend:
             return "Slurm does not know it"
         if found.serves is not None:
             self._serves[name] = found.serves and (found.responds or self._beats_on(name))
+        if time.monotonic() - self._dead_s.get(name, float("-inf")) < DEAD_NODE_S and not self._beats_on(
+            name
+        ):
+            return "nothing is heard of it"
         if not self._serves[name]:
             return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
@@ -178,7 +189,10 @@ class SlurmBackend:
             return ended
         seen = self._seen(unit)
         if attempt.folder.get(f"keeper {unit.number}", unit.is_taken_over):
-            return unit.kept(attempt.beats, seen, now_s)
+            status = unit.kept(attempt.beats, seen, now_s)
+            if status.state == "lost" and seen.step is not None:
+                self._dead_s[unit.node] = now_s
+            return status
         return unit.starting(self._place(unit), seen, os.environ, now_s)
 
     def _seen(self, unit: SlurmUnit) -> Seen:

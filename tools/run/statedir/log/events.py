@@ -90,6 +90,16 @@ def release_event(job_id: str, time_s: float) -> Event:
     return Event(time_s, "release", job_id)
 
 
+def node_event(name: str, time_s: float, down: str | None) -> Event:
+    """A node came up, or went down.
+
+    :param down: why; None: it came up.
+    """
+    if down is None:
+        return Event(time_s, "node_up", detail={"node": name})
+    return Event(time_s, "node_down", detail={"node": name, "reason": down})
+
+
 def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float | None) -> Event:
     """A job is done."""
     detail = {"attempt": attempt}

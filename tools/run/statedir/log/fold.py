@@ -29,6 +29,8 @@ How ``run`` uses the log:
 - ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
   detail: ``user`` and the number of the ``order``. ``priority``: likewise, with the new ``priority``.
   ``drain`` and ``undrain``: likewise of a ``node``; ``now``: its jobs leave it, ``reason``: why.
+- ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
+  GPUs there have left it before, by a ``shrink`` or a ``requeue``.
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
 """
@@ -42,7 +44,7 @@ from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 
-from pliant.schemas.event import ENDS, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
+from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.run.statedir.contract.progress import Progress
@@ -229,6 +231,8 @@ class RunLog:
     """Jobs that were submitted and have not ended."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
+    down: dict[str, str] = field(default_factory=dict)
+    """Nodes that jobs cannot run on, and why."""
     drained: dict[str, Drain] = field(default_factory=dict)
     """Nodes that get no work."""
     executed: tuple[int, ...] = ()
@@ -250,6 +254,8 @@ class RunLog:
             detail = SubmitDetail.model_validate_json(_json(event))
             job = JobLog(detail.job, event.time, total_samples=detail.samples)
             self.jobs[event.job] = self.active[event.job] = job
+        elif event.event in OF_NODES:
+            self._node(event)
         elif event.event in OF_SLOTS:
             self.suspects.add(event.job, event.event, event.detail or {})
         elif event.event == "release":
@@ -280,6 +286,12 @@ class RunLog:
     def may_be_there(self) -> Iterable[str]:
         """Ids of the jobs of which something may be left."""
         return (*self.active, *self.broken_off)
+
+    def _node(self, event: Event) -> None:
+        detail = event.detail or {}
+        self.down.pop(str(detail["node"]), None)
+        if event.event == "node_down":
+            self.down[str(detail["node"])] = str(detail.get("reason", ""))
 
     def _decided(self, event: Event) -> None:
         if self.info is None:
