@@ -113,6 +113,11 @@ class SlurmBackend:
             return f"Slurm says {'+'.join(sorted(found.state))}{f': {found.reason}' if found.reason else ''}"
         return "" if self.leases.serves(name) or not self._is_used else self.leases.why_not(name)
 
+    def _is_busy(self, name: str) -> bool:
+        """Whether something may run on a node."""
+        units = (unit for attempt in self._attempts.values() for unit in attempt.units)
+        return any(unit.node == name and unit.ended() is None for unit in units)
+
     def _beats_on(self, name: str) -> bool:
         """Whether a keeper on a node shows that it runs."""
         units = [(attempt, unit) for attempt in self._attempts.values() for unit in attempt.units]
@@ -245,6 +250,9 @@ class SlurmBackend:
         if view is not None and view is not self._looked_at:
             self._looked_at = view
             self.leases.look(view, renew=self._is_used)
+            for name, serves in self._serves.items():
+                if not serves and self.leases.id_of(name) is not None and not self._is_busy(name):
+                    self.leases.drop(name)  # who drains a node waits for it
 
     def _attempt(self, handle: Handle) -> _Attempt:
         if handle not in self._attempts:

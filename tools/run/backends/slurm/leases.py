@@ -20,8 +20,10 @@ from pliant.tools.run.backends.slurm.command_lines import Lease
 from pliant.tools.run.backends.slurm.controller import Later, View
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 
-AGAIN_S: Final = 15.0
-"""Between two submissions of a lease that Slurm refuses, or ends."""
+AGAIN_S: Final = 3.0
+"""Between two submissions of a lease that ends at once."""
+REFUSED_S: Final = 15.0
+"""Likewise, of one that Slurm refuses."""
 WAIT_S: Final = 30.0
 """A node serves as if its lease ran, until it has waited for so long."""
 _log = logging.getLogger("pliant")
@@ -153,7 +155,7 @@ class Leases:
             return
         refused, asked.submission = asked.submission.failure, None
         asked.seen_from_s = self._clock()
-        asked.next_s = asked.seen_from_s + AGAIN_S
+        asked.next_s = asked.seen_from_s + (REFUSED_S if refused else AGAIN_S)
         if refused and refused != asked.refused:
             _log.warning("node %s: no lease: %s; it is asked for again", asked.lease.node, refused)
         asked.refused = refused
