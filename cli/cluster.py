@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -81,4 +82,23 @@ def _look(
     return discover_slurm(slots, names, gres, backend=backend)
 
 
-SUBCOMMANDS = (cluster_discover,)
+def cluster_release(
+    *,
+    state: Annotated[Path, typer.Option("--state", help="State directory.")],
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="Where its jobs ran.", show_default="as the cluster says")
+    ] = None,
+) -> None:
+    """Give back the nodes that a state directory holds and runs nothing on.
+
+    On Slurm a run that leaves its jobs to the next one keeps its lease jobs;
+    squeue lists them as pliant-…
+
+    Example: pliant cluster release --state pliant-state
+    """
+    from pliant.tools.run.service.run import release_nodes
+
+    note_sentence(f"gave back {counted(release_nodes(state, backend), 'node')}")
+
+
+SUBCOMMANDS = (cluster_discover, cluster_release)

@@ -371,7 +371,7 @@ def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_is_not_there_is_a_missing_service(tmp_path: Path) -> None:
-    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local or slurm'):
+    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
         open_backend("pbs", cluster(1), StateDir(tmp_path))
 
 

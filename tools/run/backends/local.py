@@ -51,6 +51,7 @@ class LocalBackend:
 
     name = "local"
     in_place = True
+    held_nodes = 0
 
     def __init__(self, cluster: Cluster, jobs: Path) -> None:
         self._cluster = cluster
@@ -98,7 +99,7 @@ class LocalBackend:
         before = _record(handle)
         started = list(before.units) if before else []
         first = len(started)
-        started += [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
+        started += [StartedUnit.of(unit) for unit in units]
         self._write(handle, started)
         try:
             for index, unit in enumerate(units, first):

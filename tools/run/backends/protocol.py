@@ -126,6 +126,11 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def held_nodes(self) -> int:
+        """Nodes that are kept from others, whether or not something runs there."""
+        ...
+
     def release(self) -> int:
         """Give back what is held of nodes on which nothing runs; returns of how many.
 

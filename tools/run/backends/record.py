@@ -7,7 +7,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from pliant.schemas.file_io.record import Identifier, PositiveInt, Record
-from pliant.tools.run.backends.protocol import Handle
+from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.statedir.contract import files as contract
 from pliant.tools.run.statedir.contract.folders import JobDir
 
@@ -22,6 +22,11 @@ class StartedUnit(Record):
     pid: PositiveInt | None = None
     born: str | None = None
     """Which process of that pid it is: tells a recycled pid from ours."""
+
+    @classmethod
+    def of(cls, unit: Unit) -> StartedUnit:
+        """A unit that is still to be started."""
+        return cls(node=unit.node, argv=unit.argv, cwd=unit.cwd, env=dict(unit.env))
 
 
 class LaunchRecord(Record):

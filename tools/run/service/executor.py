@@ -366,6 +366,11 @@ class Executor:
         self.gangs[handle.job] = gang
         return gang
 
+    @property
+    def held_nodes(self) -> int:
+        """Nodes that this directory keeps from others."""
+        return self._backend.held_nodes
+
     def release(self) -> None:
         """Give back the nodes on which nothing runs; where that fails, somebody else has to."""
         try:

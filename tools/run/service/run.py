@@ -11,8 +11,9 @@ from signal import Signals
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError
+from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
+from pliant.schemas.io import read_cluster
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.dry_run import first_steps
@@ -20,6 +21,7 @@ from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.interrupts import Interrupts
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
+from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 
@@ -77,6 +79,9 @@ def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[Run
         view(state.log, prepared.clock())
         if not follow:
             loop.executor.release()
+        elif held := loop.executor.held_nodes:
+            kept, give = counted(held, "node"), f"pliant cluster release --state {options.state}"
+            _log.warning("%s are kept for the next run; to give them back: %s", kept, give)
         return state.log, interrupts.received[0] if interrupts.received else None
 
 
@@ -105,6 +110,21 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
         failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
         return log, [job_id for _, job_id in failed]
+
+
+def release_nodes(state: Path, backend: str | None = None) -> int:
+    """Give back the nodes that a state directory holds, but those on which something runs; returns how many.
+
+    :param backend: None: what its cluster says.
+    :raises UsageError: no run has begun there.
+    :raises LockedError: another process runs its jobs.
+    """
+    dirs = StateDir(state.resolve())
+    if not dirs.cluster.exists():
+        raise UsageError(f"{state} holds no run")
+    cluster = read_cluster(dirs.cluster)
+    with State(state):
+        return open_backend(backend or cluster.backend, cluster, dirs).release()
 
 
 def dry_run_text(options: Options, *, resume: bool) -> str:

@@ -30,6 +30,7 @@ class SimulatedNodes:
 
     name = "simulated"
     in_place = True
+    held_nodes = 0
 
     def __init__(self, cluster: Cluster, clock: SimulatedClock, jobs: Path) -> None:
         self.clock = clock

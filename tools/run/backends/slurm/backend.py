@@ -7,6 +7,7 @@ asked for the state of nodes and leases, and for what its keeper cannot say any 
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -138,15 +139,25 @@ class SlurmBackend:
     # Units.
 
     def shown(self, handle: Handle, units: Sequence[Unit]) -> Sequence[str]:
-        """Each unit with its node."""
-        return [f"{unit.node}: {unit.in_a_shell}" for unit in units]
+        """The lease job of each node, and the step of each unit in it."""
+        by_name = dict.fromkeys(unit.node for unit in units)
+        leases = [
+            command_lines.lease_of(self._cluster, self._nodes[name], self._dirs.path) for name in by_name
+        ]
+        lines = [command_lines.sbatch_lease(lease, self._cluster.slurm, self._dirs.path) for lease in leases]
+        for number, unit in enumerate(units):
+            wanted = SlurmUnit(handle, number, StartedUnit.of(unit))
+            place = self._place_in(f"LEASE_OF_{unit.node}", wanted)
+            env = [f"{name}={value}" for name, value in unit.env.items()]
+            lines.append(("env", *env, *wanted.argv(place)))
+        return [shlex.join(line) for line in lines]
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Have all units started, or none, as soon as their leases run; an attempt may have some already."""
         handle.files.logs.mkdir(parents=True, exist_ok=True)
         before = record_of(handle, self.name)
         first = len(before.units) if before else 0
-        started = [StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units]
+        started = [StartedUnit.of(unit) for unit in units]
         no_orders(handle, range(first, first + len(started)))
         whole = (*(before.units if before else ()), *started)
         write_record(
@@ -212,6 +223,9 @@ class SlurmBackend:
         lease_id = self.leases.id_of(unit.node)
         if lease_id is None or self._controller.failure:
             return None
+        return self._place_in(lease_id, unit)
+
+    def _place_in(self, lease_id: str, unit: SlurmUnit) -> Place:
         options, size, slots = self._cluster.slurm, self.leases.size_of(unit.node), unit.slots
         gres = command_lines.step_gres(options, size, len(slots))
         if not size:
@@ -226,6 +240,11 @@ class SlurmBackend:
         """The newest attempt of every job that is not over; what was still to be started there will be."""
         self._is_used = True
         return newest_attempts(self._dirs.jobs, over)
+
+    @property
+    def held_nodes(self) -> int:
+        """Nodes with a lease that runs."""
+        return sum(self.leases.id_of(name) is not None for name in self._nodes)
 
     def release(self) -> int:
         """Give back the leases of all nodes on which nothing runs; returns how many.

@@ -155,13 +155,16 @@ class SlurmUnit:
             return _RUNNING
         return UnitStatus("exited", _CODES[self.order]) if self.order else UnitStatus("lost")
 
-    def _start(self, place: Place, env: Mapping[str, str], now_s: float) -> None:
-        step = command_lines.Step(
-            place.lease_id, self.name, self._files.launcher_log(self.number), place.gres, place.cpus
-        )
-        argv = command_lines.srun_step(
+    def argv(self, place: Place) -> tuple[str, ...]:
+        """What starts it."""
+        log = self._files.launcher_log(self.number)
+        step = command_lines.Step(place.lease_id, self.name, log, place.gres, place.cpus)
+        return command_lines.srun_step(
             step, keeper_argv(self._files.path, self.number, place.gpus, self._started)
         )
+
+    def _start(self, place: Place, env: Mapping[str, str], now_s: float) -> None:
+        argv = self.argv(place)
         own = {**child_environment(env, self._started.env), **_own_slurm(env)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
         with self._srun_log.open("ab") as log, open(os.devnull, "rb") as nothing:

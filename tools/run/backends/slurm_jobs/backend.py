@@ -45,6 +45,7 @@ class SlurmJobsBackend:
 
     name = "slurm-jobs"
     in_place = False
+    held_nodes = 0
 
     def __init__(self, cluster: Cluster, dirs: StateDir) -> None:
         self._cluster, self._dirs = cluster, dirs
@@ -89,7 +90,7 @@ class SlurmJobsBackend:
         request = request_of(self._cluster, units, self._name_of(handle))
         text = script(request, self._cluster.slurm, handle.files, os.environ.get("LC_ALL"))
         atomic_write(script_file(handle.files), text.encode(), mode=PRIVATE)
-        started = tuple(StartedUnit(node=u.node, argv=u.argv, cwd=u.cwd, env=dict(u.env)) for u in units)
+        started = tuple(StartedUnit.of(unit) for unit in units)
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=started)
         write_record(handle, record)
         self._attempts.pop(handle)

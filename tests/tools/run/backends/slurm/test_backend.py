@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
@@ -263,3 +263,18 @@ def test_without_slurm_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceMissingError, match="Slurm's squeue is not here"):
         SlurmBackend(slurm_nodes("n0"), StateDir(tmp_path)).nodes()
+
+
+def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: Path) -> None:
+    backend = SlurmBackend(slurm_nodes("n0", slots="gpu"), StateDir(tmp_path))
+    backend.nodes()
+    handle = Handle("a", 1, tmp_path / "jobs/a/attempts/1")
+    unit = Unit("n0", ("python", "train it.py"), "/work", {"CUDA_VISIBLE_DEVICES": "2", "SEED": "1 2"})
+    lease, step = backend.shown(handle, [unit])
+    assert lease.startswith(f"sbatch --parsable --job-name={lease_prefix(tmp_path)}n0 ")
+    assert step.startswith(
+        "env CUDA_VISIBLE_DEVICES=2 'SEED=1 2' srun --quiet --jobid=LEASE_OF_n0 --job-name=a.1.0 "
+    )
+    assert step.endswith(f"step.py {handle.folder} 0 2 /work python 'train it.py'")
+    assert not handle.folder.exists()
+    assert live.command("squeue", "-h") == ""
