@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -115,6 +116,16 @@ def test_a_damaged_log_names_the_command_that_repairs_it(state: Path) -> None:
     (text,) = not_ok(examine(state))
     assert text.startswith("problem: ")
     assert f"pliant log --repair --state {state}" in text
+
+
+def test_a_directory_of_a_later_pliant_is_a_problem(state: Path) -> None:
+    written = json.loads((state / "version.json").read_text())
+    (state / "version.json").write_text(
+        json.dumps({**written, "format": written["format"] + 1, "pliant": "9.0"})
+    )
+    (text,) = not_ok(examine(state))
+    assert text.startswith("problem: ")
+    assert "9.0" in text
 
 
 def test_a_directory_that_others_can_write_in_is_a_problem(state: Path) -> None:
