@@ -76,21 +76,23 @@ def hosts(count: int) -> Iterator[tuple[Host, ...]]:
     switch = f"{base}s"
     made = tuple(Host(f"n{i}", f"{base}h{i}", f"{_SUBNET}.{i + 1}") for i in range(count))
     try:
-        _make_switch(switch)
-        for number, host in enumerate(made):
-            _connect(host, switch, f"v{number}")
+        _make(switch, made)
         yield made
-    except subprocess.CalledProcessError as error:
-        raise NoHostsError(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
     finally:
         for namespace in (*(host.namespace for host in made), switch):
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
 
 
-def _make_switch(switch: str) -> None:
-    _run("ip", "netns", "add", switch)
-    _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-    _run("ip", "-n", switch, "link", "set", "br0", "up")
+def _make(switch: str, made: Sequence[Host]) -> None:
+    try:
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        for number, host in enumerate(made):
+            _connect(host, switch, f"v{number}")
+            host.reconnect()  # which shows that packets can be dropped here
+    except subprocess.CalledProcessError as error:
+        raise NoHostsError(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
 
 
 def _connect(host: Host, switch: str, port: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,13 +26,12 @@ BATCH = 10
 @pytest.fixture
 def there() -> Iterator[tuple[Host, ...]]:
     """Three hosts."""
-    made = hosts(3)
-    try:
-        found = made.__enter__()
-    except NoHostsError as error:
-        pytest.skip(f"no network namespaces: {error}")
-    yield found
-    made.__exit__(None, None, None)
+    with ExitStack() as made:
+        try:
+            found = made.enter_context(hosts(3))
+        except NoHostsError as error:
+            pytest.skip(f"no network namespaces: {error}")
+        yield found
 
 
 class Site:

@@ -30,7 +30,7 @@ class Members:
         self._presences: dict[int, str] = {}
         self._keepers: dict[int, str] = {}
         self._sightings: dict[int, Sighting] = {}
-        self._beats = Heartbeats()
+        self._beats, self._keeper_beats = Heartbeats(), Heartbeats()
         self._silent = frozenset[int]()
         self._found_s: dict[int, float] = {}
         """When silent workers were last found so."""
@@ -160,9 +160,10 @@ class Members:
         if 0 <= now_s - self._looked_s < BEAT_S:
             return frozenset()
         self._looked_s = now_s
-        paths = (self._presences, self._keepers)
         needed = self._needed()
-        self._beats.look((path[worker] for worker in needed for path in paths), now_s)
+        self._beats.look((self._presences[worker] for worker in needed), now_s)
+        quiet = [worker for worker in needed if self._beats.silence_s(self._presences[worker], 0.0)]
+        self._keeper_beats.look([self._keepers[worker] for worker in quiet], now_s)
         self._silent = frozenset(worker for worker in needed if self._is_silent(worker, timeouts))
         last_s = {worker: self._found_s.get(worker, float("-inf")) for worker in self._silent}
         found = frozenset(worker for worker in last_s if now_s - last_s[worker] >= timeouts.dead_s)
@@ -172,13 +173,17 @@ class Members:
     def in_doubt(self, timeouts: Timeouts) -> bool:
         """Whether a worker's last beat is long ago, and it was not looked at for long enough since."""
         limit_s = timeouts.dead_s
-        return any(self._beats.in_doubt(self._presences[worker], limit_s) for worker in self._needed())
+        return any(
+            self._beats.in_doubt(self._presences[worker], limit_s)
+            or self._keeper_beats.in_doubt(self._keepers[worker], limit_s)
+            for worker in self._needed()
+        )
 
     def _is_silent(self, worker: int, timeouts: Timeouts) -> bool:
         silence_s = self._beats.silence_s(self._presences[worker], timeouts.silent_s)
         if silence_s < min(timeouts.dead_s, timeouts.silent_s) or self.life(worker) != "alive":
             return False
-        keeper_s = self._beats.silence_s(self._keepers[worker], timeouts.dead_s)
+        keeper_s = self._keeper_beats.silence_s(self._keepers[worker], timeouts.dead_s)
         return silence_s >= timeouts.silent_s or keeper_s >= timeouts.dead_s
 
     def overdue(self, limits_s: Callable[[], Mapping[int, float]], now_s: float) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.timeouts import Timeouts
+from pliant.tools.run.statedir.contract import heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.heartbeat import FileClock
 from pliant.tools.run.statedir.contract.plan import Member, Plan
@@ -75,33 +76,25 @@ def test_a_keeper_that_stands_still_beside_a_worker_that_runs_harms_nobody(scene
 
 def test_a_launcher_that_has_just_come_is_in_doubt_until_it_has_looked_for_a_while(scene: Scene) -> None:
     """So a call from cron stays for some seconds more, and then knows."""
-    scene.now_s = 60.0
-    scene.beat(*scene.files_of(0))
-    assert scene.members.listen(scene.now_s, TIMES) == frozenset()
-    assert scene.members.in_doubt(TIMES)
-    scene.now_s += 3.0
-    scene.beat(*scene.files_of(0))
-    assert scene.members.listen(scene.now_s, TIMES) == {1}
-    assert not scene.members.in_doubt(TIMES)
-
-
-def test_a_worker_that_a_newer_plan_leaves_out_is_missed_as_long_as_it_trains(scene: Scene) -> None:
-    """The others wait for it in a step, so without its end the newer plan never comes into force."""
-    first = scene.plan
-    scene.files.reached.write_text("1")
-    scene.members.add(first.model_copy(update={"generation": 2, "members": first.members[:1]}))
-    scene.members.look()
-    found = frozenset[int]()
-    while not found and scene.now_s < SECONDS:
+    scene.now_s = 20.0
+    looks = 0
+    while not looks or scene.members.in_doubt(TIMES):
         scene.now_s += 1.0
         scene.beat(*scene.files_of(0))
         found = scene.members.listen(scene.now_s, TIMES)
-    assert found == {1}
-    scene.files.reached.write_text("2")
-    os.utime(scene.files.path)
-    scene.members.look()
-    scene.now_s += 5.0
-    assert scene.members.listen(scene.now_s, TIMES) == frozenset()
+        looks += 1
+        assert looks < 10
+    assert found == {1}, "by its own file, and then by that of its keeper"
+
+
+def test_the_keeper_of_a_worker_that_beats_is_not_looked_at(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    look = heartbeat.last_beat
+    monkeypatch.setattr(heartbeat, "last_beat", lambda path: looked_at.append(Path(path).name) or look(path))
+    assert scene.lost_after(scene.files.keeper(1)) is None
+    assert set(looked_at) == {"worker-0.alive", "worker-1.alive"}
 
 
 def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> None:
