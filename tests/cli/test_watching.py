@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,23 @@ def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state
     assert done.returncode == 130
     assert said.decode().splitlines()[-1] == "pliant: interrupted"
     assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize("words", [["status", "--watch"], ["top", "--watch", "--every", "0.1"]])
+def test_on_a_terminal_it_stays_in_place_until_q(words: list[str], state: Path) -> None:
+    terminal, own = pty.openpty()
+    line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]
+    child = subprocess.Popen(line, stdin=own, stdout=own, stderr=own, start_new_session=True)
+    os.close(own)
+    shown = b""
+    with suppress(OSError):  # the terminal is gone with its last process
+        while data := os.read(terminal, 1 << 16):
+            asked, shown = b"q leaves" in shown, shown + data
+            if not asked and b"q leaves" in shown:
+                os.write(terminal, b"q")
+    os.close(terminal)
+    assert child.wait(timeout=60) == 0
+    assert b"q leaves" in shown
 
 
 def test_a_reader_that_has_enough_ends_it(state: Path) -> None:

@@ -28,6 +28,7 @@ COLUMNS: Final = (
     Column("per GPU", 5, right=True),
     Column("step", 3, right=True),
     Column("batch", 8, right=True),
+    Column("memory", 5, right=True),
     Column("loss", 4, right=True),
     Column("plan", 9, right=True),
     Column("heard", 2, right=True),
@@ -144,10 +145,15 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
         _figures(None if report is None or speed is None else speed / report.gpus),
         "-" if step_s is None else f"{_figures(step_s)} s",
         "-" if use.job.global_batch is None else str(use.job.global_batch),
+        _memory(None if report is None else report.memory),
         _figures(None if report is None else report.loss),
         "-" if report is None else f"{report.attempt}.{report.generation}",
         "-" if use.heard_s is None else f"{span_text(max(0.0, now_s - use.heard_s))} ago",
     )
+
+
+def _memory(held: int | None) -> str:
+    return "-" if held is None else f"{held / 2**30:.1f} GiB"
 
 
 def _figures(value: float | None) -> str:
@@ -157,7 +163,7 @@ def _figures(value: float | None) -> str:
 def _fields(use: Use) -> Mapping[str, Any]:
     """One job. Every field is always there; null: unknown."""
     report = use.progress
-    names = ("attempt", "generation", "step", "epoch", "loss", "samples_per_second", "step_seconds")
+    names = ("attempt", "generation", "step", "epoch", "loss", "samples_per_second", "step_seconds", "memory")
     return {
         "id": use.id,
         "user": use.job.job.user or None,

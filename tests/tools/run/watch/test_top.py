@@ -54,13 +54,22 @@ def seen(dirs: StateDir) -> list[Use]:
 
 
 def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs: StateDir) -> None:
-    reports(dirs, "a", NOW_S + 5, generation=3, samples_per_second=120.0, step_seconds=0.25, loss=1.5)
+    reports(
+        dirs,
+        "a",
+        NOW_S + 5,
+        generation=3,
+        samples_per_second=120.0,
+        step_seconds=0.25,
+        loss=1.5,
+        memory=3 << 29,
+    )
     log, uses = Meter(dirs.path).look()
     table = top_text(in_order(uses, "gpus"), NOW_S + 8).splitlines()
-    assert [line.split() for line in table] == [
-        ["job", "user", "GPUs", "share", "samples/s", "per", "GPU", "step", "batch", "loss", "plan", "heard"],
-        ["b", "B", "4", "50", "%", "-", "-", "-", "64", "-", "-", "-"],
-        ["a", "A", "2", "25", "%", "120", "60", "0.25", "s", "64", "1.5", "1.3", "3", "s", "ago"],
+    assert [" ".join(line.split()) for line in table] == [
+        "job user GPUs share samples/s per GPU step batch memory loss plan heard",
+        "b B 4 50 % - - - 64 - - - -",
+        "a A 2 25 % 120 60 0.25 s 64 1.5 GiB 1.5 1.3 3 s ago",
     ]
     assert summary_line(log, uses) == "2 jobs on 6 of 8 GPUs, 1 without"
 

@@ -24,6 +24,7 @@ from torch import nn
 
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.report.history import History
+from pliant.tools.run.elastic.report.memory import memory_held
 from pliant.tools.run.elastic.report.noise import NoiseMeter
 from pliant.tools.run.elastic.state.state import Counters, Mean
 from pliant.tools.run.statedir.contract.plan import ENV_NOISE, Plan
@@ -230,6 +231,7 @@ class _Newest:
             step_seconds=self.measured.get("step_seconds"),
             noise_scale=self.measured.get("noise_scale"),
             checkpoint=self._last_checkpoint(now),
+            memory=memory_held(),
             warnings=self.warnings,
         )
 

@@ -66,6 +66,8 @@ class Progress(Record):
     """Mean time of a step in this configuration; None: too few steps were measured yet."""
     noise_scale: NonNegativeFloat | None = None
     """Of the gradients, in samples."""
+    memory: NonNegativeInt | None = None
+    """Bytes that rank 0 holds: the most of its GPU so far, or its resident main memory where it uses none."""
     checkpoint: LastCheckpoint | None = None
     warnings: NonNegativeInt = 0
     """How often something went wrong in this attempt that training went on after."""

@@ -83,6 +83,8 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
     found = training.newest
     assert (found.samples_done, found.step, found.loss) == (72_000 - BATCH, 7199, 0.25)
     assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
+    assert found.memory is not None
+    assert found.memory > 0
 
 
 def test_checkpoints_that_are_told_together_cost_what_they_cost(training: Training) -> None:
