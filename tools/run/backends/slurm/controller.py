@@ -124,9 +124,3 @@ class Controller:
         elif self._warned and not self.failure:
             _log.warning("Slurm answers again")
         self._warned = bool(self.failure)
-
-
-def last_line(text: str) -> str:
-    """What a command said last, without its name."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("slurmstepd: ").partition("error: ")[2] or lines[-1] if lines else ""

@@ -23,7 +23,6 @@ from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.backends.slurm import command_lines
-from pliant.tools.run.backends.slurm.controller import last_line
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
 from pliant.tools.run.statedir.contract.files import PRIVATE, DamagedError, look_again, read_file
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
@@ -214,10 +213,13 @@ class SlurmUnit:
         return self._files.logs / f"srun-{self.number}.log"
 
     def _said(self) -> str:
+        """The last error of srun; it also says what is no error."""
         try:
-            return last_line(self._srun_log.read_text(errors="replace"))
+            lines = self._srun_log.read_text(errors="replace").splitlines()
         except OSError:
             return ""
+        errors = [line.partition("error: ")[2].strip() for line in lines]
+        return next(filter(None, reversed(errors)), "")
 
     # Its end.
 

@@ -12,7 +12,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
-from pliant.tools.run.backends.slurm import leases
+from pliant.tools.run.backends.slurm import leases, units
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
 from pliant.tools.run.statedir.layout import StateDir
@@ -278,3 +278,54 @@ def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: 
     assert step.endswith(f"step.py {handle.folder} 0 2 /work python 'train it.py'")
     assert not handle.folder.exists()
     assert live.command("squeue", "-h") == ""
+
+
+def test_a_node_that_does_not_see_the_directory_is_the_reason(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a keeper could leave no file, however well its step ends."""
+    monkeypatch.setattr(units, "SHOWS_S", 0.5)
+    monkeypatch.setattr(units, "keeper_argv", lambda *_: ("true",))
+    job = launcher.start("a", ("n0", WAITS))
+    assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
+    assert job.files.launcher_log(0).read_text() == (
+        f"pliant: no step on node n0: node n0 does not see {job.folder}: it must be shared\n"
+    )
+
+
+def test_a_step_that_cannot_be_started_is_tried_again_and_then_says_why(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "AGAIN_S", 0.01)
+    monkeypatch.setattr(units, "keeper_argv", lambda *_: ("/bin/not-there",))
+    job = launcher.start("a", ("n0", WAITS))
+    assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
+    assert "No such file or directory" in job.files.launcher_log(0).read_text()
+    assert job.files.logs.joinpath("srun-0.log").read_text().count("exit code 2") == units.TRIES
+
+
+def test_a_node_that_is_not_heard_of_has_lost_its_units(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Slurm knows: its keepers are silent. What comes back finds the order to end."""
+    monkeypatch.setattr(units, "DEAD_S", 4.0)
+    job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
+    keeper = int(launcher.until_file("pid", job))
+    os.kill(keeper, signal.SIGSTOP)
+    assert launcher.until(job, ended) == (UnitStatus("lost"),)
+    assert [node.reason for node in launcher.backend.nodes()] == ["nothing is heard of it", ""]
+    os.kill(keeper, signal.SIGCONT)
+    assert launcher.until(job, lambda statuses: statuses[0].code) == (UnitStatus("exited", -9),)
+
+
+def test_a_lease_that_slurm_refuses_is_the_reason_that_a_node_is_down(
+    live: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "WAIT_S", 0.0)
+    launcher = Launcher(tmp_path, slurm_nodes("n0", partition="none"))
+    job = launcher.start("a", ("n0", WAITS))
+    until(lambda: (launcher.poll(job), not launcher.backend.nodes()[0].up)[1] and "no lease" in caplog.text)
+    until(lambda: (launcher.poll(job), "refuses" in launcher.backend.nodes()[0].reason)[1])
+    assert "invalid partition" in launcher.backend.nodes()[0].reason
+    launcher.backend.stop(job, "term")
+    assert launcher.until(job, ended) == (UnitStatus("exited", -15),)
