@@ -1,0 +1,99 @@
+"""A node goes down and comes back while a run goes on: jobs leave it, and the log says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events
+from pliant.schemas.job import Job
+from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from tests.builders import cluster, job
+from tests.tools.run.simulated.nodes import SAMPLES
+from tests.tools.run.simulated.world import World
+
+MOST_TURNS = 60
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    found = World(tmp_path, nodes=cluster(2, 2, slots="cpu"))
+    found.turn()
+    yield found
+    found.close()
+
+
+def trains(job_id: str, gpus: int, elastic: str) -> Job:
+    limits = {} if elastic == "none" else {"low": 1, "high": gpus}
+    own = {"command": ("train.py", SAMPLES, "4000"), "workdir": "/", "work": {"samples": 4000.0}}
+    return job(job_id, gpus=gpus, elastic=elastic, batch=8, checkpoint_seconds=7.0, **limits, **own)
+
+
+def give(world: World, spec: Job) -> None:
+    now_s = world.clock.wall()
+    submit(world.dirs.path, [spec], "jobs", folder=world.folder, now_s=now_s, check_scripts=False)
+
+
+def log(world: World) -> RunLog:
+    return fold(read_events(world.dirs.events))
+
+
+def until(world: World, name: str, value: object) -> None:
+    """Turn the loop until a job of the log is placed so, or a node is down or not."""
+    for _ in range(MOST_TURNS):
+        found = log(world)
+        if (dict(found.jobs[name].placement) if name in found.jobs else name in found.down) == value:
+            return
+        world.turn()
+    pytest.fail(f"{name} never became {value}")
+
+
+def events(world: World, *names: str) -> list[Event]:
+    return [event for event in read_events(world.dirs.events) if event.event in names]
+
+
+def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
+    give(world, trains("a", 4, "size"))
+    until(world, "a", {"n0": 2, "n1": 2})
+    world.turn(20.0)
+    world.nodes.lose("n1")
+    until(world, "a", {"n0": 2})
+    until(world, "n1", True)
+    world.nodes.lost.clear()
+    until(world, "a", {"n0": 2, "n1": 2})
+    assert not log(world).down
+    down, up = events(world, "node_down", "node_up")
+    assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
+
+
+def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) -> None:
+    give(world, trains("a", 4, "none"))
+    until(world, "a", {"n0": 2, "n1": 2})
+    world.nodes.lost.add("n1")  # it is drained: what runs there still does
+    until(world, "a", {})
+    (requeue,) = events(world, "requeue")
+    assert requeue.detail == {"reason": "node n1 is down: down"}
+    world.nodes.lost.clear()
+    until(world, "a", {"n0": 2, "n1": 2})
+    assert log(world).jobs["a"].failures == 0
+
+
+def test_the_next_process_knows_which_nodes_are_down(world: World) -> None:
+    world.nodes.lost.add("n1")
+    until(world, "n1", True)
+    world.end_loop(0)
+    give(world, trains("a", 4, "size"))
+    until(world, "a", {"n0": 2})
+    assert len(events(world, "node_down")) == 1
+
+
+def test_no_job_is_started_on_a_node_that_is_down(world: World) -> None:
+    world.nodes.lost.add("n0")
+    until(world, "n0", True)
+    give(world, trains("a", 2, "none"))
+    until(world, "a", {"n1": 2})
+    assert not events(world, "requeue", "fail", "slot_down")
