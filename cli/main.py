@@ -45,6 +45,7 @@ COMMANDS: Final = (
 GROUPS: Final = (
     ("trace", FILES, "Make job traces: import published ones, or generate."),
     ("cluster", FILES, "Make cluster files: find out what there is."),
+    ("predictor", FILES, "Predict how far jobs are that do not state their work."),
 )
 
 

@@ -1,7 +1,8 @@
 """How much work is left of jobs that do not state it: what a session predicts, and what policies ask.
 
-A policy reads ``snapshot.forecast``. One that works with distributions takes :meth:`WorkForecast.beta` or
-draws; with ``--demand predicted`` every other policy finds the expected total in ``job.total_samples``.
+A policy that works with distributions sets ``asks_forecast`` and asks ``snapshot.forecast`` wherever work is
+unknown (``job.remaining_samples`` is None). With ``--demand predicted`` every other policy finds the expected
+total in ``job.total_samples``.
 """
 
 from __future__ import annotations
@@ -132,19 +133,15 @@ def _number(value: float | None) -> float:
 
 
 def _ended(job: JobState) -> EndedJob:
-    """A job that has finished, at the ends of its epochs; where none was seen, at multiples of their size."""
-    from pliant.tools.profile.predictor.epochs import MOST_EPOCHS, EndedJob, Epoch
+    """A job that has finished, at the ends of its epochs."""
+    from pliant.tools.profile.predictor.epochs import EndedJob, Epoch, evenly
 
-    total = job.samples_done(math.inf)
-    size = job.epoch_samples or _UNKNOWN
-    initial = _number(job.initial_loss)
-    if job.epochs:
-        seen = [
-            Epoch(size, initial, end.samples_done, _number(end.loss), _number(end.metric))
-            for end in job.epochs
-        ]
-        return EndedJob(seen, total)
-    whole = math.ceil(total / size) - 1 if size > 0 else 0
-    step = max(1, whole // MOST_EPOCHS)
-    ends = (epoch * size for epoch in range(1, whole + 1, step))
-    return EndedJob([Epoch(size, initial, end, _UNKNOWN, _UNKNOWN) for end in ends], total)
+    size, initial, total = (
+        job.epoch_samples or _UNKNOWN,
+        _number(job.initial_loss),
+        job.samples_done(math.inf),
+    )
+    if not job.epochs:
+        return evenly(size, initial, total)
+    ends = [(end.samples_done, _number(end.loss), _number(end.metric)) for end in job.epochs]
+    return EndedJob([Epoch(size, initial, *end) for end in ends], total)

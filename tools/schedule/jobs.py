@@ -201,9 +201,10 @@ class JobState:
             self.initial_loss = loss
 
     def end_epoch(self, end: EpochEnd) -> None:
-        """The job reported the end of an epoch."""
+        """The job reported the end of an epoch; one that went back to a checkpoint does so again."""
         stride = 1 << (end.epoch // MOST_EPOCH_ENDS).bit_length()
-        self.epochs = (*(known for known in self.epochs if known.epoch % stride == 0), end)
+        before = (known for known in self.epochs if known.epoch < end.epoch and known.epoch % stride == 0)
+        self.epochs = (*before, end)
 
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the present allocation goes on from there."""

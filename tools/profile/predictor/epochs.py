@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -51,6 +52,16 @@ class EndedJob(NamedTuple):
 
     epochs: Sequence[Epoch]
     total_samples: float
+
+
+def evenly(epoch_samples: float, initial_loss: float, total_samples: float) -> EndedJob:
+    """A job of which nothing is known but its work, at the ends of its epochs."""
+    whole = math.ceil(total_samples / epoch_samples) - 1 if epoch_samples > 0 else 0
+    ends = range(1, whole + 1, max(1, whole // MOST_EPOCHS))
+    nan = math.nan
+    return EndedJob(
+        [Epoch(epoch_samples, initial_loss, end * epoch_samples, nan, nan) for end in ends], total_samples
+    )
 
 
 def rows_of(job: EndedJob) -> Floats:

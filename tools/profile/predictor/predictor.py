@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from pliant.schemas.predictor import Predictor, ProgressFit
-from pliant.tools.profile.predictor.calibration import narrowed, trust_of
+from pliant.tools.profile.predictor.calibration import inside, narrowed, trust_of
 from pliant.tools.profile.predictor.epochs import (
     EndedJob,
     Epoch,
@@ -73,6 +73,17 @@ class ProgressPredictor:
                 self.jobs += 1
         if self.jobs > before and self._is_due():
             self._fit()
+
+    def coverage(self) -> float:
+        """How much of the sample lies in the 90 % intervals, as predicted before its job was learned from.
+
+        :raises ValueError: nothing is fitted yet.
+        """
+        if self.fit is None:
+            raise ValueError("nothing is fitted yet")
+        sample = self._sample
+        at = narrowed(sample.alpha, sample.held_out, self.fit.trust)
+        return float(inside(*at, sample.progress).mean())
 
     def document(self) -> Predictor:
         """All that it knows, as a file holds it."""

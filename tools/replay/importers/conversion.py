@@ -14,6 +14,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.columns import Table
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.rows import validate_row
+from pliant.schemas.text.wording import counted
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class ImportSummary:
     nodes: int = 0
     profile_rows: int = 0
     convergence_rows: int = 0
+    history_jobs: int = 0
+    """Jobs whose epochs were imported."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that gave no job, by reason."""
     assumptions: dict[str, int | None] = field(default_factory=dict)
@@ -72,6 +75,8 @@ class ImportSummary:
         made = f"{self.jobs} jobs"
         if self.profile_rows or self.convergence_rows:
             made += f", {self.profile_rows} profile rows, {self.convergence_rows} convergence rows"
+        if self.history_jobs:
+            made += f", the history of {counted(self.history_jobs, 'job')}"
         if self.nodes:
             made += f", {self.nodes} nodes"
         lines = [f"{self.format}: {self.rows} rows read, {made} written, {self.dropped.total()} rows dropped"]

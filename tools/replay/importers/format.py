@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.event import Event
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
@@ -46,6 +47,8 @@ class Imported:
     profile: Sequence[ProfileRow] = ()
     convergence: Sequence[ConvergenceRow] = ()
     interference: Mapping[str, Any] | None = None
+    history: Sequence[Event] = ()
+    """What jobs reported that ran."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 INTERFERENCE: Final = "interference.json"
+HISTORY: Final = "history.jsonl"
 
 
 def import_trace(
@@ -167,6 +168,10 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         io.write_convergence(imported.convergence, out / CONVERGENCE)
         summary.convergence_rows = len(imported.convergence)
         summary.files.append(str(out / CONVERGENCE))
+    if imported.history:
+        io.write_events(imported.history, out / HISTORY)
+        summary.history_jobs = len({event.job for event in imported.history})
+        summary.files.append(str(out / HISTORY))
     if imported.interference is not None:
         text = json.dumps(imported.interference, ensure_ascii=False, allow_nan=False, indent=1)
         atomic_write(out / INTERFERENCE, text.encode() + b"\n")

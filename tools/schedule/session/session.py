@@ -124,7 +124,7 @@ class Session(OrderedState):
         if self.demand == "predicted" or self.policy.asks_forecast:
             changes = [change for change in self.changes if change.kind == "finished"]
             self.forecast.learn([change.job for change in changes if change.job is not None])
-        if self.demand == "predicted":
+        if self.demand == "predicted" and not self.policy.asks_forecast:
             self.forecast.foresee(self.in_play.values(), time_s)
 
     def explain(self, time_s: float) -> Mapping[str, Explanation]:

@@ -11,6 +11,7 @@ from pliant.schemas import io
 from pliant.schemas.convergence import ConvergenceRow
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, SampleWork
+from pliant.tools.profile.predictor.from_events import ended_jobs
 from pliant.tools.replay.progress.tables import validations
 from tests.tools.replay.importers.importing import problems, run, text
 
@@ -169,6 +170,22 @@ def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Pa
     assert result.jobs[0].work == EpochWork(epochs=3.0, dataset_size=400)
     (table,) = validations(io.read_convergence(result.out / "convergence.parquet")).values()
     assert (table.batches, table.epochs) == ((100,), 2)
+
+
+def test_ones_history_is_what_the_recorded_jobs_reported(tmp_path: Path) -> None:
+    result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
+    events = io.read_events(result.out / "history.jsonl")
+    assert [(event.event, event.job, event.samples_done, event.loss, event.metric) for event in events] == [
+        ("submit", "recorded-1", None, None, None),
+        ("progress", "recorded-1", 0.0, 6.9, None),
+        ("epoch", "recorded-1", 400.0, 1.7, 0.3),
+        ("epoch", "recorded-1", 800.0, 1.4, 0.5),
+        ("finish", "recorded-1", 1200.0, None, None),
+    ]
+    assert events[3].time - events[2].time == pytest.approx(400 / 6568.9)
+    (learned_from,) = ended_jobs(events)
+    assert learned_from.total_samples == 1200
+    assert learned_from.epochs[0][:4] == (400, 6.9, 400, 1.7)
 
 
 def gavel(folder: Path) -> Path:

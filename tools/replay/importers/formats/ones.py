@@ -1,5 +1,7 @@
 """The ONES artifact's data: a job trace without amounts of work, and the epochs of the jobs of a test run.
 
+The epochs become a convergence table, and a history that a progress predictor is fitted to.
+
 A trace has the columns time, model, task, epoch_size, patience, batch_size, lr, max_lr, target_acc, num_gpus.
 ``job_history.csv`` is a run of ``trace_dev.csv``: its id is that trace's row. Jobs of a kind (model, task,
 epoch_size) that the run has seen get its number of epochs, the others have unknown work.
@@ -7,15 +9,16 @@ epoch_size) that the run has seen get its number of epochs, the others have unkn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.convergence import ConvergenceRow
+from pliant.schemas.event import EVENT, Event
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
-from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError
+from pliant.tools.replay.importers.conversion import Conversion, DroppedRowError, checked
 from pliant.tools.replay.importers.csv_rows import csv_rows
 from pliant.tools.replay.importers.format import FolderFormat, Imported
 from pliant.tools.replay.importers.input_row import InputRow
@@ -23,7 +26,10 @@ from pliant.tools.replay.importers.input_row import InputRow
 JOBS: Final = (
     "time", "model", "task", "epoch_size", "patience", "batch_size", "lr", "max_lr", "target_acc", "num_gpus",
 )  # fmt: skip
-EPOCHS: Final = ("id", "epoch", "epoch_size", "num_samples", "total_workload", "batch_size", "acc")
+EPOCHS: Final = (
+    "id", "epoch", "epoch_size", "num_samples", "total_workload", "batch_size", "initial_loss", "loss", "acc",
+    "throughput",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -32,20 +38,25 @@ class Run:
 
     kind: str
     epoch_size: int
+    job: Job
+    """The job that ran."""
     epochs: float = 0.0
     rows: list[ConvergenceRow] = field(default_factory=list)
     is_repeat: bool = False
     """Whether a run of the same kind and batch began before it: a table holds one."""
+    history: list[Event] = field(default_factory=list)
+    """What the job reported; times count its training alone."""
+    total_samples: float = 0.0
+    initial_loss: float = 0.0
 
 
 def read(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
     """The test run's epochs as convergence rows, and the jobs of a trace."""
     runs = _runs(folder, conversion)
-    jobs = (
-        () if workload is None else tuple(_jobs(workload, {run.kind: run.epochs for run in runs}, conversion))
-    )
+    epochs = {run.kind: run.epochs for run in runs if run.rows}
+    jobs = () if workload is None else tuple(_jobs(workload, epochs, conversion))
     conversion.summary.assume("the recorded throughputs name no number of GPUs: there is no profile")
-    return Imported(jobs, convergence=[row for run in runs for row in run.rows])
+    return Imported(jobs, convergence=[row for run in runs for row in run.rows], history=_history(runs))
 
 
 def read_workload(workload: Path, conversion: Conversion) -> Iterator[Job]:
@@ -62,16 +73,20 @@ def _jobs(workload: Path, epochs: Mapping[str, float], conversion: Conversion) -
     conversion.summary.assume(
         "batches may move from the trace's batch_size up to where lr would reach max_lr"
     )
-    return conversion.convert(csv_rows(workload, conversion, JOBS), partial(_job, epochs, conversion))
+
+    def job(row: InputRow) -> Job:
+        return _job(conversion.new_id(f"ones-{row.row_number}"), epochs, row)
+
+    return conversion.convert(csv_rows(workload, conversion, JOBS), job)
 
 
-def _job(epochs: Mapping[str, float], conversion: Conversion, row: InputRow) -> Job:
+def _job(job_id: str, epochs: Mapping[str, float], row: InputRow) -> Job:
     kind, batch, lr = _kind(row), row.positive_count("batch_size"), row.number("lr")
     known = epochs.get(kind)
     largest = round(batch * row.number("max_lr") / lr) if lr else batch
     names = ("task", "patience", "target_acc")
     return Job(
-        id=conversion.new_id(f"ones-{row.row_number}"),
+        id=job_id,
         submit_time=row.number("time"),
         model=row.text("model"),
         gpus=Gpus(requested=row.positive_count("num_gpus"), min=1),
@@ -99,19 +114,22 @@ def _runs(folder: Path, conversion: Conversion) -> list[Run]:
         "iterations are counted at the batches used"
     )
     kinds = conversion.convert(
-        csv_rows(trace, conversion, JOBS), lambda row: Run(_kind(row), row.count("epoch_size"))
+        csv_rows(trace, conversion, JOBS),
+        lambda row: Run(_kind(row), row.count("epoch_size"), _job(f"recorded-{row.row_number}", {}, row)),
     )
     runs = dict(enumerate(kinds))
     for _ in conversion.convert(csv_rows(history, conversion, EPOCHS), partial(_epoch, runs)):
         pass
-    return [run for run in runs.values() if run.rows]
+    return [run for run in runs.values() if run.history]
 
 
 def _epoch(runs: Mapping[int, Run], row: InputRow) -> None:
     """Add an epoch to its run."""
     run, epoch, size = runs.get(row.count("id")), row.count("epoch"), row.positive_count("epoch_size")
-    if run is None or run.epoch_size != size or not (run.is_repeat or epoch == len(run.rows) + 1):
+    if run is None or run.epoch_size != size or epoch != len(run.history) + 1:
         raise DroppedRowError("are epochs of a run that does not fit trace_dev.csv")
+    _report(run, row)
+    run.epochs = run.total_samples / size
     batch, done = row.positive_count("batch_size"), row.number("num_samples")
     if epoch == 1:
         run.is_repeat = any(
@@ -122,7 +140,43 @@ def _epoch(runs: Mapping[int, Run], row: InputRow) -> None:
     before = run.rows[-1] if run.rows else ConvergenceRow(run.kind, batch, 0, 0.0, 0.0)
     iterations = before.iterations + (done - before.progress) / batch
     run.rows.append(ConvergenceRow(run.kind, before.batch, epoch - 1, iterations, done, row.number("acc")))
-    run.epochs = row.number("total_workload") / size
+
+
+def _report(run: Run, row: InputRow) -> None:
+    """What the job reported at the end of an epoch."""
+    before, done = (run.history[-1] if run.history else None), row.number("num_samples")
+    trained = done - (before.samples_done or 0.0 if before else 0.0)
+    began_s = before.time if before else run.job.submit_time
+    run.total_samples = row.number("total_workload")
+    run.initial_loss = row.number("initial_loss")
+    event = Event(
+        time=began_s + trained / row.number("throughput"),
+        event="epoch",
+        job=run.job.id,
+        global_batch=row.positive_count("batch_size"),
+        samples_done=done,
+        loss=row.number("loss"),
+        metric=row.number("acc"),
+        detail={"epoch": row.count("epoch")},
+    )
+    run.history.append(checked(event, EVENT))
+
+
+def _history(runs: Iterable[Run]) -> list[Event]:
+    """What the jobs reported, from their submission to their end, in order of time."""
+    found: list[Event] = []
+    for run in runs:
+        at_s, work = run.job.submit_time, EpochWork(epochs=run.epochs, dataset_size=run.epoch_size)
+        job = run.job.model_copy(update={"work": work})
+        detail = {"job": job.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+        ended_s, total = run.history[-1].time, run.total_samples
+        found += [
+            Event(at_s, "submit", job.id, detail=detail),
+            Event(at_s, "progress", job.id, samples_done=0.0, loss=run.initial_loss),
+            *run.history,
+            Event(ended_s, "finish", job.id, gpus=0, samples_done=total),
+        ]
+    return sorted(found, key=lambda event: event.time)
 
 
 FORMAT: Final = FolderFormat("ones", read, read_workload)
