@@ -45,10 +45,12 @@ POLICY: Final = "ares"
 MODEL: Final = "sleeper"
 BATCH: Final = 32
 DATASET: Final = 320
-EPOCHS: Final = (40, 100)
+EPOCHS: Final = (60, 150)
 """Fewest and most: with one worker an epoch takes a little more than a second."""
-GAP_S: Final = 12.0
+GAP_S: Final = 18.0
 """Mean time between arrivals."""
+COOLDOWN_S: Final = 30.0
+"""Between two changes of a job, in the run and in the replay: to start a worker takes a core for seconds."""
 SEED: Final = 4
 AWAY_S: Final = 4.0
 """A daemon that was killed comes back after this time; Slurm takes a node for lost after ten seconds."""
@@ -138,7 +140,8 @@ class _Site:
         self._write_cluster("here", ({"name": "local", "gpus": SLOTS, "gpu_type": "cpu"},), "local")
 
     def _write_cluster(self, name: str, nodes: Sequence[Mapping[str, object]], backend: str) -> None:
-        shape = {"slots": "cpu", "backend": backend, "nodes": tuple(nodes)}
+        rare = {"cooldown_seconds": COOLDOWN_S}
+        shape = {"slots": "cpu", "backend": backend, "nodes": tuple(nodes), **rare}
         write_cluster(Cluster.model_validate(shape), self._folder / f"{name}.json")
 
     def jobs(self, count: int, gap_s: float, epochs: tuple[int, int]) -> list[Job]:

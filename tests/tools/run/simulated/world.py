@@ -19,12 +19,14 @@ from pliant.schemas.job import Job
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.operate import order_jobs, order_nodes
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import fold
+from pliant.tools.run.statedir.orders import JobAction, NodeAction
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
@@ -147,6 +149,20 @@ class World:
             if not self.dirs.cluster.exists():  # withdrawn, without a trace
                 self.accepted.pop(victim)
 
+    def order(self, number: int) -> None:
+        """Some job is held, let go, or gets another priority."""
+        if job_id := chosen(sorted(self.accepted), number):
+            action: JobAction = ("hold", "release", "priority")[number % 3]
+            priority = float(number % 5) if action == "priority" else None
+            self._ask(lambda: order_jobs(self.dirs.path, action, [job_id], priority=priority))
+
+    def order_node(self, number: int) -> None:
+        """A node is drained, its jobs are to leave or not, or it serves again."""
+        if self.dirs.cluster.exists():
+            action: NodeAction = ("drain", "resume")[number % 2]
+            names, now = [f"n{number % len(NODES)}"], number % 3 == 0
+            self._ask(lambda: order_nodes(self.dirs.path, action, names, now=now))
+
     def _ask(self, request: Callable[[], object]) -> bool:
         """Whether it was acknowledged. The disk may be full for people, too; they are not killed."""
         if not self.hazard.disk_is_full:
@@ -240,6 +256,10 @@ class World:
         self.hazard.disk_is_full = self.hazard.disk_was_full = False
         self.nodes.lost.clear()
         self.nodes.next_starts.clear()
+        if self.accepted:
+            order_jobs(self.dirs.path, "release", sorted(self.accepted))
+        if self.dirs.cluster.exists():
+            order_nodes(self.dirs.path, "resume", [f"n{number}" for number in range(len(NODES))])
         for unit in self.nodes.running():
             unit.dies_in_s = 0.0
             if unit.stands_still and not unit.is_ready:  # nobody can know that it should not
@@ -300,6 +320,8 @@ DEEDS: Final[dict[str, Deed]] = {
     for deed in (
         World.submit,
         World.cancel,
+        World.order,
+        World.order_node,
         World.wait,
         World.kill_worker,
         World.crash,
