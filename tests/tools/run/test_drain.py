@@ -16,7 +16,7 @@ from pliant.tools.run.service.run import run_and_follow, run_once
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.between_runs import decide_between_runs
-from pliant.tools.run.watch.status import Watcher, drained_lines
+from pliant.tools.run.watch.status import Watcher, closed_lines
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.tools.run.site import Site, in_order
@@ -54,7 +54,7 @@ def test_a_job_finishes_on_a_drained_node_and_no_other_job_comes_there_until_it_
 
     def look() -> None:
         found = Watcher(site.state).look()
-        said.append(drained_lines(found, found.log.last_s))
+        said.append(closed_lines(found, found.log.last_s))
         status(state=site.state, output=Form.json)
         order_nodes(site.state, "resume", ["n0"])
 
@@ -127,6 +127,6 @@ def test_unknown_nodes_and_directories_without_a_run_are_refused(site: Site) -> 
     order_nodes(site.state, "resume", ["n0"])
     order_nodes(site.state, "drain", ["n1"])
     found = Watcher(site.state).look()
-    assert [line.partition(" ")[2] for line in drained_lines(found, 0.0)] == [
+    assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
         *("has ordered to resume node n0", "has ordered to drain node n1"),
     ]

@@ -23,6 +23,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
         "run_in_progress": status.holder is not None,
         "run_process": status.holder or None,
         "policy_error": status.log.policy_error or None,
+        "down_nodes": [{"node": name, "reason": why} for name, why in sorted(status.log.down.items())],
         "drained_nodes": [
             {
                 "node": name,

@@ -150,11 +150,12 @@ def run_line(status: Status, state: Path) -> str:
     return f"process {status.holder or '?'} runs {state}"
 
 
-def drained_lines(status: Status, now_s: float) -> list[str]:
-    """Which nodes get no work, who ordered so, and what is still to leave them."""
+def closed_lines(status: Status, now_s: float) -> list[str]:
+    """Which nodes get no work: those that are down, those that are drained, and what is to leave them."""
+    down = [f"node {name} is down: {why}" for name, why in sorted(status.log.down.items())]
     lines = [_drained(status.log, name, drain, now_s) for name, drain in sorted(status.log.drained.items())]
     waiting = [order for _, order in sorted(status.ordered.items()) if order.node is not None]
-    return [*lines, *(f"{order.user} has ordered to {order.words}" for order in waiting)]
+    return [*down, *lines, *(f"{order.user} has ordered to {order.words}" for order in waiting)]
 
 
 def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:

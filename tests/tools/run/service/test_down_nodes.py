@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.watch.document import status_document
+from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster, job
 from tests.tools.run.simulated.nodes import SAMPLES
 from tests.tools.run.simulated.world import World
@@ -89,6 +92,15 @@ def test_the_next_process_knows_which_nodes_are_down(world: World) -> None:
     give(world, trains("a", 4, "size"))
     until(world, "a", {"n0": 2})
     assert len(events(world, "node_down")) == 1
+
+
+def test_the_status_names_the_nodes_that_are_down(world: World) -> None:
+    world.nodes.lost.add("n1")
+    until(world, "n1", True)
+    found = Watcher(world.dirs.path).look()
+    assert closed_lines(found, 0.0) == ["node n1 is down: down"]
+    document = json.loads(status_document(found, [], world.clock.wall()))
+    assert document["down_nodes"] == [{"node": "n1", "reason": "down"}]
 
 
 def test_no_job_is_started_on_a_node_that_is_down(world: World) -> None:
