@@ -80,6 +80,8 @@ class UnitStatus:
     """It runs, but is stopped (SIGSTOP), and nothing that it started lives: it cannot end by itself."""
     queued: bool = field(default=False, compare=False)
     """It counts as running, but nothing of it does yet: it waits for its turn."""
+    starting: bool = field(default=False, compare=False)
+    """It counts as running, and needs further looks of this process until it does."""
 
 
 class Backend(Protocol):

@@ -95,7 +95,7 @@ class Executor:
         serving = {
             job_id
             for job_id, gang in self.gangs.items()
-            if gang.serves(self.targets.get(job_id)) and not gang.in_doubt
+            if gang.serves(self.targets.get(job_id)) and not (gang.in_doubt or gang.starting)
         }
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 

@@ -209,7 +209,11 @@ class SlurmBackend:
             if status.state == "lost" and seen.step is not None:
                 self._dead_s[unit.node] = now_s
             return status
-        return unit.starting(self._place(unit), seen, os.environ, now_s)
+        return unit.starting(self._place(unit), seen, os.environ, now_s, asking=self._asks_for(unit.node))
+
+    def _asks_for(self, name: str) -> bool:
+        """Whether a node may get its lease in a moment; else that takes as long as Slurm likes."""
+        return self._serves.get(name, False) and not self._controller.failure and self.leases.asks_for(name)
 
     def _seen(self, unit: SlurmUnit) -> Seen:
         """What Slurm said of a unit; where the lease has ended, so has the step."""

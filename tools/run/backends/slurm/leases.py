@@ -26,6 +26,8 @@ REFUSED_S: Final = 15.0
 """Likewise, of one that Slurm refuses."""
 WAIT_S: Final = 30.0
 """A node serves as if its lease ran, until it has waited for so long."""
+_NOT_LOOKED_AT: Final = ("", "None")
+"""Reasons of a job that waits since a moment ago."""
 _log = logging.getLogger("pliant")
 
 
@@ -77,6 +79,13 @@ class Leases:
         """Whether a node's lease runs, or has not been waited for long."""
         asked = self._asked.get(node)
         return asked is not None and (asked.id is not None or self._clock() - asked.since_s < WAIT_S)
+
+    def asks_for(self, node: str) -> bool:
+        """Whether a node's lease is still to come into Slurm's queue, or Slurm has not looked at it there."""
+        asked = self._asked.get(node)
+        if asked is None or asked.id is not None or asked.refused:
+            return False
+        return asked.job is None or asked.job.reason in _NOT_LOOKED_AT
 
     def why_not(self, node: str) -> str:
         """Why a node's lease does not run."""

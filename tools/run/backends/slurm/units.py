@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +41,9 @@ GONE_S: Final = 5.0
 """Likewise, where Slurm says that the step has ended."""
 _UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
 _RUNNING: Final = UnitStatus("running")
+_STARTING: Final = UnitStatus("running", starting=True)
 _WAITS: Final = UnitStatus("running", queued=True)
+_ASKED: Final = UnitStatus("running", queued=True, starting=True)
 _CODES: Final = {"term": -signal.SIGTERM, "kill": -signal.SIGKILL}
 _log = logging.getLogger("pliant")
 
@@ -127,26 +129,36 @@ class SlurmUnit:
 
     # Its start.
 
-    def starting(self, place: Place | None, seen: Seen, env: Mapping[str, str], now_s: float) -> UnitStatus:
+    def starting(
+        self,
+        place: Place | None,
+        seen: Seen,
+        env: Mapping[str, str],
+        now_s: float,
+        *,
+        asking: bool = False,
+    ) -> UnitStatus:
         """Of a unit that no keeper seems to have: the next step to its start.
 
         :param place: None: it cannot be started now.
+        :param asking: a place is being asked for; else it waits for others.
         """
         if not self.wanted:
             return self._unwanted()
         waits_s = now_s - max(self._since_s, self._ended_s)
         if self.srun is not None:
-            return self._give_up() if waits_s >= START_S else _RUNNING
+            return self._give_up() if waits_s >= START_S else _STARTING
         if seen.step is not None and seen.asked_s > self._ended_s:
             return _RUNNING
         if self._tries and waits_s < (SHOWS_S if self._code == 0 else AGAIN_S):
-            return _RUNNING
+            return _STARTING
         if (self._tries and self._code == 0) or self._tries >= TRIES:
             return self._give_up()
         if place is None:
-            return _RUNNING if self._tries else _WAITS
+            waits = _ASKED if asking else _WAITS
+            return replace(waits, queued=False) if self._tries else waits
         self._start(place, env, now_s)
-        return _RUNNING
+        return _STARTING
 
     def _unwanted(self) -> UnitStatus:
         """Looked at after the order was given: a keeper that takes it over from now on finds the order."""

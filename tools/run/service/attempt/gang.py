@@ -98,6 +98,11 @@ class Gang:
         return not self.stopping and not self.ended and self._members.in_doubt(self._timeouts)
 
     @property
+    def starting(self) -> bool:
+        """Whether a unit of it is still to be started by this process."""
+        return any(status.starting for status in self.statuses)
+
+    @property
     def busy(self) -> set[Slot]:
         """Slots that are its own, and all that its units run on: those of a plan to stop may have more."""
         return set(self.target.slots) | self._slots_of(self._running)

@@ -107,6 +107,29 @@ def test_a_run_that_dies_leaves_its_jobs_to_the_next_one(site: SlurmSite, live: 
     until(lambda: not leases(live))
 
 
+def test_calls_from_cron_start_jobs_once_their_leases_run_and_wait_for_no_queue(
+    site: SlurmSite, live: SlurmCluster
+) -> None:
+    """A call sees what it starts through to its first process, for the next one comes a minute later."""
+    other = ("--job-name=other", "--exclusive", "--nodelist=n1", "--output=/dev/null")
+    live.command("sbatch", *other, "--wrap", "exec sleep 600")
+    until(lambda: leases(live) == ["n1"])
+    site.job("a", "--gate", site.gate, gpus=2)
+    site.job("b", "--gate", site.gate, gpus=2)
+    turn = ("run", site.schedule("fifo"))
+    started = [site.state / f"jobs/{name}/attempts/1/unit-0.alive" for name in "ab"]
+    assert site.run(*turn).wait() == 0, site.said()
+    assert [path.exists() for path in started] == [True, False]
+    live.command("scancel", "--name=other")
+    until(lambda: sorted(leases(live)) == ["n0", "n1"])
+    assert site.run(*turn).wait() == 0, site.said()
+    assert [path.exists() for path in started] == [True, True]
+    site.gate.touch()
+    until(lambda: site.run(*turn).wait() == 0 and not site.log().active)
+    assert site.samples() == {"a": 200.0, "b": 200.0}
+    until(lambda: not leases(live))
+
+
 def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, live: SlurmCluster) -> None:
     site.job("a", "--gate", site.gate, "--rate", 1e6, gpus=4, low=1, high=4, samples=1e5)
     run = site.run("run", site.schedule("fair-share"), "--until-done")
