@@ -59,6 +59,7 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min
 ReturnToService=2
 SlurmdTimeout={slurmd_timeout_s}
 KillWait=2
+MessageTimeout=3
 UnkillableStepTimeout=10
 MinJobAge=300
 GresTypes=gpu
