@@ -40,6 +40,7 @@ HEAVY = {
         "tools/schedule/forecast.py",
         "tools/profile/simplices",
         "tools/profile/predictor/",
+        "tools/report/significance.py",
     ),
 }
 

@@ -12,7 +12,8 @@ from typing import Any, Final, Self
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiments.harness.published import NEAR, Compared, read_numbers
-from experiments.harness.replays import Outcome
+from experiments.harness.replays import OF_JOBS, Outcome
+from experiments.harness.significance import PairedTest, paired_tests
 from experiments.harness.spec import Experiment, Replays, Subject
 from pliant.schemas.file_io.files import read_bytes
 from pliant.tools.report.rendering.markdown import markdown_table, wrapped_prose
@@ -30,6 +31,7 @@ _KEPT: Final = (
     "makespan_s",
     "rescales_per_job",
     "rescales_per_hour",
+    *OF_JOBS,
 )
 
 
@@ -44,9 +46,19 @@ def results_bytes(
         "compared": [
             {**asdict(each), "ratio": each.ratio, "reproduces": each.reproduces} for each in compared
         ],
+        **(
+            {"tested": [asdict(each) for each in paired_tests(experiment, outcomes)]}
+            if experiment.tests
+            else {}
+        ),
         "replays": {name: _replay(outcomes[name]) for name in sorted(outcomes)},
     }
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _tested(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    found = [asdict(each) for each in paired_tests(experiment, outcomes)]
+    return {"tested": found} if found else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class Results:
 
     compared: tuple[Compared, ...]
     replays: Replays
+    tested: tuple[PairedTest, ...] = ()
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -62,7 +75,8 @@ class Results:
         document = json.loads(read_bytes(path))
         known = [field.name for field in fields(Compared)]
         rows = [Compared(**{name: row[name] for name in known}) for row in document["compared"]]
-        return cls(tuple(rows), document["replays"])
+        tested = tuple(PairedTest(**row) for row in document.get("tested", ()))
+        return cls(tuple(rows), document["replays"], tested)
 
 
 def page_text(experiment: Experiment, results: Results) -> str:

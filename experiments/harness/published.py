@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import Field, ValidationError
 
-from experiments.harness.replays import Outcome, matching
+from experiments.harness.replays import OF_JOBS, Outcome, matching
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes
 from pliant.schemas.file_io.problems import problems_of
@@ -40,6 +40,11 @@ class Number(ExpectedFigure):
     """The field's unit in units of the number: 100 for percent, 1/60 for minutes."""
     note: str = ""
     """Why ours differs, if it does; the page shows it beside those that miss."""
+
+    @classmethod
+    def known(cls) -> Collection[str]:
+        """Figures of a report, and those of the jobs of a replay."""
+        return (*super().known(), *OF_JOBS)
 
 
 class Numbers(Record):

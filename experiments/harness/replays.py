@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from experiments.harness.spec import Experiment, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
 from pliant.tools.replay.sweep.run import event_file, sweep
 from pliant.tools.replay.sweep.tasks import sweep_tasks
-from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.metrics import mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.significance import steady
+
+OF_JOBS: Final = ("mean_execution_s", "mean_waiting_s", "part_within_200_s", "max_jct_s")
+"""Figures of the jobs of a replay that no report has: those of ONES, figure 15."""
+_SHORT_S: Final = 200.0
+
+
+class JobTimes(NamedTuple):
+    """What the JCT of a finished job is made of, seconds."""
+
+    jct_s: float
+    execution_s: float
+    """Holding GPUs."""
+
+    @property
+    def waiting_s(self) -> float:
+        """Without GPUs: before the first start and while preempted."""
+        return self.jct_s - self.execution_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +46,11 @@ class Outcome:
     """Of the policy."""
     trace_hash: str
     metrics: Mapping[str, float]
-    """Every figure of the report that is a number and applies."""
+    """Every figure of the report that is a number and applies, and :data:`OF_JOBS`."""
     arrivals_s: tuple[float, ...]
     completions_s: tuple[float, ...]
+    jobs: Mapping[str, JobTimes] = field(default_factory=dict)
+    """Of the finished jobs that the statistics count."""
 
 
 def matching(pattern: str, outcomes: Mapping[str, Outcome]) -> list[Outcome]:
@@ -66,7 +88,8 @@ def carry_out(
     outcomes: dict[str, Outcome] = {}
     for name in experiment.sweeps if sweeps is None else sweeps:
         recipe = read_sweep(str(inputs / name))
-        outcomes |= _replayed(_first_seeds(recipe) if smoke else recipe, folder / Path(name).stem, workers)
+        wanted = _first_seeds(recipe) if smoke else recipe
+        outcomes |= _replayed(wanted, folder / Path(name).stem, workers, experiment.dropped)
         tell(f"{name}: {len(outcomes)} replays so far")
     return outcomes
 
@@ -76,20 +99,47 @@ def _first_seeds(recipe: SweepRecipe) -> SweepRecipe:
     return recipe.model_copy(update={"traces": traces, "seeds": recipe.seeds[:1]})
 
 
-def _replayed(recipe: SweepRecipe, folder: Path, workers: int) -> Iterable[tuple[str, Outcome]]:
+def _replayed(
+    recipe: SweepRecipe, folder: Path, workers: int, dropped: float
+) -> Iterable[tuple[str, Outcome]]:
     folder.mkdir()
     tasks = sweep_tasks(recipe, folder)
     failures = sweep(tasks, folder, workers=workers)
     if failures:
         raise JobsFailedError("\n".join(f"{failure.name}: {failure.message}" for failure in failures))
-    return [(task.name, outcome_of(task.name, event_file(task, folder))) for task in tasks]
+    return [(task.name, outcome_of(task.name, event_file(task, folder), dropped)) for task in tasks]
 
 
-def outcome_of(name: str, events: Path) -> Outcome:
-    """Fold one event file."""
-    run = read_run(events)
-    figures = run_metrics(run).model_dump()
+def outcome_of(name: str, events: Path, dropped: float = 0.0) -> Outcome:
+    """Fold one event file.
+
+    :param dropped: part of the jobs that the figures leave out, the first to arrive.
+    """
+    whole = read_run(events)
+    run = replace(whole, jobs=steady(whole, dropped))
+    jobs = _times(run)
+    figures = {**run_metrics(run).model_dump(), **_of_jobs([*jobs.values()])}
     numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
-    ends = sorted(job.end_s for job in run.with_outcome("finished") if job.end_s is not None)
-    arrivals = tuple(job.submit_s for job in run.jobs)
-    return Outcome(name, run.info.seed, run.info.trace_hash, numbers, arrivals, tuple(ends))
+    ends = sorted(job.end_s for job in whole.with_outcome("finished") if job.end_s is not None)
+    arrivals = tuple(job.submit_s for job in whole.jobs)
+    return Outcome(name, run.info.seed, run.info.trace_hash, numbers, arrivals, tuple(ends), jobs)
+
+
+def _times(run: RunRecord) -> dict[str, JobTimes]:
+    found = {}
+    for job in run.jobs:
+        if job.jct_s is not None and job.end_s is not None:
+            held_s = sum(end_s - start_s for start_s, end_s, _ in job.held(job.end_s))
+            found[job.id] = JobTimes(job.jct_s, held_s)
+    return found
+
+
+def _of_jobs(jobs: Sequence[JobTimes]) -> dict[str, float | None]:
+    short = sum(each.jct_s <= _SHORT_S for each in jobs)
+    values = (
+        mean(each.execution_s for each in jobs),
+        mean(each.waiting_s for each in jobs),
+        short / len(jobs) if jobs else None,
+        percentile([each.jct_s for each in jobs], 1.0),
+    )
+    return dict(zip(OF_JOBS, values, strict=True))

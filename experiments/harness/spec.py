@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pliant.schemas.errors import UsageError
 
@@ -34,6 +34,27 @@ class Plot:
     title: str
     lines: Mapping[str, str]
     """Names of replays by the words that the legend has for them; patterns, the first match is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How a time is distributed over the jobs: one box or line a policy."""
+
+    name: str
+    title: str
+    lines: Mapping[str, str]
+    """As those of a plot."""
+    value: Literal["jct", "execution", "waiting"]
+    form: Literal["boxes", "cdf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Wilcoxon's test of the JCTs of all jobs in two replays of one trace; patterns, pairs by their order."""
+
+    what: str
+    run: str
+    over: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +100,15 @@ class Experiment(Subject):
 
     sweeps: tuple[str, ...]
     """Recipes of sweeps in the experiment's folder, as ``pliant replay --recipe`` takes them."""
-    plots: tuple[Plot, ...] = ()
+    plots: tuple[Plot | Distribution, ...] = ()
     prepare: Callable[[Path, bool], None] = lambda _folder, _smoke: None
     """Writes what the sweeps read and no file holds (profile, clusters, traces) into a folder, to which the
     recipes are copied. The flag asks for something that replays in seconds."""
     facts: Callable[[Replays], Mapping[str, Any]] = lambda _replays: {}
     """What the page's template wants to know beyond the comparisons, made from the figures of all replays."""
+    tests: tuple[Paired, ...] = ()
+    dropped: float = 0.0
+    """Part of the jobs that the statistics leave out: the first to arrive, who found the cluster empty."""
 
     @property
     def numbers(self) -> Path:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
-from experiments.harness.plots import write_plots
+from experiments.harness.plots import boxes, cumulative, write_plots
 from experiments.harness.published import Compared, compare, read_numbers
-from experiments.harness.replays import Outcome, carry_out
-from experiments.harness.spec import Experiment, Plot, load, names
+from experiments.harness.replays import JobTimes, Outcome, carry_out
+from experiments.harness.significance import paired_tests
+from experiments.harness.spec import Distribution, Experiment, Paired, Plot, load, names
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
 from tests.builders import cluster
@@ -170,3 +172,48 @@ def test_experiments_are_found_by_the_name_people_type() -> None:
     assert load("elastic-scaling").folder.name == "elastic_scaling"
     with pytest.raises(UsageError, match=r'no experiment "nothing"; there are: .*elastic-scaling'):
         load("nothing")
+
+
+def made_of(*jcts_s: float, trace: str = "hash") -> Outcome:
+    """A replay whose jobs took so long, half of it without GPUs."""
+    jobs = {f"j{number}": JobTimes(jct_s, jct_s / 2) for number, jct_s in enumerate(jcts_s)}
+    return replace(outcome("made", mean_jct_s=1.0), trace_hash=trace, jobs=jobs)
+
+
+def test_two_policies_are_tested_job_by_job_on_each_trace(experiment: Experiment) -> None:
+    tested = replace(experiment, tests=(Paired("first against second", "a-*", "b-*"),))
+    found = {"a-0": made_of(*range(10, 18)), "b-0": made_of(*range(11, 26, 2))}
+    (row,) = paired_tests(tested, found)
+    assert (row.what, row.first, row.second, row.pairs) == ("first against second", "made", "made", 8)
+    assert row.less == pytest.approx(1 / 256)
+    experiment.results.write_bytes(results_bytes(tested, [], found))
+    assert Results.read(experiment.results).tested == (row,)
+    other = {**found, "b-0": made_of(*range(11, 19), trace="other")}
+    with pytest.raises(BadInputError, match="not replays of the same traces"):
+        paired_tests(tested, other)
+
+
+def test_the_first_jobs_may_be_left_out_of_the_statistics(experiment: Experiment, tmp_path: Path) -> None:
+    whole = carry_out(experiment, tmp_path / "whole")["small-t0-fifo"]
+    rest = carry_out(replace(experiment, dropped=0.3), tmp_path / "rest")["small-t0-fifo"]
+    assert (len(whole.jobs), len(rest.jobs)) == (6, 4)
+    assert whole.jobs.items() >= rest.jobs.items()
+    times = [*rest.jobs.values()]
+    assert rest.metrics["mean_jct_s"] == pytest.approx(sum(each.jct_s for each in times) / 4)
+    assert rest.metrics["mean_execution_s"] == pytest.approx(sum(each.execution_s for each in times) / 4)
+    assert rest.metrics["mean_waiting_s"] + rest.metrics["mean_execution_s"] == pytest.approx(
+        rest.metrics["mean_jct_s"]
+    )
+    assert rest.arrivals_s == whole.arrivals_s
+
+
+def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
+    found = {"a-0": made_of(*range(10, 900)), "b-0": made_of(5.0)}
+    lines = {"first": "a-*", "second": "b-*"}
+    chart = boxes(Distribution("f", "Title", lines, "waiting", "boxes"), found).axes[0]
+    assert [label.get_text() for label in chart.get_xticklabels()] == ["first", "second"]
+    chart = cumulative(Distribution("f", "Title", lines, "jct", "cdf"), found).axes[0]
+    assert [line.get_label() for line in chart.get_lines()] == ["first", "second"]
+    x, y = chart.get_lines()[0].get_data()
+    assert (x[-1], y[-1]) == (899, 1.0)
+    assert len(x) < 890, "a page shows no more points than it can"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf, nextafter
 from typing import Self
@@ -61,8 +62,13 @@ class ExpectedFigure(Record):
     over: str | None = None
     """A second run: the figure is then the ratio of the first to the second."""
 
+    @classmethod
+    def known(cls) -> Collection[str]:
+        """The figures that may be named."""
+        return [name for name in RunMetrics.model_fields if name not in _NOT_NUMBERS]
+
     @model_validator(mode="after")
     def _is_known(self) -> Self:
-        if self.metric not in RunMetrics.model_fields or self.metric in _NOT_NUMBERS:
+        if self.metric not in self.known():
             raise broken_rule(f'"{shortened(self.metric)}" is not a figure of a report', "/metric")
         return self

@@ -60,7 +60,9 @@ def test_jobs_are_paired_by_their_names_and_those_unfinished_left_out():
 
 def test_the_first_jobs_found_the_cluster_empty():
     found = run({f"j{number:02}": 50.0 for number in range(30)})
-    assert [each.id for each in steady(found, 0.05)][:2] == ["j02", "j03"], "two of 30 are five per cent, rounded up"
+    assert [each.id for each in steady(found, 0.05)][:2] == ["j02", "j03"], (
+        "two of 30 are five per cent, rounded up"
+    )
     assert len(steady(found)) == 30
     assert compare_jcts(found, found, 0.05).pairs == 28
 
