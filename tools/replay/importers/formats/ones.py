@@ -84,7 +84,7 @@ def _job(job_id: str, epochs: Mapping[str, float], row: InputRow) -> Job:
     kind, batch, lr = _kind(row), row.positive_count("batch_size"), row.number("lr")
     known = epochs.get(kind)
     largest = round(batch * row.number("max_lr") / lr) if lr else batch
-    names = ("task", "patience", "target_acc")
+    names = ("task", "epoch_size", "patience", "target_acc")
     return Job(
         id=job_id,
         submit_time=row.number("time"),
