@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
     "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
+    "drl": "pliant.tools.schedule.policies.drl.policy:Drl",
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",

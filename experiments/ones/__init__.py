@@ -1,0 +1,1 @@
+"""Online evolutionary batch size orchestration (SC '21) beside its baselines."""

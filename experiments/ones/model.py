@@ -1,0 +1,195 @@
+"""The jobs of the ONES paper as a throughput model, fitted to the run that its artifact publishes.
+
+The paper prints no speeds. Its artifact has the epochs of 20 jobs (``job_history.csv``) with samples per
+second, at a global batch that is the trace's batch times the trace's GPUs. Times are seconds:
+
+    t(b, k) = a + s · b + c · (k - 1)        b samples on each of k GPUs
+
+c is fitted to the one recorded job that changed its size, on 2, 3 and 4 GPUs; a of BERT to its two recorded
+batches. :data:`ASSUMPTIONS` say what no published number does. Nothing is fitted to what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from pliant.schemas.profile import Profile, ProfileRow
+
+GPUS_PER_NODE: Final = 4
+GPU_TYPE: Final = "v100"
+RESIZED: Final = {2: 512 / 6540.0, 3: 768 / 9399.0, 4: 1024 / 11_200.0}
+"""Seconds of a step of GoogLeNet on CIFAR10, 256 samples on each of so many GPUs: medians of the recorded
+epochs that began under that batch."""
+ASSUMPTIONS: Final = (
+    """The recorded speeds are of jobs on 4 GPUs at most, one node, with the trace's batch times the trace's
+    GPUs as global batch, which the artifact names; it names no number of GPUs. Jobs request as many.""",
+    """What another GPU adds to a step is the same for every model and every placement: the recorded job that
+    changed its size is the only one.""",
+    """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""",
+    """A GPU holds what it held in the recorded run; where its share is larger, it is accumulated.""",
+    """Schedulers that do not move the batch train at the recorded one. Learning rates follow the batch, so
+    that an epoch trains as much at any batch.""",
+    """A job takes the recorded epochs of its model and dataset, with the consecutive ones above the target
+    that end it, and between two recorded sizes of the dataset as many as on a straight line. Each job draws
+    a factor, lognormal with a σ of 0.2: the seeds are of it. Jobs state their work, and schedulers that ask
+    for it are told.""",
+    """Starting costs 10 s, resuming after a preemption 20 s, changing the size 1 s under ONES and 20 s by
+    checkpoint under all others: the last two as figure 16 has them, "around 1 second" and "greater than 20
+    seconds".""",
+    """Tiresias's queues end at 0.25 and 1 GPU-hours; the paper prints no thresholds.""",
+)
+"""What no published number says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One model on one dataset, as the trace and the recorded run have it."""
+
+    model: str
+    task: str
+    batch: int
+    """Samples of one GPU."""
+    requested: int
+    """GPUs."""
+    most: int
+    """Largest global batch: where the learning rate reaches its limit."""
+    speeds: tuple[float, ...]
+    """Samples per second, medians of the recorded jobs."""
+    epochs: Mapping[int, float] = field(default_factory=dict)
+    """Recorded epochs by size of the dataset."""
+
+    @property
+    def name(self) -> str:
+        """What profiles and traces call it."""
+        return f"{self.model}-{self.task}"
+
+    @property
+    def step_s(self) -> float:
+        """Recorded seconds of a step at the requested size."""
+        return self.batch * self.requested / fmean(self.speeds)
+
+    def epochs_of(self, samples: int) -> float:
+        """Epochs over a dataset of that size."""
+        sizes = sorted(self.epochs)
+        return float(np.interp(samples, sizes, [self.epochs[size] for size in sizes]))
+
+
+KINDS: Final = (
+    Kind("alexnet", "imagenet", 64, 16, 1024, (2743.4, 3411.2), {10_000: 21, 20_000: 69}),
+    Kind("resnet50", "imagenet", 32, 16, 512, (1750.1, 1138.3), {10_000: 27, 20_000: 58}),
+    Kind("vgg16", "imagenet", 32, 16, 512, (972.7, 1973.8), {10_000: 11, 20_000: 44}),
+    Kind("inception_v3", "imagenet", 32, 16, 512, (1475.1, 1611.2), {10_000: 50, 20_000: 52}),
+    Kind("resnet18", "cifar", 256, 4, 4096, (13_666.9, 16_193.8), {20_000: 38, 40_000: 25}),
+    Kind("vgg16", "cifar", 128, 4, 2048, (2743.9, 2819.5), {20_000: 67, 40_000: 36}),
+    Kind("googlenet", "cifar", 256, 4, 4096, (9884.1, 11_461.1), {20_000: 36, 40_000: 23}),
+    Kind("bert", "cola", 16, 2, 64, (102.7, 102.2), {5000: 5, 8000: 6}),
+    Kind("bert", "mrpc", 16, 2, 64, (102.3, 101.7), {3600: 5.5}),
+    Kind("bert", "sst2", 32, 8, 256, (435.6, 435.5), {10_000: 5, 20_000: 5}),
+)
+BY_NAME: Final = {kind.name: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The assumptions that a row of the page varies; the defaults are those of :data:`ASSUMPTIONS`."""
+
+    fixed: float | None = None
+    """Part of a step on one GPU that no sample causes; None: that of BERT."""
+    sync: float = 1.0
+    """Factor of what another GPU adds to a step."""
+    faster: float = 1.0
+    """Factor of all speeds."""
+    recorded_on: int = GPUS_PER_NODE
+    """Most GPUs that a recorded job had; it had those it requested where they are fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The step times of one kind."""
+
+    kind: Kind
+    local_max: int
+    """Samples that one GPU is known to hold."""
+    fixed_s: float
+    sample_s: float
+    sync_s: float
+
+    def step_s(self, local: int, gpus: int) -> float:
+        """T of the model."""
+        return self.fixed_s + self.sample_s * local + self.sync_s * (gpus - 1)
+
+    def rate_of(self, gpus: int) -> float:
+        """Samples per second of the recorded global batch."""
+        batch = self.kind.batch * self.kind.requested
+        passes = -(-batch // (gpus * self.local_max))
+        local = batch // gpus // passes
+        return batch / (self.step_s(local, gpus) + (passes - 1) * self.step_s(local, 1))
+
+    def rate(self, local: int, gpus: int) -> float:
+        """Samples per second."""
+        return local * gpus / self.step_s(local, gpus)
+
+
+def sync_s() -> float:
+    """c: the slope of the step times of the recorded job that changed its size."""
+    slope, _ = np.polyfit(list(RESIZED), list(RESIZED.values()), 1)
+    return float(slope)
+
+
+def bert_fixed() -> float:
+    """Part of BERT's step on one GPU at 32 samples that no sample causes."""
+    small, large = BY_NAME["bert-cola"], BY_NAME["bert-sst2"]
+    alone = [kind.step_s - sync_s() * (kind.requested - 1) for kind in (small, large)]
+    slope = (alone[1] - alone[0]) / (large.batch - small.batch)
+    return (alone[1] - slope * large.batch) / alone[1]
+
+
+def fitted(world: World | None = None) -> tuple[Curve, ...]:
+    """The curves of all kinds."""
+    world = world or World()
+    fixed = bert_fixed() if world.fixed is None else world.fixed
+    sync = sync_s() * world.sync
+    return tuple(_curve(kind, fixed, sync, world.faster, world.recorded_on) for kind in KINDS)
+
+
+def _curve(kind: Kind, fixed: float, sync: float, faster: float, recorded_on: int) -> Curve:
+    """Through the recorded step; where synchronising would take most of it, it takes half."""
+    gpus = min(kind.requested, recorded_on)
+    sync = min(sync, kind.step_s / 2 / (gpus - 1))
+    alone = kind.step_s - sync * (gpus - 1)
+    local = kind.batch * kind.requested // gpus
+    return Curve(kind, local, fixed * alone / faster, (1 - fixed) * alone / local / faster, sync / faster)
+
+
+def profile_of(world: World | None = None) -> Profile:
+    """The model as a profile; times are linear in GPUs and samples, so the ends of the lines are enough."""
+    rows = tuple(
+        _row(curve, local, gpus)
+        for curve in fitted(world)
+        for gpus in (1, 2, 64)
+        for local in (1, curve.local_max)
+    )
+    return Profile(rows, (("model", "experiments/ones/model.py"),))
+
+
+def _row(curve: Curve, local: int, gpus: int) -> ProfileRow:
+    whole, rest = divmod(gpus, GPUS_PER_NODE)
+    shares = [GPUS_PER_NODE] * whole + [rest] * (rest > 0)
+    return ProfileRow(
+        kind="train",
+        model=curve.kind.name,
+        gpu_type=GPU_TYPE,
+        nodes=len(shares),
+        gpus=gpus,
+        placement=",".join(map(str, shares)),
+        local_batch=local,
+        step_seconds=curve.step_s(local, gpus),
+        samples_per_second=curve.rate(local, gpus),
+        feasible=True,
+        source="modelled",
+    )

@@ -1,0 +1,131 @@
+"""The paper's trace, and traces drawn like it, with work that the paper does not state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from experiments.ones.model import BY_NAME, GPU_TYPE, GPUS_PER_NODE, KINDS, Kind, profile_of
+from experiments.ones.scenes import SCENES, write_sweeps
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import write_cluster, write_jobs, write_profile
+from pliant.schemas.job import Batch, EpochWork, Gpus, Job
+from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
+from pliant.tools.replay.importers.formats.ones import read_workload
+
+DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SIZES: Final = (16, 32, 48, 64)
+"""GPUs of the clusters, figure 17."""
+_SMALLER, _FEW_JOBS = 4, 12
+"""Smoke runs: how much smaller their clusters are, and how many jobs they have."""
+SPREAD: Final = 0.2
+"""σ of the factor that each job draws for its epochs."""
+ARRIVALS_S: Final = 30.0
+"""Mean time between arrivals."""
+_DATASETS: Final = {
+    "imagenet": range(10_000, 20_001, 2000),
+    "cifar": range(20_000, 40_001, 5000),
+    "cola": range(5000, 8001, 1000),
+    "mrpc": (3600,),
+    "sst2": range(10_000, 20_001, 2000),
+}
+"""Table 2 of the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One row of a trace: what is published of a job."""
+
+    name: str
+    time_s: float
+    kind: Kind
+    samples: int
+    """Of its dataset."""
+
+
+def published(path: Path | None = None) -> tuple[Arrival, ...]:
+    """The 400 jobs of the published trace.
+
+    :raises BadInputError: it is not there, or of other kinds of jobs.
+    """
+    path = path or DATA / "ones" / "trace_1.csv"
+    if not path.is_file():
+        raise BadInputError.one(str(path), "is not there; PLIANT_DATA names the folder of published data")
+    return tuple(_arrival(job) for job in read_workload(path, Conversion(ImportSummary("ones"))))
+
+
+def _arrival(job: Job) -> Arrival:
+    name = f"{job.model}-{job.labels['task']}"
+    if name not in BY_NAME:
+        raise BadInputError(f'job "{job.id}": no speed is published of {name}')
+    return Arrival(job.id, job.submit_time, BY_NAME[name], int(job.labels["epoch_size"]))
+
+
+def drawn(count: int, seed: int, arrivals_s: float = ARRIVALS_S) -> tuple[Arrival, ...]:
+    """A trace like the published one: kinds and datasets in equal parts, Poisson arrivals."""
+    rng = np.random.default_rng([seed, count])
+    times = np.cumsum(rng.exponential(arrivals_s, count))
+    return tuple(_drawn(number, float(time_s), rng) for number, time_s in enumerate(times))
+
+
+def _drawn(number: int, time_s: float, rng: np.random.Generator) -> Arrival:
+    kind = KINDS[int(rng.integers(len(KINDS)))]
+    return Arrival(f"drawn-{number}", round(time_s, 3), kind, int(rng.choice(_DATASETS[kind.task])))
+
+
+def jobs_of(
+    arrivals: Iterable[Arrival],
+    seed: int,
+    *,
+    spread: float = SPREAD,
+    stated_batch: bool = False,
+    work: float = 1.0,
+    most_requested: int = GPUS_PER_NODE,
+) -> Iterator[Job]:
+    """The jobs, with epochs drawn by ``seed``.
+
+    :param spread: σ of the factor of the epochs.
+    :param stated_batch: the trace's batch is the whole one of the job, not that of each requested GPU.
+    :param work: a factor of all epochs.
+    :param most_requested: GPUs; a job that states more requests so many.
+    """
+    rng = np.random.default_rng([seed, 20211114])
+    for each in arrivals:
+        kind = each.kind
+        epochs = kind.epochs_of(each.samples) * work * float(np.exp(spread * rng.standard_normal()))
+        size = kind.batch if stated_batch else min(kind.batch * kind.requested, kind.most)
+        yield Job(
+            id=each.name,
+            submit_time=each.time_s,
+            model=kind.name,
+            gpus=Gpus(requested=min(kind.requested, most_requested), min=1),
+            batch=Batch(size=size, min=kind.batch, max=kind.most),
+            elastic="size+batch",
+            work=EpochWork(epochs=max(1.0, round(epochs)), dataset_size=each.samples),
+            labels={"trace": "ones"},
+        )
+
+
+def cluster_of(gpus: int) -> Cluster:
+    """Nodes of four V100s."""
+    node = {"name": "n{}", "gpus": GPUS_PER_NODE, "gpu_type": GPU_TYPE, "count": gpus // GPUS_PER_NODE}
+    return Cluster.model_validate({"nodes": (node,)})
+
+
+def prepare(folder: Path, smoke: bool) -> None:
+    """Write profiles, clusters, traces and sweeps into ``folder``; small ones that need no data to test."""
+    write_sweeps(folder)
+    for gpus in SIZES:
+        write_cluster(cluster_of(gpus // _SMALLER if smoke else gpus), folder / f"cluster-{gpus}.json")
+    arrivals = drawn(_FEW_JOBS, 0, _SMALLER * ARRIVALS_S) if smoke else published()
+    for scene in SCENES:
+        write_profile(profile_of(scene.world), folder / f"{scene.name}.parquet")
+        closer = [replace(each, time_s=scene.arrivals * each.time_s) for each in arrivals]
+        for seed in scene.seeds:
+            write_jobs(list(jobs_of(closer, seed, **scene.jobs)), folder / f"{scene.name}-{seed}.jsonl")

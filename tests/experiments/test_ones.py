@@ -1,0 +1,172 @@
+"""The reproduction of the ONES paper: its model, its traces, and what the policy drl learns from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.ones.learning import Rollout, Step, costs, gradient, returns
+from experiments.ones.model import (
+    BY_NAME,
+    GPU_TYPE,
+    KINDS,
+    RESIZED,
+    Curve,
+    World,
+    bert_fixed,
+    fitted,
+    profile_of,
+    sync_s,
+)
+from experiments.ones.train import RECIPE, Recipe, main, train
+from experiments.ones.workloads import drawn, jobs_of, published
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.job import EpochWork
+from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.schedule.policies.drl.actions import FEATURES
+from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, read_network
+
+HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+
+
+def curve(name: str, world: World | None = None) -> Curve:
+    return next(each for each in fitted(world) if each.kind.name == name)
+
+
+def test_every_recorded_speed_is_met_at_the_recorded_size() -> None:
+    for world in (World(), World(fixed=0.5), World(sync=2.0), World(recorded_on=16)):
+        for each in fitted(world):
+            gpus = min(each.kind.requested, world.recorded_on)
+            assert each.rate(each.local_max, gpus) == pytest.approx(np.mean(each.kind.speeds))
+
+
+def test_another_gpu_adds_what_it_added_to_the_recorded_job() -> None:
+    assert sync_s() == pytest.approx((RESIZED[4] - RESIZED[2]) / 2)
+    found = curve("googlenet-cifar")
+    assert found.step_s(256, 4) - found.step_s(256, 3) == pytest.approx(sync_s())
+
+
+def test_the_part_of_a_step_without_samples_is_that_of_bert() -> None:
+    small, large = BY_NAME["bert-cola"], BY_NAME["bert-sst2"]
+    alone = {each.batch: each.step_s - sync_s() * (each.requested - 1) for each in (small, large)}
+    level = 2 * alone[16] - alone[32]
+    assert bert_fixed() == pytest.approx(level / alone[32])
+    assert curve("alexnet-imagenet").fixed_s == pytest.approx(
+        bert_fixed() * curve("alexnet-imagenet").step_s(256, 1)
+    )
+
+
+def test_the_profile_answers_as_the_model() -> None:
+    speed = ThroughputBySize(profile_of())
+    for each in fitted():
+        for place in ((1,), (3,), (4, 4), (4, 4, 4, 4)):
+            gpus = sum(place)
+            batch = gpus * (each.local_max // 2)
+            seconds = speed.step_seconds(each.kind.name, GPU_TYPE, place, batch, None)
+            assert seconds == pytest.approx(each.step_s(each.local_max // 2, gpus))
+
+
+def test_epochs_are_recorded_or_on_a_line_between() -> None:
+    alexnet = BY_NAME["alexnet-imagenet"]
+    assert [alexnet.epochs_of(size) for size in (10_000, 15_000, 20_000)] == [21, 45, 69]
+
+
+def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "trace_1.csv"
+    path.write_text(
+        f"{HEAD}\n7,bert,cola,6000,5,16,5e-6,2e-5,0.8,2\n9,resnet50,imagenet,12000,10,32,5e-4,0.008,0.55,16\n"
+    )
+    bert, resnet = published(path)
+    assert (bert.kind.name, bert.samples, bert.time_s) == ("bert-cola", 6000, 7.0)
+    asked, stated = (list(jobs_of([bert, resnet], 0, spread=0.0, most_requested=most)) for most in (4, 16))
+    assert [job.gpus.requested for job in asked] == [2, 4]
+    assert [job.gpus.requested for job in stated] == [2, 16]
+    assert [job.batch.size for job in asked] == [32, 512]
+    assert asked[0].work == EpochWork(epochs=5.0, dataset_size=6000)
+    with pytest.raises(BadInputError, match="PLIANT_DATA"):
+        published(tmp_path / "none.csv")
+    path.write_text(f"{HEAD}\n7,gpt,cola,6000,5,16,5e-6,2e-5,0.8,2\n")
+    with pytest.raises(BadInputError, match="no speed is published of gpt-cola"):
+        published(path)
+
+
+def test_drawn_traces_are_like_the_published_one_and_epochs_differ_by_seed() -> None:
+    arrivals = drawn(2000, 3)
+    assert {each.kind.name for each in arrivals} == {kind.name for kind in KINDS}
+    assert arrivals[-1].time_s / 2000 == pytest.approx(30, rel=0.1)
+    assert arrivals == drawn(2000, 3)
+    first, second = ([job.work for job in jobs_of(arrivals[:50], seed)] for seed in (0, 1))
+    assert first != second
+
+
+# Learning.
+
+
+def test_costs_are_jobs_times_seconds_from_there_on() -> None:
+    rollout = Rollout([(0.0, 10.0), (5.0, 20.0)], [])
+    found = costs(rollout, 5, 1e9)
+    assert found == pytest.approx([25.0, 20.0, 10.0, 5.0, 0.0])
+    shortsighted = costs(rollout, 5, 5.0)
+    assert shortsighted[3] == pytest.approx(5.0)
+    assert shortsighted[2] == pytest.approx(5.0 + 5.0 / np.e)
+
+
+def test_what_went_better_than_usual_is_an_advantage() -> None:
+    step = Step(0.0, np.zeros((2, len(FEATURES))), 0)
+    better, worse = returns([Rollout([(0.0, 50.0)], [step]), Rollout([(0.0, 100.0)], [step])], 1e9)
+    assert (better[0], worse[0]) == pytest.approx((1.0, -1.0), rel=1e-6)
+
+
+def test_the_gradient_is_the_slope_of_what_is_learnt() -> None:
+    rng = np.random.default_rng(5)
+    weights = Weights.drawn(3, rng)
+    steps = [Step(0.0, rng.normal(size=(n, len(FEATURES))), n - 1) for n in (2, 4, 3)]
+    advantages = [np.array([1.0, -0.5, 2.0])]
+
+    def gain(changed: Weights) -> float:
+        total = 0.0
+        for step, advantage in zip(steps, advantages[0], strict=True):
+            scores = changed.preferences(step.features)
+            chances = np.exp(scores) / np.exp(scores).sum()
+            total += advantage * np.log(chances[step.taken]) - 0.1 * float(chances @ np.log(chances))
+        return total / len(steps)
+
+    slope = gradient(weights, [Rollout([(0.0, 1.0)], steps)], advantages, 0.1)
+    for place in ((0, 0), (7, 2), (19, 1)):
+        bumped = weights.hidden.copy()
+        bumped[place] += 1e-6
+        raised = gain(Weights(bumped, weights.offsets, weights.out))
+        assert slope.hidden[place] == pytest.approx((raised - gain(weights)) / 1e-6, abs=1e-5)
+    bumped = weights.out.copy()
+    bumped[1] += 1e-6
+    raised = gain(Weights(weights.hidden, weights.offsets, bumped))
+    assert slope.out[1] == pytest.approx((raised - gain(weights)) / 1e-6, abs=1e-5)
+
+
+SMALL = Recipe.read(RECIPE).model_copy(
+    update={"iterations": 2, "rollouts": 2, "jobs": 4, "gpus": 8, "units": 4}
+)
+
+
+def test_equal_recipes_and_seeds_learn_equal_weights() -> None:
+    assert train(SMALL, 1).digest == train(SMALL, 1).digest != train(SMALL, 2).digest
+
+
+def test_the_shipped_network_was_trained_by_the_recipe_that_is_there() -> None:
+    shipped = read_network(SHIPPED)
+    assert shipped.recipe == Recipe.read(RECIPE).model_dump(mode="json")
+    assert shipped.command == f"python -m experiments.ones.train --seed {shipped.seed}"
+
+
+def test_training_writes_a_network_and_a_bad_recipe_is_refused(tmp_path: Path, capsys) -> None:
+    recipe = tmp_path / "recipe.toml"
+    fields = SMALL.model_dump(mode="json")
+    recipe.write_text("\n".join(f"{name} = {value}" for name, value in fields.items()))
+    out = tmp_path / "net.json"
+    assert main(["--recipe", str(recipe), "--seed", "3", "-o", str(out)]) == 0
+    assert read_network(out).seed == 3
+    recipe.write_text("iterations = 0\n")
+    assert main(["--recipe", str(recipe), "-o", str(out)]) == BadInputError.exit_code
+    assert "/iterations" in capsys.readouterr().err
