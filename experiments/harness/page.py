@@ -31,6 +31,7 @@ _KEPT: Final = (
     "makespan_s",
     "rescales_per_job",
     "rescales_per_hour",
+    "bound_jct_s",
     *OF_JOBS,
 )
 

@@ -14,7 +14,7 @@ from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
 from pliant.tools.replay.sweep.run import event_file, sweep
 from pliant.tools.replay.sweep.tasks import sweep_tasks
-from pliant.tools.report.metrics import mean, percentile, run_metrics
+from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.significance import steady
@@ -118,7 +118,7 @@ def outcome_of(name: str, events: Path, dropped: float = 0.0) -> Outcome:
     whole = read_run(events)
     run = replace(whole, jobs=steady(whole, dropped))
     jobs = _times(run)
-    figures = {**run_metrics(run).model_dump(), **_of_jobs([*jobs.values()])}
+    figures = {**run_metrics(run, wanted=Wanted(bound=True)).model_dump(), **_of_jobs([*jobs.values()])}
     numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
     ends = sorted(job.end_s for job in whole.with_outcome("finished") if job.end_s is not None)
     arrivals = tuple(job.submit_s for job in whole.jobs)

@@ -24,6 +24,8 @@ Replays = Mapping[str, Mapping[str, Any]]
 Findings = Mapping[str, Any]
 """What a study found, as its file holds it."""
 Tell = Callable[[str], None]
+Value = Literal["jct", "execution", "waiting"]
+Form = Literal["boxes", "cdf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Distribution:
     title: str
     lines: Mapping[str, str]
     """As those of a plot."""
-    value: Literal["jct", "execution", "waiting"]
-    form: Literal["boxes", "cdf"]
+    value: Value
+    form: Form
 
 
 @dataclass(frozen=True, slots=True)
