@@ -143,9 +143,7 @@ class ClusterState:
         if slot not in self.withheld.out_of_service:
             if node.up:
                 self.free.take(((node.name, 1),))
-                self.up_gpus -= 1
-            node.gpus -= 1
-            self._note("capacity", time_s, node=node, gpus=-1)
+            self._resize(node, -1, time_s)
         self.withheld.withdraw(slot, until_s)
 
     def restore(self, slot: str, time_s: float) -> None:
@@ -160,11 +158,15 @@ class ClusterState:
 
     def _put_back(self, slot: str, time_s: float) -> None:
         node = self.free.node(node_of(slot))
-        node.gpus += 1
+        self._resize(node, 1, time_s)
+        self.free.give(((node.name, 1),))
+
+    def _resize(self, node: NodeState, gpus: int, time_s: float) -> None:
+        """A node has more or fewer GPUs in service; while it is down, that counts once it is up again."""
+        node.gpus += gpus
         if node.up:
-            self.up_gpus += 1
-            self.free.give(((node.name, 1),))
-        self._note("capacity", time_s, node=node, gpus=1)
+            self.up_gpus += gpus
+            self._note("capacity", time_s, node=node, gpus=gpus)
 
     def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
         """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.

@@ -136,15 +136,17 @@ class OrderedState(ClusterState):
             self.vanished.pop(name, None)
 
     def leavers(self, *, elastic: bool) -> list[Holding]:
-        """What jobs shall hold that have to leave GPUs at once: those that are held, or on a drained node.
+        """What jobs shall hold that have to leave GPUs at once.
+
+        Those are held, or on a drained node, or were held and have to wait for their user's limit since.
 
         :param elastic: jobs that can do with what they hold on other nodes may keep that.
         """
-        found = [Holding(job_id) for job_id in self.held if self.jobs[job_id].gpus]
+        found = [Holding(job_id) for job_id in (*self.held, *self.limited) if self.jobs[job_id].gpus]
         leaving = {name for name, at_once in self.drained.items() if at_once}
         for job_id, job in self.jobs.items() if leaving else ():
             rest = tuple((name, count) for name, count in job.placement if name not in leaving)
-            if job_id in self.held or rest == job.placement:
+            if job_id in self.held or job_id in self.limited or rest == job.placement:
                 continue
             stays = elastic and job.spec.elastic != "none" and gpus_of(rest) >= job.spec.min_gpus
             found.append(Holding(job_id, rest if stays else ()))
@@ -268,10 +270,7 @@ class OrderedState(ClusterState):
 
     def _resize_others(self, job_id: str, sign: int, time_s: float) -> None:
         for name, count in self.in_service(self.jobs[job_id].placement):
-            node = self.free.node(name)
-            node.gpus += sign * count
-            self.up_gpus += sign * count
-            self._note("capacity", time_s, node=node, gpus=sign * count)
+            self._resize(self.free.node(name), sign * count, time_s)
 
     def _note(
         self,

@@ -117,7 +117,10 @@ class Session(OrderedState):
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
-        return in_net([*freed, *self._apply(decision, time_s)])
+        done = in_net([*freed, *self._apply(decision, time_s)])
+        if any(change.kind == "arrived" for change in self.changes):  # where their user's limit has room now
+            self.ask_again_s = math.nextafter(time_s, math.inf)
+        return done
 
     def _foresee(self, time_s: float) -> None:
         """Learn from jobs that finished, and predict the work of those that state none."""
@@ -174,7 +177,8 @@ class Session(OrderedState):
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave; to the policy they have lost them."""
         left = self.adopt(self.leavers(elastic=self.policy.elasticity != "none"), time_s)
-        lost = (Change(time_s, "lost", each.job) for each in left if each.job.id in self.in_play)
+        seen = self.in_play
+        lost = (Change(time_s, "lost", each.job) for each in left if each.job.id in seen)
         self._refused = [*self._refused, *lost]
         return left
 

@@ -8,6 +8,7 @@ from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import UserLimit
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.prediction import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
@@ -190,6 +191,20 @@ def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
     assert (list(held.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
+def test_a_node_that_a_bound_job_holds_gpus_on_besides_comes_back_with_all_of_its_own():
+    held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    held.node_down("n1", 3.0)
+    assert held.snapshot(3.0).total_gpus == 0
+    held.node_up("n1", 4.0)
+    assert held.snapshot(4.0).total_gpus == 4
+    assert sum(change.gpus for change in held.changes) == 4 - 8
+    held.withdraw("n0/1", 5.0, 9.0)
+    held.resume("n0", 6.0)
+    assert held.snapshot(6.0).total_gpus == 7
+    assert sum(change.gpus for change in held.changes) == 7 - 8
+
+
 def limited(*nodes: int, **limits: UserLimit):
     found = {"*" if user == "others" else user: limit for user, limit in limits.items()}
     return cluster(*nodes).model_copy(update={"user_limits": found})
@@ -228,6 +243,28 @@ def test_the_most_important_job_of_a_user_is_next_and_one_that_is_held_makes_roo
     assert list(held.in_play) == ["c"], "it has to wait for its turn again"
     held.end("c", 4.0)
     assert list(held.in_play) == ["a"]
+
+
+def test_a_job_that_is_let_go_before_it_has_stopped_stops_where_another_has_its_place():
+    nodes = limited(8, alice=UserLimit(jobs=1))
+    held = opened(nodes, owned("a", "alice", 2), owned("b", "alice", 2))
+    assert steps(held, 1.0, a=2) == [("a", "start")]
+    held.hold_back("a", 2.0, "alice")
+    held.let_go("a", 2.0)
+    assert list(held.in_play) == ["b"]
+    assert steps(held, 3.0, b=2) == [("a", "preempt"), ("b", "start")]
+
+
+def test_the_policy_is_asked_again_for_a_job_that_comes_into_play_as_it_rejects_another():
+    nodes = limited(8, alice=UserLimit(jobs=1))
+    held = opened(nodes, owned("a", "alice"), owned("b", "alice"))
+    assert isinstance(held.policy, Says)
+    held.policy.next = Decision(rejected={"a": "too late"})
+    assert [each.step for each in held.decide(1.0)] == ["reject"]
+    assert list(held.in_play) == ["b"]
+    assert held.ask_again_s == pytest.approx(1.0)
+    assert held.ask_again_s > 1.0, "a time that has passed is no wish"
+    assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
 
 
 def test_under_a_limit_of_gpus_no_job_grows_beyond_what_it_requested():
