@@ -98,6 +98,7 @@ class Spool:
         self._folder = dirs.spool
         self._read: dict[str, Request] = {}
         self._has_listed = False
+        self._all_read = True
 
     def requests(self) -> list[Request]:
         """All requests that are not settled, in the order in which they were made.
@@ -117,11 +118,14 @@ class Spool:
             names = list(self._read)
         self._has_listed = True
         found = {name: self._read.get(name) or self._request(name) for name in names}
+        self._all_read = None not in found.values()
         self._read = {name: request for name, request in found.items() if request is not None}
         return [request for request in self._read.values() if request.asks]
 
     def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
         """Remove the requests that the log holds, and orders about jobs that there are none of any more.
+
+        Where a request cannot be read at the moment, the job may be in that one.
 
         :param to_come: jobs that were not submitted here and have not arrived.
         """
@@ -129,7 +133,8 @@ class Spool:
         asked = {job.id for request in requests for job in request.jobs}
         for request in requests:
             job_id = request.order.job if request.order is not None else None
-            lost = job_id is not None and not any(job_id in known for known in (log.jobs, asked, to_come))
+            is_unknown = not any(job_id in jobs for jobs in (log.jobs, asked, to_come))
+            lost = job_id is not None and is_unknown and self._all_read
             if lost:
                 _log.warning("%s: dropped, there is no job %s any more", request.path, job_id)
             if lost or request.is_settled(log):

@@ -13,6 +13,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
+from pliant.tools.run.service.operate import order_jobs
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir import requests as spool
 from pliant.tools.run.statedir.layout import StateDir
@@ -292,6 +293,27 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_heard_at_the_next_look(
         patch.setattr(spool, "read_own", read_own)
         assert one.requests() == []
     assert [found.id for request in one.requests() for found in request.jobs] == ["a"]
+
+
+def test_an_order_about_a_job_whose_submission_cannot_be_read_for_a_moment_is_kept(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(dirs, runs("a"))
+    order_jobs(dirs.path, "hold", ["a"])
+    one, real = Spool(dirs), spool.read_own
+
+    def read_own(path: Path) -> bytes:
+        if path.name.endswith(".jobs.jsonl"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "read_own", read_own)
+        one.settle(RunLog())
+    assert [request.order is not None for request in one.requests()] == [False, True]
+    (dirs.spool / one.requests()[0].path.name).unlink()
+    one.settle(RunLog())
+    assert one.requests() == [], "there is no such job any more"
 
 
 def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
