@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import fcntl
 import json
 import os
 import shlex
@@ -111,6 +112,11 @@ def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell,
     assert done.returncode == 0, done.stderr
     assert happened(inputs)["start", "a"] == 1
     end(sh, inputs, "a")
+    fine = {0, *map(int, service["Service"]["SuccessExitStatus"].split())}
+    with (inputs / "live" / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        busy = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line.replace('--wait 30', '')}")
+    assert busy.returncode in fine, "another run serves the directory: nothing to be told of"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
