@@ -2,9 +2,9 @@
 
 A worker sets its file's time every second, and the keeper of its unit that of another file. The file system
 sets it by its own clock, a file server's by the server's, so clocks of hosts are never compared: who looks
-measures how long the time has stood still. Who has not looked for long enough, as a call from cron, takes the
-file system's clock for that, and looks for a few seconds more before it believes it: after a machine has
-slept all files are old.
+measures how long the time has stood still. Who has not seen a file's time change, as a call from cron, takes
+the file system's clock for that, and looks for a few seconds more before it believes it: after a machine has
+slept, or its clock was set, all files are old.
 
 The lock on a worker's file says more, and at once, where the worker's host lives. A file server keeps the
 locks of a host that is dead for a minute or two, or for good. Then only the heartbeat is left.
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pliant.tools.run.statedir.contract.files import look_again
 
@@ -33,13 +33,25 @@ def last_beat(path: str | Path) -> float:
     return 0.0 if found is None else found.st_mtime
 
 
+class _Beat(NamedTuple):
+    """The last one of a file, as seen by one who looks."""
+
+    at_s: float
+    since_s: float
+    """Since when it is the last one, by the clock of who looks."""
+    is_new: bool
+    """Whether there was another one before: then ``since_s`` is when it came."""
+
+
+_NONE: Final = _Beat(0.0, 0.0, is_new=False)
+
+
 class Heartbeats:
     """Files of others, looked at again and again by one who has a clock that cannot be set."""
 
     def __init__(self) -> None:
         self._looked_s = float("-inf")
-        self._seen: dict[str, tuple[float, float]] = {}
-        """By path: the last beat, and since when it was that one."""
+        self._seen: dict[str, _Beat] = {}
         self._clocks = FileClock()
 
     def look(self, paths: Iterable[str], now_s: float) -> None:
@@ -47,27 +59,29 @@ class Heartbeats:
         seen = {} if now_s - self._looked_s > _ABSENCE_S else self._seen
         self._looked_s, self._seen = now_s, {}
         for path in paths:
-            beat = last_beat(path)
-            before, since_s = seen.get(path, (beat, now_s))
-            self._seen[path] = (beat, since_s if beat == before else now_s)
+            at_s, before = last_beat(path), seen.get(path)
+            if before is None or before.at_s != at_s:
+                before = _Beat(at_s, now_s, is_new=before is not None)
+            self._seen[path] = before
 
     def silence_s(self, path: str, limit_s: float) -> float:
         """Since when there was no beat, as of the last look; 0 where that is not known, or was no silence.
 
         :param limit_s: what the caller compares it with; the file system's clock is not asked without need.
         """
-        beat, since_s = self._seen.get(path, (0.0, self._looked_s))
-        still_s = self._looked_s - since_s
-        if not beat or still_s < SURE_S:
+        beat = self._seen.get(path, _NONE)
+        still_s = self._looked_s - beat.since_s
+        if not beat.at_s or still_s < SURE_S:
             return 0.0
-        return still_s if still_s >= limit_s else max(still_s, self._clocks.now_s(path) - beat)
+        known = beat.is_new or still_s >= limit_s
+        return still_s if known else max(still_s, self._clocks.now_s(path) - beat.at_s)
 
     def in_doubt(self, path: str, limit_s: float) -> bool:
         """Whether a file is old, and was not looked at for long enough to be sure."""
-        beat, since_s = self._seen.get(path, (0.0, self._looked_s))
-        if not beat or self._looked_s - since_s >= SURE_S:
+        beat = self._seen.get(path, _NONE)
+        if not beat.at_s or beat.is_new or self._looked_s - beat.since_s >= SURE_S:
             return False
-        return self._clocks.about_s(path) - beat >= limit_s
+        return self._clocks.about_s(path) - beat.at_s >= limit_s
 
 
 class FileClock:

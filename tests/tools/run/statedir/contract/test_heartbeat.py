@@ -85,6 +85,20 @@ def test_a_machine_that_has_slept_is_looked_at_again_before_anybody_is_blamed(
     assert not watch.in_doubt(old, LIMIT_S)
 
 
+def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_slept(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """Its script may hold the interpreter for some seconds just then; by the file's age it was dead for long."""
+    path = tmp_path / "worker"
+    watch = Heartbeats()
+    for turn in range(3):
+        assert silences(watch, beats(path, 500.0 + turn), [float(turn)]) == [False]
+    clock[0] = 500.0 + LONG_AGO_S
+    assert silences(watch, str(path), [3.0, 6.0, 9.0]) == [False] * 3
+    assert not watch.in_doubt(str(path), LIMIT_S)
+    assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
+
+
 def test_no_file_is_no_silence(tmp_path: Path) -> None:
     watch, path = Heartbeats(), str(tmp_path / "nobody")
     assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
