@@ -88,7 +88,7 @@ def test_a_machine_that_has_slept_is_looked_at_again_before_anybody_is_blamed(
 def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_slept(
     tmp_path: Path, clock: list[float]
 ) -> None:
-    """Its script may hold the interpreter for some seconds just then; by the file's age it was dead for long."""
+    """Its script may hold the interpreter for some seconds just then, while its file is hours old."""
     path = tmp_path / "worker"
     watch = Heartbeats()
     for turn in range(3):
