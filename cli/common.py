@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,23 @@ PARAM = Annotated[
     typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
 ]
 SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")]
+DEMAND = Annotated[
+    Literal["stated", "predicted"] | None,
+    typer.Option(
+        "--demand",
+        help="What policies see of jobs that state no work: nothing, or predictions that learn as jobs end.",
+        show_default="as before; at first stated",
+    ),
+]
+PREDICTOR = Annotated[
+    str | None,
+    typer.Option(
+        "--predictor",
+        metavar="FILE",
+        help="What predictions begin from (JSON, of pliant predictor fit).",
+        show_default="what was learned before",
+    ),
+]
 BROKEN_PIPE = 128 + signal.SIGPIPE
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = "failed to map segment"

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pliant.cli.common import PARAM, SEED, run_command
+from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, run_command
 from pliant.cli.console import is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.pipes import write_stdout
@@ -58,6 +58,8 @@ def run(
     ] = None,
     param: PARAM = None,
     seed: SEED = 0,
+    demand: DEMAND = None,
+    predictor: PREDICTOR = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="The cluster (JSON), where --follow begins a run.")
     ] = None,
@@ -131,7 +133,7 @@ def run(
     options = Options(
         state=state or free_state_name(Path()),
         schedule=schedule,
-        question=_question(policy, param or [], seed),
+        question=_question(policy, param or [], seed, demand, predictor),
         cluster=cluster,
         profile=profile,
         backend=backend,
@@ -199,11 +201,23 @@ def _name_assumptions(cluster: str, profile: str | None) -> None:
     heed(speeds_assumed({model for model, _ in kinds or ()}, read_cluster(cluster), kinds))
 
 
-def _question(policy: str | None, param: list[str], seed: int) -> Question | None:
+def _question(
+    policy: str | None,
+    param: list[str],
+    seed: int,
+    demand: Literal["stated", "predicted"] | None,
+    predictor: str | None,
+) -> Question | None:
+    from pliant.schemas.io import read_predictor
     from pliant.tools.schedule.decide import Question
     from pliant.tools.schedule.registry import parse_pairs
 
-    return None if policy is None else Question(policy, parse_pairs(param), seed)
+    if policy is None:
+        if demand is not None or predictor is not None:
+            raise UsageError("--demand and --predictor go with --policy: elsewhere the schedule says them")
+        return None
+    start = None if predictor is None else read_predictor(predictor)
+    return Question(policy, parse_pairs(param), seed, demand=demand, predictor=start)
 
 
 def _watch(options: Options) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from pliant.cli.assumptions import STRICT, heed
-from pliant.cli.common import PARAM, SEED
+from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED
 from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import UsageError
 
@@ -60,6 +60,8 @@ def schedule(
         ),
     ] = 0.0,
     seed: SEED = 0,
+    demand: DEMAND = None,
+    predictor: PREDICTOR = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
     ] = False,
@@ -81,14 +83,15 @@ def schedule(
     Example: pliant schedule profile.parquet --jobs jobs.jsonl --cluster cluster.json --policy ares -o s.json
     """
     from pliant.schemas.file_io.outputs import check_output
-    from pliant.schemas.io import write_schedule
+    from pliant.schemas.io import read_predictor, write_schedule
     from pliant.tools.schedule.decide import Question
     from pliant.tools.schedule.registry import parse_pairs
 
     if now is not None and not 0 <= now < float("inf"):
         raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
     check_output(output)
-    question = Question(policy, parse_pairs(param or []), seed, explain, timing)
+    start = None if predictor is None else read_predictor(predictor)
+    question = Question(policy, parse_pairs(param or []), seed, explain, timing, demand, start)
     if state is not None:
         if jobs is not None:
             raise UsageError("--state brings its own jobs: leave --jobs out")

@@ -17,6 +17,7 @@ from pliant.schemas.file_io.record import (
     broken_rule,
 )
 from pliant.schemas.job import Job
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.text.wording import counted, in_gpus
 
 Action = Literal["start", "keep", "grow", "shrink", "move", "preempt", "resume"]
@@ -111,6 +112,14 @@ class PolicyState(Record):
     state: Any = None
 
 
+class ForecastState(Record):
+    """What predicts the work of jobs, as it goes from one decision to the next."""
+
+    changes_seen: NonNegativeInt = 0
+    """How many changes of the log it has learned from."""
+    predictor: Predictor
+
+
 class Schedule(Record):
     """One decision of one policy at one time."""
 
@@ -126,12 +135,17 @@ class Schedule(Record):
     profile: dict[str, list[Any]] | None = None
     """The profile's rows as columns, so that ``run`` can ask the policy again from this file alone."""
     policy_state: PolicyState | None = None
+    demand: Literal["stated", "predicted"] = "stated"
+    """What the policy sees of jobs that state no work: nothing, or a prediction."""
+    forecast: ForecastState | None = None
+    """Null: the policy does not ask for predictions."""
     decision_seconds: NonNegativeFloat | None = None
 
     @property
     def minor(self) -> int:
-        """That of its cluster."""
-        return self.cluster.minor
+        """2 where work is predicted, else that of its cluster."""
+        predicts = self.forecast is not None or self.demand != "stated"
+        return 2 if predicts else self.cluster.minor
 
     @model_validator(mode="after")
     def _jobs_are_unique(self) -> Self:

@@ -24,7 +24,7 @@ from pliant.schemas.job import (
 from pliant.schemas.metrics import Metrics, ReportedRun
 from pliant.schemas.predictor import Predictor, ProgressFit
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, PolicyUse, Schedule, Verdict
 from pliant.tools.profile.batch import plan_batch
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -140,6 +140,41 @@ def allocations(draw: st.DrawFn, job: str) -> Allocation:
     )
 
 
+_five = st.tuples(*[st.floats(-1e18, 1e18)] * 5)
+fits = st.builds(
+    ProgressFit,
+    mean=_five,
+    scale=st.tuples(*[positive] * 5),
+    weights=_five,
+    bias=st.floats(-1e18, 1e18),
+    trust=st.floats(0, 1),
+)
+
+
+@st.composite
+def predictors(draw: st.DrawFn) -> Predictor:
+    """A progress predictor: its rows are of its jobs, none of them at the end of its work."""
+    jobs, known = draw(st.integers(1, 9)), maybe(st.floats(-1e18, 1e18))
+    rows = st.tuples(
+        positive,
+        known,
+        st.floats(0, 1e11),
+        known,
+        known,
+        st.floats(1e12, 1e18),
+        known,
+        st.integers(0, jobs - 1),
+    )
+    return Predictor(
+        seed=draw(st.integers(0, 2**64 - 1)),
+        jobs=jobs,
+        rows_seen=draw(st.integers(0, 9)),
+        fitted_jobs=draw(st.integers(0, 9)),
+        fit=draw(maybe(fits)),
+        rows=tuple(draw(st.lists(rows, max_size=3))),
+    )
+
+
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     """A decision about a few jobs, each allocated, waiting or rejected."""
@@ -155,6 +190,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
         jobs=trace,
         policy_state=draw(maybe(st.builds(PolicyState, policy=names, state=json_values))),
         decision_seconds=draw(maybe(amounts)),
+        demand=draw(st.sampled_from(["stated", "predicted"])),
+        forecast=draw(maybe(st.builds(ForecastState, changes_seen=counts, predictor=predictors()))),
     )
 
 
@@ -256,37 +293,3 @@ events = st.lists(
     ).map(_held),
     max_size=4,
 ).map(tuple)
-
-_five = st.tuples(*[st.floats(-1e18, 1e18)] * 5)
-fits = st.builds(
-    ProgressFit,
-    mean=_five,
-    scale=st.tuples(*[positive] * 5),
-    weights=_five,
-    bias=st.floats(-1e18, 1e18),
-    trust=st.floats(0, 1),
-)
-
-
-@st.composite
-def predictors(draw: st.DrawFn) -> Predictor:
-    """A progress predictor: its rows are of its jobs, none of them at the end of its work."""
-    jobs, known = draw(st.integers(1, 9)), maybe(st.floats(-1e18, 1e18))
-    rows = st.tuples(
-        positive,
-        known,
-        st.floats(0, 1e11),
-        known,
-        known,
-        st.floats(1e12, 1e18),
-        known,
-        st.integers(0, jobs - 1),
-    )
-    return Predictor(
-        seed=draw(st.integers(0, 2**64 - 1)),
-        jobs=jobs,
-        rows_seen=draw(st.integers(0, 9)),
-        fitted_jobs=draw(st.integers(0, 9)),
-        fit=draw(maybe(fits)),
-        rows=tuple(draw(st.lists(rows, max_size=3))),
-    )

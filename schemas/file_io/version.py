@@ -10,10 +10,11 @@ from pliant.schemas.text.wording import shortened
 
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "cluster": 1, "schedule": 1}
+MINORS: Final = {"event": 1, "cluster": 1, "schedule": 2}
 """The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
 may end in a checksum (:mod:`pliant.schemas.file_io.seals`); of ``cluster``, and of ``schedule``, which holds
-one: nodes may name their devices, and the cluster says how Slurm is asked."""
+one: nodes may name their devices, and the cluster says how Slurm is asked; 2 of ``schedule``: the work of
+jobs may be predicted."""
 _FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 

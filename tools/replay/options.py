@@ -22,6 +22,7 @@ _COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's ev
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
+DemandName = Literal["stated", "predicted"]
 
 INPUTS: Final = "What is replayed"
 POLICIES: Final = "Policies"
@@ -62,6 +63,22 @@ class Conditions:
         Ge(0),
         Option(
             "Seconds between decisions; 0: at every change.", POLICIES, default="what each policy prefers"
+        ),
+    ] = None
+    demand: Annotated[
+        DemandName,
+        Option(
+            "What policies see of jobs' work: what the trace states, or predictions, which learn as jobs "
+            "end.",
+            POLICIES,
+        ),
+    ] = "stated"
+    predictor: Annotated[
+        str | None,
+        Option(
+            "What predictions begin from (JSON, of pliant predictor fit).",
+            POLICIES,
+            default="nothing is known",
         ),
     ] = None
     rescale_cost: Annotated[
@@ -149,6 +166,8 @@ class Conditions:
         """(field, what is wrong with it), as far as the bounds of its type do not say it."""
         if self.interval and not SHORTEST_INTERVAL_S <= self.interval < inf:
             yield "interval", f"{self.interval:g}: expected 0, or {SHORTEST_INTERVAL_S:g} s or more"
+        if self.predictor is not None and self.demand != "predicted":
+            yield "predictor", f"{self.predictor}: it predicts with --demand predicted only"
         if not 0 <= self.interference < 1:
             yield "interference", f"{self.interference:g}: expected a part of the speed, from 0 to below 1"
         if self.mtbf is None and self.repair != Conditions.repair:

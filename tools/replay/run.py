@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.io import read_predictor
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.tools.replay.assumptions import assumed
@@ -25,6 +26,7 @@ from pliant.tools.replay.progress.choice import Prepared, prepared
 from pliant.tools.replay.summary import Summary, rejections, unfinished
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import demand_gpu_s
+from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
@@ -72,7 +74,15 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
     jobs = settle(compat, inputs.jobs, policy)
     trained = prepared(run.conditions, compat, replace(inputs, jobs=tuple(jobs)), policy, run.simulated)
-    session = Session(policy, inputs.cluster, trained.throughput, seed=run.seed, oracle=trained.oracle)
+    session = Session(
+        policy,
+        inputs.cluster,
+        trained.throughput,
+        seed=run.seed,
+        oracle=trained.oracle,
+        forecast=_forecast(run),
+        demand=run.conditions.demand,
+    )
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
     submissions = Submissions(session.speeds, sizes)
@@ -98,6 +108,12 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     shown = done if timing else replace(done, summary=summary.without_timing())
     engine.log.details[info_row] = partial(_info, inputs, trained, assumptions, shown)
     return done
+
+
+def _forecast(run: Run) -> WorkForecast:
+    """What predictions begin from."""
+    path = run.conditions.predictor
+    return WorkForecast(None if path is None else read_predictor(path), seed=run.seed)
 
 
 def _with_failures(
@@ -157,6 +173,7 @@ def _info(inputs: Inputs, trained: Prepared, assumptions: tuple[Assumption, ...]
         seed=run.seed,
         simulated=True,
         oracle=done.session.oracle is not None,
+        demand=done.session.demand,
         progress=trained.progress,
         compat=run.conditions.compat,
         trace_hash=inputs.trace_hash,
@@ -192,7 +209,7 @@ class Submissions:
     def _text(self, job: JobState) -> str:
         spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
         work = f',"samples":{compact_json(job.work_samples)}' if job.work_samples else ""
-        if demand := demand_gpu_s(job, self._speeds):
+        if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
             work += f',"demand_gpu_s":{compact_json(demand)}'
         return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
 

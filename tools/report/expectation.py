@@ -13,7 +13,7 @@ from pliant.schemas.file_io.record import Record, broken_rule
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import shortened
 
-_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "jobs_completed_at")
+_NOT_NUMBERS = ("policy", "trace_hash", "parameters", "simulated", "oracle", "demand", "jobs_completed_at")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Wanted:
 
 
 NOTHING_MORE: Final = Wanted()
-_OF_THE_RUN: Final = ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle")
+_OF_THE_RUN: Final = ("policy", "trace_hash", "seed", "parameters", "simulated", "oracle", "demand")
 
 
 def run_metrics(

@@ -26,6 +26,8 @@ def provenance(run: RunRecord) -> str:
     ]
     if info.oracle:
         parts.insert(1, "oracle (knows what no scheduler can know)")
+    if info.demand == "predicted":
+        parts.insert(1, "predicted demand")
     return " · ".join(parts)
 
 
@@ -42,9 +44,23 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
     if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    found += _forecasts(run)
     if len(run.policies) > 1:
         found.append(f"the policy changed during the run: {', '.join(run.policies)}")
     return found
+
+
+def _forecasts(run: RunRecord) -> list[str]:
+    """How good predictions of work turned out to be."""
+    pairs = [job.forecasts_held for job in run.jobs]
+    held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
+    if made:
+        return [
+            f"{held / made:.0%} of {counted(made, 'predicted 90 % interval')} of progress held what followed"
+        ]
+    if run.info.demand == "predicted":
+        return ["the work of jobs was predicted where they state none"]
+    return []
 
 
 def bound_caveats(run: RunRecord) -> list[str]:
@@ -71,4 +87,6 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
         found.append("some runs are simulated and some are measured")
     if len({run.info.oracle for run in runs}) > 1:
         found.append("some policies knew what no scheduler can know (oracle), the others were not")
+    if len({run.info.demand for run in runs}) > 1:
+        found.append("some policies knew the work that jobs state, the others predicted it")
     return found

@@ -19,7 +19,7 @@ from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.record import Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.tools.report.records import Curve, JobRecord, RunRecord, Step
+from pliant.tools.report.records import Curve, Forecast, JobRecord, RunRecord, Step
 
 R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
@@ -144,6 +144,10 @@ class _Fold:
         detail = _fields(event)
         if isinstance(detail.get("policy"), str):
             self.policies[detail["policy"]] = None
+        forecasts = detail.get("forecasts")
+        for job_id, found in forecasts.items() if isinstance(forecasts, Mapping) else ():
+            if job_id in self.jobs:
+                _forecast(self.jobs[job_id], found)
         seconds = detail.get("decision_seconds")
         if isinstance(seconds, int | float) and number > 1:
             self.decisions += 1
@@ -190,6 +194,8 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
     if event.loss is not None:
         job.first_loss = event.loss if job.first_loss is None else job.first_loss
         job.last_loss = event.loss
+    if name == "progress" and event.detail:
+        _forecast(job, _fields(event).get("progress"))
     if name in HOLDS:
         _step(job, event)
     elif name in ENDS:
@@ -200,6 +206,15 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
         _hold(job, event.time, event.gpus or 0, name)
     if event.overhead_seconds:
         _add_overhead(job, name, event.overhead_seconds)
+
+
+def _forecast(job: JobRecord, found: object) -> None:
+    """What was predicted of its progress; anything else is another program's."""
+    if isinstance(found, Mapping):
+        values = [found.get(name) for name in Forecast._fields]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if len(numbers) == len(values):
+            job.forecasts.append(Forecast(*numbers))
 
 
 def _step(job: JobRecord, event: AnyEvent) -> None:

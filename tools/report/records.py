@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
@@ -30,6 +30,16 @@ class Step:
     """Time without training that the change cost."""
     checkpoint_s: float = 0.0
     """Time without training because of checkpoints."""
+
+
+class Forecast(NamedTuple):
+    """What was predicted of a job's progress, as a part of its work."""
+
+    samples_done: float
+    mean: float
+    low: float
+    high: float
+    """The 90 % interval."""
 
 
 @dataclass(slots=True)
@@ -56,6 +66,8 @@ class JobRecord:
     """Samples trained as far as the log says, repetitions counted."""
     first_loss: float | None = None
     last_loss: float | None = None
+    forecasts: list[Forecast] = field(default_factory=list)
+    """What was predicted while it ran, in order of time."""
 
     @property
     def id(self) -> str:
@@ -66,6 +78,15 @@ class JobRecord:
     def first_start_s(self) -> float | None:
         """When it first held a GPU."""
         return next((step.time_s for step in self.steps if step.gpus), None)
+
+    @property
+    def forecasts_held(self) -> tuple[int, int]:
+        """How many of its predicted intervals held what became of it, and how many there are of it."""
+        total = self.samples_done if self.outcome == "finished" else None
+        if not total:
+            return 0, 0
+        held = (each.low <= each.samples_done / total <= each.high for each in self.forecasts)
+        return sum(held), len(self.forecasts)
 
     @property
     def jct_s(self) -> float | None:

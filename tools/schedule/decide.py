@@ -14,10 +14,12 @@ from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.job import Job
+from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
-from pliant.schemas.schedule import PolicyState, Schedule, Verdict
+from pliant.schemas.schedule import ForecastState, PolicyState, Schedule, Verdict
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.from_log import arrivals_until, session_from_events
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
@@ -39,6 +41,22 @@ class Question:
     """Add what waiting jobs need and when they are predicted to start."""
     timing: bool = True
     """Add ``decision_seconds``, the one thing that differs between equal calls."""
+    demand: Demand | None = None
+    """What the policy sees of jobs that state no work; None: as before, at first nothing."""
+    predictor: Predictor | None = None
+    """What predictions begin from; None: as before, at first nothing."""
+
+    def predicts(self, previous: Schedule | None = None) -> tuple[Demand, ForecastState | None]:
+        """What the policy sees of jobs that state no work, and what predicts it.
+
+        :raises UsageError: a predictor is named, and nothing is to be predicted.
+        """
+        demand = self.demand or (previous.demand if previous is not None else "stated")
+        if self.predictor is None:
+            return demand, None if previous is None else previous.forecast
+        if demand != "predicted":
+            raise UsageError("--predictor predicts with --demand predicted only")
+        return demand, ForecastState(predictor=self.predictor)
 
 
 def decide(
@@ -68,8 +86,9 @@ def decide(
     if now_s is None:
         now_s = min((job.submit_time for job in jobs), default=0.0)
     policy = policy_for(question, profile)
-    check_demand(fitting, policy, source)
     session = Session(policy, cluster, throughput, seed=question.seed)
+    session.predict(*question.predicts())
+    check_demand(fitting, policy, source, session.demand)
     with _naming(source):
         for job in arrivals_until(jobs, now_s, too_large):
             if job.id not in too_large:
@@ -146,7 +165,7 @@ def decide_from_history(
         history, question, now_s=now_s, cluster=cluster, profile=profile, previous=previous, source=source
     )
     turn_away_unfit(session, new, now_s)
-    check_demand([job.spec for job in session.jobs.values()], session.policy, source)
+    check_demand([job.spec for job in session.jobs.values()], session.policy, source, session.demand)
     return _ask(session, now_s, question, [], profile, measured=history.measured)
 
 
@@ -172,6 +191,7 @@ def session_from_history(
     if cluster is None:
         raise BadInputError.one(source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)
+    demand, forecast = question.predicts(previous)
     saved, events = history.since(Basis.of(cluster, profile))
     found = session_from_events(
         events,
@@ -183,13 +203,15 @@ def session_from_history(
         seed=question.seed,
         source=source,
         saved=saved,
+        demand=demand,
+        forecast=forecast,
     )
     return found, profile
 
 
 def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
     """Of the new jobs, those that this policy cannot serve on this cluster are out."""
-    check = JobCheck(session.cluster, session.speeds, session.policy)
+    check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
         if (reason := check.refusal(job.spec)) is not None:
             session.turn_away(job.id, now_s, reason)

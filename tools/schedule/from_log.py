@@ -24,8 +24,9 @@ from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
-from pliant.schemas.schedule import PolicyState, Schedule
+from pliant.schemas.schedule import ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
+from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.saved import (
@@ -51,6 +52,8 @@ def session_from_events(
     seed: int = 0,
     source: str = "events",
     saved: SavedSession | None = None,
+    demand: Demand = "stated",
+    forecast: ForecastState | None = None,
 ) -> Session:
     """The session that the events tell of, up to ``now_s``, ready for its next decision.
 
@@ -58,6 +61,8 @@ def session_from_events(
     that state does not fit, it sees the whole history.
 
     :param saved: what came before the events, on the same cluster and with the same throughput.
+    :param demand: what the policy sees of jobs that state no work.
+    :param forecast: what predicts that, as it was carried along.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
     fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, saved)
@@ -65,6 +70,7 @@ def session_from_events(
         if now_s is None or event.time <= now_s:
             fold.add(event)
     session = fold.finish()
+    session.predict(demand, forecast)
     session.carry(policy_state)
     return session
 
@@ -144,8 +150,10 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
         session.adopt(holdings, schedule.time)
     except (KeyError, ValueError) as error:
         raise BadInputError.one("schedule", f"it contradicts itself: {_text(error)}") from error
-    if schedule.policy_state is not None:  # it has absorbed all that this session begins with
-        seen = {"changes_seen": len(session.changes)}
+    seen = {"changes_seen": len(session.changes)}  # absorbed is all that this session begins with
+    forecast = schedule.forecast
+    session.predict(schedule.demand, None if forecast is None else forecast.model_copy(update=seen))
+    if schedule.policy_state is not None:
         session.carry(schedule.policy_state.model_copy(update=seen))
     return session
 
@@ -270,8 +278,8 @@ def _end_epoch(job: JobState, event: Event, detail: Mapping[str, Any]) -> None:
         job.losses = (*job.losses, event.loss)
     if event.samples_done is not None:
         before = job.epochs[-1].epoch if job.epochs else 0
-        epoch = int(detail.get("epoch", before + 1))
-        job.end_epoch(EpochEnd(epoch, event.samples_done, event.loss, event.metric))
+        number = int(detail.get("epoch", before))  # from 0
+        job.end_epoch(EpochEnd(number + 1, event.samples_done, event.loss, event.metric))
 
 
 def _job(event: Event) -> Job:

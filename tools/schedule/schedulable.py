@@ -10,6 +10,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.jsonlines import encode
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.speeds import Speeds
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -21,10 +22,13 @@ class JobCheck:
     :param policy: None: not known yet.
     """
 
-    def __init__(self, cluster: Cluster, speeds: Speeds, policy: Policy | None) -> None:
+    def __init__(
+        self, cluster: Cluster, speeds: Speeds, policy: Policy | None, demand: Demand = "stated"
+    ) -> None:
         self._room = Room.of(cluster)
         self._speeds = speeds
         self._policy = policy
+        self._demand: Demand = demand
 
     def check(self, jobs: Iterable[Job], source: str) -> None:
         """Refuse what cannot be taken up.
@@ -44,7 +48,7 @@ class JobCheck:
             if models := self._speeds.throughput.models():
                 check_profiled([job], models, source)
             if self._policy is not None:
-                check_demand([job], self._policy, source)
+                check_demand([job], self._policy, source, self._demand)
             encode(submit_detail(job_state(job, self._speeds), self._speeds))
         except BadInputError as error:
             return error.problems or (Problem(source, None, "", str(error)),)
@@ -58,12 +62,13 @@ class JobCheck:
         return next((problem.message for problem in self.problems(job, "")), None)
 
 
-def check_demand(jobs: Iterable[Job], policy: Policy, source: str) -> None:
-    """Refuse jobs without work where the policy needs it.
+def check_demand(jobs: Iterable[Job], policy: Policy, source: str, demand: Demand = "stated") -> None:
+    """Refuse jobs without work where the policy needs it and nothing predicts it.
 
     :raises BadInputError: one problem a job.
     """
-    silent = [job.id for job in jobs if job.work is None] if "demand" in policy.needs else []
+    needed = "demand" in policy.needs and demand == "stated"
+    silent = [job.id for job in jobs if job.work is None] if needed else []
     if silent:
         text = f'states no work, which policy "{policy.name}" needs'
         raise BadInputError([Problem(source, None, "", f'job "{job_id}" {text}') for job_id in silent])

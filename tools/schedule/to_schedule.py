@@ -63,6 +63,8 @@ def schedule_of(
         rejected=tuple(Verdict(job=job.id, reason=reasons_out[job.id]) for job in rejects),
         cluster=session.cluster,
         jobs=tuple(job.spec for job in (*active, *rejects)),
+        demand=session.demand,
+        forecast=session.forecast_state(),
         policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
     )
 

@@ -45,6 +45,43 @@ def test_equal_runs_give_equal_files(tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
 
+def predicted(name, *, band, total=100.0):
+    """A job whose progress was predicted at every tenth of its work: the middle of a band of that width."""
+    events = [submit(job(name), total), Event(0, "start", name, 1)]
+    for tenth in range(1, 10):
+        at = tenth / 10
+        found = {"samples_done": at * total, "mean": at, "low": at - band / 2, "high": at + band / 2}
+        events.append(Event(tenth, "progress", name, detail={"progress": found}))
+    return [*events, Event(10, "finish", name, 0, samples_done=total)]
+
+
+def test_predicted_progress_is_drawn_with_its_band_against_what_happened():
+    told = make_report([fold([begin(cluster(4), demand="predicted"), *predicted("a", band=0.2)])])
+    drawn = draw(told)["progress-fifo"]
+    (plot,) = drawn.axes
+    assert plot.get_title() == "a: 9 of 9 intervals held it"
+    mean, happened = plot.get_lines()
+    assert mean.get_ydata() == pytest.approx(mean.get_xdata())
+    assert (list(happened.get_xdata()), list(happened.get_ydata())) == ([0, 1], [0, 1])
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [
+        "90 % interval",
+        "predicted, mean",
+        "what happened",
+    ]
+
+
+def test_the_jobs_that_were_predicted_most_are_drawn_and_no_more_than_four():
+    events = [event for name in "abcdef" for event in predicted(name, band=0.2)]
+    for name in "bd":
+        events = [each for each in events if (each.job, each.event) != (name, "progress") or each.time < 5]
+    told = make_report([fold([begin(cluster(64)), *sorted(events, key=lambda event: event.time)])])
+    assert [plot.get_title()[0] for plot in draw(told)["progress-fifo"].axes] == ["a", "c", "e", "f"]
+
+
+def test_without_predictions_there_is_no_such_figure(report):
+    assert not [name for name in draw(report) if name.startswith("progress")]
+
+
 def test_axes_name_their_units(report):
     drawn = draw(report)
     labels = {

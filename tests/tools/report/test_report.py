@@ -53,6 +53,30 @@ def test_provenance_names_what_makes_a_run():
     )
 
 
+def test_predicted_demand_is_named_wherever_the_run_is():
+    told = make_report([run(demand="predicted")]).runs[0]
+    assert told.provenance.startswith("simulated · predicted demand · 4 GPUs")
+    assert told.metrics.demand == "predicted"
+    assert "the work of jobs was predicted where they state none" in told.caveats
+
+
+def test_how_often_predicted_intervals_held_is_said():
+    bands = [(0.1, 0.3), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
+    events = [
+        Event(
+            at,
+            "progress",
+            "a",
+            detail={"progress": {"samples_done": 2.0 * at, "mean": 0.5, "low": low, "high": high}},
+        )
+        for at, (low, high) in enumerate(bands, 1)
+    ]
+    finished = Event(5, "finish", "a", 0, samples_done=10.0)
+    assert notes(submit(job("a"), 10.0), Event(0, "start", "a", 1), *events, finished) == [
+        "75% of 4 predicted 90 % intervals of progress held what followed"
+    ]
+
+
 def test_cpu_slots_are_not_called_gpus():
     assert "2 CPU slots" in make_report([run(nodes=cluster(2, slots="cpu"))]).runs[0].provenance
 
@@ -92,6 +116,10 @@ def test_a_change_of_policy_is_told():
         (
             {"oracle": True},
             "some policies knew what no scheduler can know (oracle), the others were not",
+        ),
+        (
+            {"demand": "predicted"},
+            "some policies knew the work that jobs state, the others predicted it",
         ),
     ],
 )

@@ -61,7 +61,7 @@ def _take_up(job: _Job, event: Event) -> None:
     if event.samples_done is not None:
         job.samples_done = event.samples_done
     if event.event == "epoch" and event.samples_done is not None:
-        number = int((event.detail or {}).get("epoch", len(job.ends) + 1))
+        number = 1 + int((event.detail or {}).get("epoch", len(job.ends)))  # epochs count from 0
         job.ends = {epoch: end for epoch, end in job.ends.items() if epoch < number}
         job.ends[number] = (event.samples_done, _number(event.loss), _number(event.metric))
 

@@ -28,6 +28,7 @@ from pliant.tools.replay.engine.agenda import (
 from pliant.tools.replay.engine.log import Detail, EventLog, compact_json
 from pliant.tools.replay.engine.running import RunningJobs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.schedule.forecast_log import ForecastLog
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.idle_limit import IdleLimit
 from pliant.tools.schedule.session.session import Session
@@ -91,6 +92,7 @@ class Engine:
         self._now_s = 0.0
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
+        self._forecasts = ForecastLog()
         self._ended_late = False
         """Whether a job ended at this moment after the decision: it took less time than a clock can show."""
         self._quiet_decisions = 0
@@ -197,6 +199,8 @@ class Engine:
         self._arrived += 1
         self._quiet_decisions = 0
         state = self.session.submit(spec, now_s)
+        if self.session.demand == "predicted":
+            state.hide_work()
         if self._order is not None:
             state.arrival = self._order(spec)
         self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
@@ -233,6 +237,8 @@ class Engine:
         self.counters.decision_seconds += time.perf_counter() - started
         for transition in transitions:
             self._apply(transition, now_s)
+        for job, detail in self._forecasts.due(self.session, now_s):
+            self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)

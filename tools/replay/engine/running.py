@@ -12,7 +12,7 @@ from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
 
@@ -35,6 +35,8 @@ class Allocation:
     rate: float = 0.0
     goal: float = math.inf
     """Progress at which this segment ends, in samples."""
+    epoch_end: EpochEnd | None = None
+    """What the job reports then, if that is the end of an epoch."""
 
 
 class RunningJobs:
@@ -110,6 +112,8 @@ class RunningJobs:
         held.saved_samples = self._saved_samples(job, held, now_s)
         job.settle(now_s)
         job.report_progress(now_s, held.goal)
+        if held.epoch_end is not None:
+            job.end_epoch(held.epoch_end)
         job.train_from(now_s, held.speed)
         self._train(job, held, now_s, now_s)
 
@@ -138,6 +142,7 @@ class RunningJobs:
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
         held.rate, held.trains_since_s = segment.samples_per_second, from_s
+        held.epoch_end = segment.epoch_end
         if self._simulated.measured:
             self._measure(job, segment, factor)
         total = math.inf if job.work_samples is None else job.work_samples

@@ -71,7 +71,8 @@ def prepared(
             (job.model for job in inputs.jobs), dict.fromkeys(n.gpu_type for n in inputs.cluster.nodes)
         )
     name = conditions.progress or ("epochs" if compat.name else None)
-    stepwise = policy.elasticity == "size+batch"
+    moves_batches = policy.elasticity == "size+batch"
+    stepwise = moves_batches or policy.asks_forecast or conditions.demand == "predicted"
     model: ProgressModel | None
     oracle: Oracle | None = None
     if compat.name and times is not None:
@@ -84,7 +85,7 @@ def prepared(
         start_cost=simulated.start_cost or cost,
         rescale_cost=simulated.rescale_cost or cost,
         progress=simulated.progress if model is None else lambda: model,
-        measured=stepwise,
+        measured=moves_batches,
         quirks=compat.quirks if compat.name else simulated.quirks,
     )
     by_table = bool(inputs.tables) and any(job.convergence in inputs.tables for job in inputs.jobs)

@@ -11,7 +11,7 @@ from pliant.schemas.job import EpochWork
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces
-from pliant.tools.schedule.jobs import JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
 
 TARGET: Final = "target_metric"
 """Label of a job that ends at the first epoch whose metric reaches its value."""
@@ -80,8 +80,17 @@ class Epochs:
 
     def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)
-        noise_scale = self.table(job).noise_scale(cut.batch, piece)
-        return pieces.segment(piece)._replace(noise_scale=noise_scale, observation=cut.observation)
+        table = self.table(job)
+        end = EpochEnd(
+            piece + 1,
+            pieces.bounds[piece + 1],
+            metric=table.metric(cut.batch, piece) if table.has_metric else None,
+        )
+        return pieces.segment(piece)._replace(
+            noise_scale=table.noise_scale(cut.batch, piece) if table.has_noise else None,
+            observation=cut.observation,
+            epoch_end=end,
+        )
 
     def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
         target = _target(job)

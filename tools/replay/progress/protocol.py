@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from pliant.tools.schedule.jobs import JobState, Observation, Trajectory
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 
 
 class EndingTrajectory(Trajectory, Protocol):
@@ -27,6 +27,8 @@ class Segment(NamedTuple):
     """Gradient noise scale that the job measures in it, in samples; None: the model knows of none."""
     observation: Observation | None = None
     """What the job measures of its own speed in it; None: what the throughput model says."""
+    epoch_end: EpochEnd | None = None
+    """What the job reports where it ends, if that is the end of an epoch."""
 
 
 class ProgressModel(Protocol):

@@ -50,6 +50,16 @@ class Validation:
         self._refuse_standstill(found, "progress")
         return found
 
+    @cached_property
+    def has_metric(self) -> bool:
+        """Whether every epoch of every run has a validation metric."""
+        return all(row.metric is not None for run in self._runs for row in run)
+
+    @cached_property
+    def has_noise(self) -> bool:
+        """Whether every epoch of every run has gradients; without them no noise is measured."""
+        return all(None not in (row.grad_sqr, row.grad_var) for run in self._runs for row in run)
+
     def iterations(self, batch: float, epoch: int) -> float:
         """Optimizer steps from the start to the end of an epoch."""
         return self._between(_ITERATIONS, batch, epoch)

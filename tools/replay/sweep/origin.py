@@ -24,11 +24,12 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import policy_class
 
 _KIND: Final = "origin"
-_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures")
+_INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
 COSTS: Final = ("start_cost", "rescale_cost", "resume_cost")
 """Options that may name an event file."""
 _IN_WORDS: Final = {
     "failures": "the node failures",
+    "predictor": "the progress predictor",
     "start_cost": "the start cost",
     "rescale_cost": "the rescale cost",
     "resume_cost": "the resume cost",

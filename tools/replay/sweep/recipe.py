@@ -148,5 +148,6 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
     )
     clusters = tuple(one.model_copy(update={"path": found(one.path)}) for one in recipe.clusters)
     named = {name: text for name in COSTS if is_event_file(text := getattr(recipe, name) or "")}
-    files = {name: found(path) for name, path in {**named, "failures": recipe.failures}.items()}
+    own = {"failures": recipe.failures, "predictor": recipe.predictor}
+    files = {name: found(path) for name, path in {**named, **own}.items()}
     return recipe.model_copy(update={"traces": traces, "clusters": clusters, **files})

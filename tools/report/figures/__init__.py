@@ -11,6 +11,7 @@ from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.report.figures.allocation import allocation
 from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
 from pliant.tools.report.figures.completed import completed_over_time
+from pliant.tools.report.figures.progress import progress
 from pliant.tools.report.figures.style import image
 from pliant.tools.report.figures.usage import gpu_use
 from pliant.tools.report.report import Report
@@ -29,6 +30,7 @@ def draw(report: Report) -> dict[str, Figure]:
     }
     for each in report.runs:
         drawn[f"allocation-{_file_name(each.label)}"] = allocation(each)
+        drawn[f"progress-{_file_name(each.label)}"] = progress(each)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

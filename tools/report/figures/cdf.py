@@ -69,7 +69,8 @@ def _draw(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
 
 def _name(each: RunReport, shown: int) -> str:
     missing = len(each.run.jobs) - shown
-    facts = [kind(each.run), *(["oracle"] if each.run.info.oracle else [])]
+    predicted = ["predicted demand"] if each.run.info.demand == "predicted" else []
+    facts = [kind(each.run), *(["oracle"] if each.run.info.oracle else []), *predicted]
     return f"{each.label} ({', '.join([*facts, *([f'{missing} jobs missing'] if missing else [])])})"
 
 

@@ -52,7 +52,7 @@ class Arrivals:
         self._origin_s = origin_s
         self.ahead = sorted(ahead, key=lambda job: (job.submit_time, job.id))
         """Jobs of the schedule that are still to come, in order of their times."""
-        self._check = JobCheck(session.cluster, session.speeds, session.policy)
+        self._check = JobCheck(session.cluster, session.speeds, session.policy, session.demand)
         self._refused: dict[str, str] = {}
         """Jobs that there was an error in taking up, with the reasons."""
         self._faults = Faults(state.dirs.path, self._refused.setdefault)

@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.share import Share, shares_of
+from pliant.tools.schedule.forecast_log import ForecastLog
 from pliant.tools.schedule.policy_error import PolicyError, in_words
 from pliant.tools.schedule.session.idle_limit import IdleLimit, why_left
 from pliant.tools.schedule.session.session import Session
@@ -53,6 +54,7 @@ class Decisions:
         self._forgiving = forgiving
         self.idle_limit = IdleLimit()
         """Counts decisions after which jobs are there, none runs and none is to come."""
+        self._forecasts = ForecastLog()
         self._said: set[str] = set()
         """Errors of the policy since it has answered last: each is said once."""
 
@@ -89,6 +91,10 @@ class Decisions:
         shares |= {job_id: share for job_id, share in given.items() if job_id in changed}
         rejected = tuple((one.job.id, one.reason) for one in done if one.step == "reject")
         return Decided(schedule, seconds, shares, rejected)
+
+    def forecasts(self, now_s: float) -> dict[str, Any]:
+        """What is predicted of jobs whose turn it is to be noted, by id."""
+        return {job.id: detail["progress"] for job, detail in self._forecasts.due(self.session, now_s)}
 
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
         """The session as a schedule; what the policy cannot say of it is left out."""

@@ -189,8 +189,10 @@ class Prepared:
             seed=found.policy.seed,
             source=source,
             saved=kept,
+            demand=found.demand,
+            forecast=found.forecast,
         )
-        check_demand([job.spec for job in session.jobs.values()], policy, source)
+        check_demand([job.spec for job in session.jobs.values()], policy, source, session.demand)
         return session
 
     def _begin(self, state: State, interval_s: float | None, bounds: PromisedBounds | None = None) -> None:
@@ -244,7 +246,8 @@ def _own_schedule(options: Options, dirs: StateDir) -> Schedule:
     if question is None:
         return found
     policy = policy_for(question, _profile(found))
-    return found.model_copy(update={"policy": _use(question, policy)})
+    demand, forecast = question.predicts(found)
+    return found.model_copy(update={"policy": _use(question, policy), "demand": demand, "forecast": forecast})
 
 
 def _empty_schedule(options: Options, question: Question, now_s: float) -> Schedule:
@@ -252,7 +255,10 @@ def _empty_schedule(options: Options, question: Question, now_s: float) -> Sched
     if options.cluster is None:
         raise UsageError(f"{options.state} holds no run: name its --cluster to begin one")
     profile = None if options.profile is None else read_profile(options.profile)
+    demand, forecast = question.predicts()
     return Schedule(
+        demand=demand,
+        forecast=forecast,
         time=now_s,
         policy=_use(question, policy_for(question, profile)),
         cluster=read_cluster(options.cluster),

@@ -272,7 +272,9 @@ class Loop:
             self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
             self._end_turned_away(found, now)
             return
-        decision = decision_event(now, self._origin_s, name, found.seconds)
+        decision = decision_event(
+            now, self._origin_s, name, found.seconds, forecasts=decisions.forecasts(now - self._origin_s)
+        )
         rejected = [reject_event(job_id, now, reason) for job_id, reason in found.rejected]
         self._keep(found.schedule, found.seconds)
         self._change(found.shares, now, [decision, *rejected])

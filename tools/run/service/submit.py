@@ -100,11 +100,10 @@ def _check(jobs: Iterable[Job], dirs: StateDir, source: str) -> None:
 
     cluster = read_cluster(dirs.cluster)
     profile = read_profile(dirs.profile) if dirs.profile.exists() else None
-    use = read_schedule(dirs.schedule).policy if dirs.schedule.exists() else None
-    policy = None if use is None else make_policy(use.name, use.parameters)
-    JobCheck(cluster, Speeds(throughput_for(profile, cluster), node_states(cluster)), policy).check(
-        jobs, source
-    )
+    decided = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
+    policy = None if decided is None else make_policy(decided.policy.name, decided.policy.parameters)
+    speeds = Speeds(throughput_for(profile, cluster), node_states(cluster))
+    JobCheck(cluster, speeds, policy, "stated" if decided is None else decided.demand).check(jobs, source)
 
 
 def _in_utc(job: Job, now_s: float) -> Job:

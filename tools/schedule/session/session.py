@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.schedule import PolicyState
+from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import NodeGpus
@@ -122,11 +122,15 @@ class Session(OrderedState):
             self.ask_again_s = math.nextafter(time_s, math.inf)
         return done
 
+    @property
+    def learns(self) -> bool:
+        """Whether its forecast is asked, and learns from jobs that finish."""
+        return self.demand == "predicted" or self.policy.asks_forecast
+
     def _foresee(self, time_s: float) -> None:
         """Learn from jobs that finished, and predict the work of those that state none."""
-        if self.demand == "predicted" or self.policy.asks_forecast:
-            changes = [change for change in self.changes if change.kind == "finished"]
-            self.forecast.learn([change.job for change in changes if change.job is not None])
+        if self.learns:
+            self._learn_from(self.changes, self.changes_seen)
         if self.demand == "predicted" and not self.policy.asks_forecast:
             self.forecast.foresee(self.in_play.values(), time_s)
 
@@ -140,6 +144,25 @@ class Session(OrderedState):
             found = self.policy.explain(seen)
         self._rules.check_explained(found)
         return found
+
+    def _learn_from(self, changes: Sequence[Change], first: int) -> None:
+        """Learn from jobs that finished; ``first`` is the number of changes before these."""
+        new = changes[max(0, self.foreseen_changes - first) :]
+        finished = [change.job for change in new if change.kind == "finished" and change.job is not None]
+        self.foreseen_changes = max(self.foreseen_changes, first + len(changes))
+        self.forecast.learn(finished)
+
+    def forecast_state(self) -> ForecastState | None:
+        """What predicts the work of jobs, for the next call in another process; None: nothing does."""
+        if not self.learns:
+            return None
+        return ForecastState(changes_seen=self.foreseen_changes, predictor=self.forecast.document())
+
+    def predict(self, demand: Demand, state: ForecastState | None) -> None:
+        """Take up how the work of jobs is predicted; before :meth:`carry`."""
+        self.demand = demand
+        if state is not None:
+            self.forecast, self.foreseen_changes = WorkForecast(state.predictor), state.changes_seen
 
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""
@@ -165,6 +188,8 @@ class Session(OrderedState):
             and (carried.policy, carried.version) == known
             and carried.changes_seen <= len(self.past) + len(self.changes)
         )
+        if self.learns:
+            self._learn_from([*self.past, *self.changes], 0)
         seen = carried.changes_seen if fits and carried is not None else 0
         self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
         self.past = ()

@@ -25,7 +25,7 @@ def submitted(job_id: str, **stated: Any) -> Event:
 
 
 def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -> Event:
-    return Event(1.0, "epoch", job_id, samples_done=samples, loss=loss, detail={"epoch": number})
+    return Event(1.0, "epoch", job_id, samples_done=samples, loss=loss, detail={"epoch": number - 1})
 
 
 def test_a_job_is_known_by_its_epochs_and_by_the_first_loss_that_it_reported() -> None:
@@ -64,7 +64,7 @@ def written(path: Path, jobs: int, seed: int) -> str:
     events = []
     for number, made in enumerate(history(jobs, seed)):
         name = f"j{number}"
-        for place, each in enumerate(made.epochs, 1):
+        for place, each in enumerate(made.epochs):
             detail = {"epoch": place}
             numbers = {"samples_done": each.samples_done, "loss": each.loss, "metric": each.metric}
             events.append(Event(float(place), "epoch", name, detail=detail, **numbers))

@@ -157,7 +157,7 @@ def _report(run: Run, row: InputRow) -> None:
         samples_done=done,
         loss=row.number("loss"),
         metric=row.number("acc"),
-        detail={"epoch": row.count("epoch")},
+        detail={"epoch": row.count("epoch") - 1},
     )
     run.history.append(checked(event, EVENT))
 

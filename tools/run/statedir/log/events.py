@@ -36,6 +36,7 @@ def run_event(
         parameters=schedule.policy.parameters,
         seed=schedule.policy.seed,
         simulated=False,
+        demand=schedule.demand,
         trace_hash=trace_hash,
         cluster=schedule.cluster,
         profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
@@ -47,17 +48,26 @@ def run_event(
 
 
 def decision_event(
-    time_s: float, origin_s: float, policy: str, decision_seconds: float | None, *, error: str = ""
+    time_s: float,
+    origin_s: float,
+    policy: str,
+    decision_seconds: float | None,
+    *,
+    error: str = "",
+    forecasts: Mapping[str, Any] | None = None,
 ) -> Event:
     """A policy was asked, or a schedule was read.
 
     :param error: why the policy has decided nothing.
+    :param forecasts: what was predicted of jobs, by id.
     """
     detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
     if decision_seconds is not None:
         detail["decision_seconds"] = decision_seconds
     if error:
         detail["error"] = error
+    if forecasts:
+        detail["forecasts"] = dict(forecasts)
     return Event(time_s, "decision", detail=detail)
 
 
