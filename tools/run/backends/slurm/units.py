@@ -24,7 +24,13 @@ from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.backends.slurm import command_lines
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
-from pliant.tools.run.statedir.contract.files import PRIVATE, DamagedError, look_again, read_file
+from pliant.tools.run.statedir.contract.files import (
+    PRIVATE,
+    DamagedError,
+    ask_server,
+    look_again,
+    read_file,
+)
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 
 KEEPER: Final = str(Path(__file__).with_name("step.py"))
@@ -85,7 +91,7 @@ class SlurmUnit:
         self._since_s = self._ended_s = float("-inf")
         """When srun was started last, and when it ended."""
         self._code = 0
-        self._ordered_s = float("inf")
+        self._ordered_s = time.monotonic() if self.order == "kill" else float("inf")
 
     @property
     def wanted(self) -> bool:
@@ -157,6 +163,8 @@ class SlurmUnit:
         if place is None:
             waits = _ASKED if asking else _WAITS
             return replace(waits, queued=False) if self._tries else waits
+        if self._shows():  # another launcher has started it
+            return _RUNNING
         self._start(place, env, now_s)
         return _STARTING
 
@@ -205,8 +213,15 @@ class SlurmUnit:
             if self._code and "contact slurm controller" in self._said():
                 self._tries -= 1
 
+    def _shows(self) -> bool:
+        """Whether files of its node are there that this host did not know of."""
+        ask_server(self._files.path)
+        return self.is_taken_over() or self.ended() is not None
+
     def _give_up(self) -> UnitStatus:
         """It does not start; the reason goes where its own last words would be."""
+        if self._shows():
+            return _RUNNING
         self.give_order("kill")
         if self.is_taken_over():  # in the very last moment
             return _RUNNING

@@ -10,6 +10,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
+from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, write_record
 from pliant.tools.run.backends.slurm import controller, leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.statedir.layout import StateDir
@@ -72,6 +73,17 @@ class Launcher:
 
 def ended(statuses: Statuses) -> bool:
     return all(status.state != "running" for status in statuses)
+
+
+def kept_attempt(dirs: StateDir, job: str, node: str) -> Handle:
+    """An attempt with one unit that a keeper has taken over."""
+    handle = Handle(job, 1, dirs.job(job).attempt(1).path)
+    handle.files.logs.mkdir(parents=True)
+    unit = StartedUnit(node=node, argv=("true",), cwd="/", env={})
+    write_record(handle, LaunchRecord(job=job, attempt=1, backend="slurm", units=(unit,)))
+    handle.files.orders(0).touch()
+    handle.files.keeper(0).touch()
+    return handle
 
 
 @pytest.fixture

@@ -1,0 +1,43 @@
+"""One unit and its files, without a Slurm: who may start it, and who ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.record import StartedUnit
+from pliant.tools.run.backends.slurm import units
+from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit
+from pliant.tools.run.statedir.layout import StateDir
+from tests.tools.run.backends.slurm.conftest import kept_attempt
+
+WANTED = StartedUnit(node="n0", argv=("true",), cwd="/", env={})
+
+
+def test_who_takes_over_after_a_kill_was_ordered_ends_a_step_through_slurm_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    handle.files.orders(0).write_text("kill\n")
+    unit = SlurmUnit(handle, 0, WANTED)
+    assert not unit.give_order("kill")
+    monkeypatch.setattr(units, "AGAIN_S", 0.0)
+    assert unit.give_order("kill")
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried: bool
+) -> None:
+    """A host may remember for a minute that a file was not there. The unit runs all the same."""
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    asked: list[Path] = []
+    monkeypatch.setattr(units, "ask_server", asked.append)
+    monkeypatch.setattr(units, "look_again", lambda path: Path(path).stat() if asked else None)
+    monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
+    unit = SlurmUnit(handle, 0, WANTED)
+    unit._tries = int(tried)
+    assert unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 100.0) == UnitStatus("running")
+    assert unit.order == ""
