@@ -54,7 +54,7 @@ class InstantBackend:
             found[handle] = (UnitStatus("exited", 0),) * self._units.get(handle, 0)
         return found
 
-    def release(self) -> int:
+    def release(self, over: Container[str] = ()) -> int:
         return 0
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:

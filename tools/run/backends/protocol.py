@@ -133,9 +133,10 @@ class Backend(Protocol):
         """Nodes that are kept from others, whether or not something runs there."""
         ...
 
-    def release(self) -> int:
+    def release(self, over: Container[str] = ()) -> int:
         """Give back what is held of nodes on which nothing runs; returns of how many.
 
+        :param over: jobs of which nothing is left, whatever their files say.
         :raises ServiceMissingError: who gave it does not answer.
         """
         ...

@@ -125,8 +125,7 @@ class Executor:
     def adopt(self, log: RunLog) -> None:
         """Take over whatever runs in the directory; the targets are what the log says jobs shall hold."""
         self.suspects, self._log = log.suspects, log
-        over = log.jobs.keys() - set(log.may_be_there())
-        for handle in self._backend.adopt(over):
+        for handle in self._backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
         shares = {job_id: job.share for job_id, job in log.active.items()}
@@ -371,10 +370,10 @@ class Executor:
         """Nodes that this directory keeps from others."""
         return self._backend.held_nodes
 
-    def release(self) -> None:
+    def release(self, log: RunLog) -> None:
         """Give back the nodes on which nothing runs; where that fails, somebody else has to."""
         try:
-            self._backend.release()
+            self._backend.release(log.over)
         except ServiceMissingError as error:
             _log.warning("nodes are not given back: %s", error)
 

@@ -78,7 +78,7 @@ def _run(options: Options, view: View, turn: Turn, *, follow: bool) -> tuple[Run
             raise
         view(state.log, prepared.clock())
         if not follow:
-            loop.executor.release()
+            loop.executor.release(state.log)
         elif held := loop.executor.held_nodes:
             kept, give = counted(held, "node"), f"pliant cluster release --state {options.state}"
             _log.warning("%s are kept for the next run; to give them back: %s", kept, give)
@@ -106,7 +106,7 @@ def run_once(options: Options) -> tuple[RunLog, list[str]]:
             time.sleep(POLL_S)
         log = state.log
         if not log.active:
-            loop.executor.release()
+            loop.executor.release(log)
         left = [log.jobs[job_id] for job_id in log.jobs.keys() - ended - log.active.keys()]
         failed = sorted((job.ended_s or 0.0, job.job.id) for job in left if job.phase == "failed")
         return log, [job_id for _, job_id in failed]
@@ -123,8 +123,8 @@ def release_nodes(state: Path, backend: str | None = None) -> int:
     if not dirs.cluster.exists():
         raise UsageError(f"{state} holds no run")
     cluster = read_cluster(dirs.cluster)
-    with State(state):
-        return open_backend(backend or cluster.backend, cluster, dirs).release()
+    with State(state) as found:
+        return open_backend(backend or cluster.backend, cluster, dirs).release(found.log.over)
 
 
 def dry_run_text(options: Options, *, resume: bool) -> str:

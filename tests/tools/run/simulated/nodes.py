@@ -111,7 +111,7 @@ class SimulatedNodes:
             handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
         }
 
-    def release(self) -> int:
+    def release(self, over: Container[str] = ()) -> int:
         """Nothing is held."""
         return 0
 

@@ -67,6 +67,8 @@ class SlurmBackend:
         self._attempts: dict[Handle, _Attempt] = {}
         self._ended: list[SlurmUnit] = []
         """Units that have ended, and whose srun has not."""
+        self._unseen: set[Handle] = set()
+        """Attempts that were found, and not looked at yet: they may run anywhere."""
         self._serves = dict.fromkeys(self._nodes, True)
         self._is_used = False
         """Whether something shall run, so that leases are needed."""
@@ -116,6 +118,8 @@ class SlurmBackend:
 
     def _is_busy(self, name: str) -> bool:
         """Whether something may run on a node."""
+        if self._unseen:
+            return True
         units = (unit for attempt in self._attempts.values() for unit in attempt.units)
         return any(unit.node == name and unit.ended() is None for unit in units)
 
@@ -189,6 +193,7 @@ class SlurmBackend:
 
     def _statuses(self, handle: Handle, now_s: float) -> tuple[UnitStatus, ...]:
         attempt = self._attempt(handle)
+        self._unseen.discard(handle)
         attempt.folder.look()
         if now_s - attempt.looked_s >= BEAT_S:
             attempt.looked_s = now_s
@@ -225,7 +230,7 @@ class SlurmBackend:
     def _place(self, unit: SlurmUnit) -> Place | None:
         """Where a unit may be started now; None: its node has no lease that runs."""
         lease_id = self.leases.id_of(unit.node)
-        if lease_id is None or self._controller.failure:
+        if lease_id is None or not self._is_used or self._controller.failure:
             return None
         return self._place_in(lease_id, unit)
 
@@ -237,31 +242,34 @@ class SlurmBackend:
         if options.gpu_choice == "slot":
             return Place(lease_id, gres, ",".join(slots))
         view = self._looked_at
-        cpus = view.nodes[unit.node].cpus if view is not None and unit.node in view.nodes else size
+        whole = view.nodes[unit.node].cpus if view is not None and unit.node in view.nodes else size
+        cpus = self.leases.cpus_of(unit.node) or whole
         return Place(lease_id, gres, "slurm", max(1, cpus * len(slots) // size))
 
     def adopt(self, over: Container[str] = ()) -> list[Handle]:
         """The newest attempt of every job that is not over; what was still to be started there will be."""
-        self._is_used = True
-        return newest_attempts(self._dirs.jobs, over)
+        found = newest_attempts(self._dirs.jobs, over)
+        self._unseen.update(found)
+        self._is_used = self._is_used or bool(found)
+        return found
 
     @property
     def held_nodes(self) -> int:
         """Nodes with a lease that runs."""
         return sum(self.leases.id_of(name) is not None for name in self._nodes)
 
-    def release(self) -> int:
+    def release(self, over: Container[str] = ()) -> int:
         """Give back the leases of all nodes on which nothing runs; returns how many.
 
         :raises ServiceMissingError: Slurm does not answer.
         """
+        self._is_used = False
         busy = {
             unit.node
-            for handle in newest_attempts(self._dirs.jobs)
+            for handle in newest_attempts(self._dirs.jobs, over)
             for unit, status in zip(self._attempt(handle).units, self.poll([handle])[handle], strict=False)
             if status.state == "running"
         }
-        self._is_used = False
         return self.leases.give_back(busy)
 
     # What is known.
@@ -273,7 +281,7 @@ class SlurmBackend:
         if view is not None and view is not self._looked_at:
             self._looked_at = view
             self.leases.look(view, renew=self._is_used)
-            for name, serves in self._serves.items():
+            for name, serves in self._serves.items() if self._is_used else ():
                 if not serves and self.leases.id_of(name) is not None and not self._is_busy(name):
                     self.leases.drop(name)  # who drains a node waits for it
 

@@ -39,14 +39,19 @@ class View:
 
 
 class Later:
-    """A command that runs in a thread, and what became of it."""
+    """A command that runs in a thread, and what became of it. A process that ends waits for it."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.done = False
         self.failure = ""
         """Why it failed; empty: it did not."""
         self._argv = argv
-        threading.Thread(target=self._run, name="pliant-slurm", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="pliant-slurm")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
 
     def _run(self) -> None:
         try:

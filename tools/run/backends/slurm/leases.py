@@ -75,6 +75,10 @@ class Leases:
         """GPUs in a node's lease; 0: its slots are CPUs."""
         return self._asked[node].lease.gpus
 
+    def cpus_of(self, node: str) -> int | None:
+        """CPUs in a node's lease; None: all of the node."""
+        return self._asked[node].lease.cpus
+
     def serves(self, node: str) -> bool:
         """Whether a node's lease runs, or has not been waited for long."""
         asked = self._asked.get(node)
@@ -109,7 +113,8 @@ class Leases:
             asked.job = next(iter([*running, *jobs]), None)
             now_s = self._clock()
             asked.since_s = now_s if running or not renew else asked.since_s
-            self._drop_second(running or jobs, jobs)
+            if renew:
+                self._drop_second(running or jobs, jobs)
             found = view.nodes.get(node)
             wanted = renew and not jobs and found is not None and found.serves is not False
             if (
@@ -125,6 +130,9 @@ class Leases:
 
         :raises ServiceMissingError: Slurm does not answer.
         """
+        for asked in self._asked.values():
+            if asked.submission is not None:  # or it would come into the queue after this
+                asked.submission.wait()
         kept = {self._asked[node].lease.name for node in busy if node in self._asked}
         prefix = command_lines.lease_prefix(self._state)
         text = ask(command_lines.squeue_jobs(os.getuid()))

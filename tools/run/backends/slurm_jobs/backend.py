@@ -126,7 +126,7 @@ class SlurmJobsBackend:
         """The newest attempt of every job that is not over, waiting in Slurm's queue or not."""
         return newest_attempts(self._dirs.jobs, over)
 
-    def release(self) -> int:
+    def release(self, over: Container[str] = ()) -> int:
         """Nothing is held of a node on which nothing runs."""
         return 0
 

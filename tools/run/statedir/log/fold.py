@@ -287,6 +287,11 @@ class RunLog:
         """Ids of the jobs of which something may be left."""
         return (*self.active, *self.broken_off)
 
+    @property
+    def over(self) -> set[str]:
+        """Ids of the others."""
+        return self.jobs.keys() - set(self.may_be_there())
+
     def _node(self, event: Event) -> None:
         detail = event.detail or {}
         self.down.pop(str(detail["node"]), None)

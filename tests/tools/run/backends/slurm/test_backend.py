@@ -48,8 +48,12 @@ def test_a_worker_gets_the_gpus_of_its_slots(live: SlurmCluster, tmp_path: Path)
     assert second.files.launcher_log(0).read_text() == "0\n"
 
 
-def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(live: SlurmCluster, tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu", gpu_choice="slurm"))
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
+    live: SlurmCluster, tmp_path: Path, exclusive: bool
+) -> None:
+    """Each brings its share of the CPUs of its lease, which may have but a part of the node's."""
+    launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu", gpu_choice="slurm", exclusive=exclusive))
     script = "echo $CUDA_VISIBLE_DEVICES; until [ -e gate ]; do sleep 0.05; done"
     jobs = [launcher.start(name, ("n0", script), slots="0,1") for name in "ab"]
     logs = [job.files.launcher_log(0) for job in jobs]
