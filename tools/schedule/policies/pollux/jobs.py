@@ -17,7 +17,7 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     efficiency,
     from_fit,
 )
-from pliant.tools.schedule.policies.pollux.pools import Pool
+from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.speeds import Speeds
 
 Knowledge = Literal["profile", "measured"]

@@ -2,7 +2,7 @@
 
 Pollux (OSDI '21), sections 3 to 5; symbols as there. :mod:`fit` is the throughput model and its fit,
 :mod:`goodput` goodput and the choice of the batch, :mod:`jobs` keeps both by job,
-:mod:`pools` says who takes part, :mod:`search` searches.
+:mod:`members` the jobs and nodes of one search, :mod:`search` searches.
 
 Departures from the paper: on clusters of several GPU types each type is a cluster of its own, and a waiting
 job queues for the one with most speed per job; of a long queue only the first wait to be placed, as many as
@@ -24,8 +24,9 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
-from pliant.tools.schedule.policies.pollux.pools import Members, Population, pools
+from pliant.tools.schedule.policies.pollux.members import Members, Population
 from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
+from pliant.tools.schedule.policies.pools import pools
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 

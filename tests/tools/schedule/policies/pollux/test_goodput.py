@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     from_fit,
 )
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs
-from pliant.tools.schedule.policies.pollux.pools import Pool
+from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job
 

@@ -1,8 +1,8 @@
-"""Who takes part in a search of Pollux: pools of one GPU type, their jobs, and populations carried along."""
+"""The jobs and nodes of one search of Pollux, and populations carried from search to search."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,7 @@ import numpy.typing as npt
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.search import Matrices
-from pliant.tools.schedule.snapshot import Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The GPUs of one type that are up."""
-
-    gpu_type: str
-    gpus: int
-    node_gpus: int
-    """GPUs of its largest node."""
+from pliant.tools.schedule.policies.pools import Pool
 
 
 @dataclass(frozen=True)
@@ -101,53 +91,3 @@ def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
     """Positions of those that are in both: (old, new)."""
     where = {name: position for position, name in enumerate(old)}
     return [(where[name], position) for position, name in enumerate(new) if name in where]
-
-
-def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[JobState]]]:
-    """Every GPU type with the jobs that take part in its search, those with the least service first.
-
-    A running job stays on its type. The first waiting jobs, as many as there are GPUs of a type, queue for
-    the type that they can run on with most speed per job that is there already.
-    """
-    known = _known_pools(snapshot)
-    members: dict[str, list[JobState]] = {kind: [] for kind in known}
-    waiting: dict[str, int] = dict.fromkeys(known, 0)
-    for job in snapshot.jobs.values():
-        if job.gpu_type in members and job.gpus:
-            members[job.gpu_type].append(job)
-    for job in snapshot.arrivals():
-        if job.gpus or job.id in without:
-            continue
-        kind = _best_pool(job, known, members, snapshot)
-        if kind is not None and waiting[kind] < known[kind].gpus:
-            waiting[kind] += 1
-            members[kind].append(job)
-    return [
-        (known[kind], sorted(jobs, key=lambda job: (job.attained_service_s(snapshot.time_s), *job.arrival)))
-        for kind, jobs in members.items()
-        if jobs
-    ]
-
-
-def _known_pools(snapshot: Snapshot) -> dict[str, Pool]:
-    largest: dict[str, int] = {}
-    for node in snapshot.nodes:
-        if node.up:
-            largest[node.gpu_type] = max(node.gpus, largest.get(node.gpu_type, 0))
-    totals = snapshot.gpus_by_type()
-    return {kind: Pool(kind, totals[kind], most) for kind, most in largest.items() if totals[kind]}
-
-
-def _best_pool(
-    job: JobState, known: Mapping[str, Pool], members: Mapping[str, Sequence[JobState]], snapshot: Snapshot
-) -> str | None:
-    fitting = [pool for pool in known.values() if pool.gpus >= job.spec.min_gpus]
-    if len(fitting) < 2:
-        return fitting[0].gpu_type if fitting else None
-    worth = {
-        pool.gpu_type: snapshot.speeds.rate(job, job.spec.min_gpus, pool.gpu_type)
-        * pool.gpus
-        / (len(members[pool.gpu_type]) + 1)
-        for pool in fitting
-    }
-    return min(worth, key=lambda kind: (-worth[kind], kind))
