@@ -93,6 +93,8 @@ class Policy:
 
     Such a policy is asked at every change, and answers before its interval has passed only where it says so.
     """
+    depends_on_clock: ClassVar[frozenset[str]] = frozenset()
+    """Parameters by which a decision depends on how fast the machine is; the checks leave them alone."""
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
     asks_forecast: ClassVar[bool] = False
@@ -128,6 +130,9 @@ class Policy:
         """
         del snapshot
         return {}
+
+    def look_ahead(self) -> None:
+        """Called on a copy that is asked what will be decided: it may decide with less effort."""
 
     def dump_state(self) -> Any:
         """State as JSON values, jobs named by id.

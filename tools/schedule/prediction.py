@@ -83,10 +83,12 @@ def session_arrival(session: Session, job_id: str) -> tuple[float, str]:
 
 
 def copy_of(session: Session) -> Session:
-    """A session of its own; what never changes (specifications, speeds) is shared."""
+    """A session of its own to look ahead in; what never changes (specifications, speeds) is shared."""
     jobs = (*session.jobs.values(), *session.ended.values())
     shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
-    return copy.deepcopy(session, {id(thing): thing for thing in shared})
+    copied = copy.deepcopy(session, {id(thing): thing for thing in shared})
+    copied.policy.look_ahead()
+    return copied
 
 
 @dataclass(slots=True)

@@ -24,9 +24,11 @@ _ATTEMPTS: Final = 20
 def drawn_policies(policy: type[Policy], rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
     """Up to ``count`` sets of parameters that the policy accepts; each leaves about half at their defaults.
 
-    A policy refuses a set by ``ValueError`` or ``UsageError`` from its ``__init__``; then others are drawn.
+    Those that ``depends_on_clock`` names stay as they are. A policy refuses a set by ``ValueError`` or
+    ``UsageError`` from its ``__init__``; then others are drawn.
     """
     types, defaults = parameter_types(policy), parameter_defaults(policy)
+    types = {key: kind for key, kind in types.items() if key not in policy.depends_on_clock}
     for _ in range(count if types else 0):
         for _ in range(_ATTEMPTS):
             chosen = {
