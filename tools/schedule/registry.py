@@ -35,6 +35,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "las": "pliant.tools.schedule.policies.las:Las",
     "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
     "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
+    "ones": "pliant.tools.schedule.policies.ones.policy:Ones",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
     "random-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:RandomBs",

@@ -40,10 +40,11 @@ PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
     "tiresias": {"queue_gpu_hours": "0.03125"},
     "tiresias-gittins": {"queue_gpu_hours": "0.03125", "history_gpu_hours": "0.01,0.1"},
     "pollux": {"population": 10, "generations": 4},
+    "ones": {"population": 8, "generations": 2, "unknown_epoch_s": 20.0},
     **{name: {"interval_s": 30.0} for name in ("elastic-dp", "max-bs", "min-bs", "random-bs")},
 }
 """Small enough that policies do in a short trace what they are for."""
-SEARCHING: Final = ("pollux",)
+SEARCHING: Final = ("ones", "pollux")
 """Policies whose decisions take so long that few worlds must do."""
 EVENT_DRIVEN: Final = tuple(
     name for name in policy_names() if policy_class(name).default_interval_s is None and name not in SEARCHING

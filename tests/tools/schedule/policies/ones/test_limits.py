@@ -1,0 +1,161 @@
+"""The four rules of the limit R, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.ones import FixedAndPerSample
+from pliant.tools.schedule.jobs import JobState, node_states
+from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits
+from pliant.tools.schedule.policies.ones.tables import Tables
+from pliant.tools.schedule.speeds import Speeds
+from tests.builders import cluster, curves, job
+
+SPEEDS = Speeds(curves(), node_states(cluster(16)))
+
+
+def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100.0, **more: Any) -> JobState:
+    """A job of epochs of 1,000 samples that has run until ``at_s`` since 0."""
+    spec = job(
+        "a",
+        low=1,
+        high=16,
+        elastic="size+batch",
+        batch={"size": 64, "min": 16, "max": 4096, "per_gpu_max": 64},
+        work={"epochs": 50, "dataset_size": 1000},
+        **more,
+    )
+    state = JobState(spec, 64, 50_000.0)
+    state.gpus, state.global_batch, state.first_start_s = gpus, batch, 0.0
+    state.report_progress(at_s, samples)
+    return state
+
+
+def limits(limit: Limit, *, warmup_steps: int = 0) -> Limits:
+    held = Limits(Epochs(60.0, None), warmup_steps)
+    held.load({"seen_s": 0.0, "jobs": {}})
+    held._known["a"] = limit
+    return held
+
+
+def followed(
+    limit: Limit, state: JobState, *, rate: float = 0.0, queue: bool = False, at_s: float = 100.0, **more: Any
+) -> Limit:
+    held = limits(limit, **more)
+    held.follow({"a": state}, SPEEDS, at_s, rate, queue=queue)
+    return held["a"]
+
+
+def test_start_a_batch_that_fits_one_gpu():
+    batch = {"size": 256, "min": 32, "max": 512, "per_gpu_max": 64}
+    state = JobState(job("a", low=1, high=8, elastic="size+batch", batch=batch), 256, None)
+    held = Limits(Epochs(60.0, None), 10)
+    held.follow({"a": state}, SPEEDS, 0.0, 0.0, queue=False)
+    assert (held["a"].samples, held["a"].local, held["a"].rule) == (64, 64, "start")
+
+
+def test_without_a_known_limit_one_gpu_gets_the_share_that_the_author_gave_it():
+    batch = {"size": 256, "min": 32, "max": 512}
+    state = JobState(job("a", gpus=4, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
+    held = Limits(Epochs(60.0, None), 10)
+    held.follow({"a": state}, SPEEDS, 0.0, 0.0, queue=False)
+    assert held["a"].samples == 64
+
+
+def test_scale_up_doubles_the_limit_after_an_epoch_and_not_before():
+    assert followed(Limit(64, 64.0), trained(999)).samples == 64
+    found = followed(Limit(64, 64.0), trained(1000))
+    assert (found.samples, found.rule) == (128, "scale-up")
+
+
+def test_scale_up_waits_for_the_warm_up():
+    assert followed(Limit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
+    assert followed(Limit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
+
+
+def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
+    held, state = limits(Limit(64, 64.0)), trained(1000)
+    for epoch in range(1, 5):
+        state.report_progress(100.0 * epoch, 1000.0 * epoch)
+        held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0, queue=False)
+    assert held["a"].samples == 128
+
+
+def test_scale_down_of_a_job_that_has_run_longer_than_jobs_take_to_arrive():
+    """σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64."""
+    state = trained(1000, batch=128, gpus=2)
+    found = followed(Limit(128, 64.0), state, rate=0.025, queue=True)
+    assert (found.samples, found.rule) == (64, "scale-down")
+    assert followed(Limit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
+    assert followed(Limit(128, 64.0), state, rate=0.01, queue=True).rule == "scale-up", "it is not long"
+
+
+def test_scale_down_leaves_a_job_its_smallest_size():
+    found = followed(Limit(64, 64.0), trained(1000), rate=10.0, queue=True)
+    assert found.samples == 64
+
+
+def test_resume_with_no_more_than_before_and_half_of_it_after_each_refusal():
+    held, state = limits(Limit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
+    held.preempted(state)
+    assert (held["a"].samples, held["a"].rule) == (256, "resume")
+    state.gpus = 0
+    asked = []
+    for _ in range(4):
+        held.refused(state)
+        asked.append(held["a"].samples)
+    assert asked == [128, 64, 64, 64], "down to what one GPU trains"
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes"),
+    [
+        pytest.param(Limit(64, 64.0), 1, id="no more"),
+        pytest.param(Limit(128, 64.0), 2, id="twice"),
+        pytest.param(Limit(127, 64.0), 1, id="rounded down"),
+        pytest.param(Limit(4096, 64.0), 16, id="its own limit"),
+    ],
+)
+def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: Limit, sizes: int):
+    row = Tables(SPEEDS).row(trained(0), "gpu", 16, limit)
+    assert len(row.utilization) == sizes + 1
+
+
+def test_of_the_batches_that_the_limit_allows_the_fastest_is_chosen():
+    """A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22."""
+    speeds = Speeds(FixedAndPerSample({"m": (0.01, 0.001, 0.0)}), node_states(cluster(8)))
+    batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
+    spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
+    row = Tables(speeds).row(JobState(spec, 16, None), "gpu", 8, Limit(64, 16.0))
+    assert row.batches == [0, 32, 64, 63, 64]
+
+
+def test_a_batch_that_may_not_move_stays_while_its_limit_counts_gpus():
+    spec = job("a", low=1, high=8, batch=64)
+    row = Tables(SPEEDS).row(JobState(spec, 64, None), "gpu", 16, Limit(128, 32.0))
+    assert row.batches == [0, 64, 64, 64, 64]
+
+
+def test_epochs_that_no_one_stated_follow_from_reports_or_from_time():
+    spec = job("a", low=1, high=8)
+    state, epochs = JobState(spec, 64, None), Epochs(60.0, None)
+    state.gpus, state.samples_per_second = 1, 10.0
+    assert epochs.end_s(state, 0.0, 5.0, 20.0) == 65.0
+    state.report_progress(20.0, 400.0)
+    state.losses = (2.0, 1.5)
+    assert epochs.samples(state, 20.0) == 200
+    assert epochs.end_s(state, 300.0, 5.0, 20.0) == pytest.approx(30.0)
+    assert Epochs(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"
+
+
+def test_the_rate_of_arrivals_is_their_mean():
+    rate = ArrivalRate()
+    assert rate.per_second == 0
+    for time_s in (10.0, 20.0, 50.0):
+        rate.count(time_s)
+    assert rate.per_second == pytest.approx(2 / 40)
+    again = ArrivalRate()
+    again.load(rate.dump())
+    assert again.per_second == rate.per_second

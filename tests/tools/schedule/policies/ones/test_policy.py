@@ -1,0 +1,172 @@
+"""ones as a policy: starts, updates once every job has done an epoch, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.tools.schedule.policies.ones.policy import Ones
+from pliant.tools.schedule.prediction import copy_of
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+
+SPEEDS = curves(linear={1: 100, 2: 190, 4: 340, 8: 560})
+
+
+def trainable(name: str, *, at: float = 0.0, epochs: float = 20, samples: int = 1000, **more: Any) -> Job:
+    """A job of 20 epochs of 10 s on one GPU, on which a batch of 32 fits."""
+    batch = {"size": 32, "min": 32, "max": 256, "per_gpu_max": 32}
+    fields: dict[str, Any] = {"elastic": "size+batch", "low": 1, "high": 8, "batch": batch, "at": at}
+    return job(name, **(fields | {"work": {"epochs": epochs, "dataset_size": samples}} | more))
+
+
+def opened(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
+    held = session(Ones(**parameters), cluster(gpus), SPEEDS)
+    for each in sorted(jobs, key=lambda each: each.submit_time):
+        held.submit(each, each.submit_time)
+    return held
+
+
+def decided(held: Session, time_s: float) -> dict[str, int]:
+    held.decide(time_s)
+    return sizes(held)
+
+
+def batches(held: Session) -> dict[str, int]:
+    return {each.id: each.global_batch for each in held.jobs.values() if each.gpus}
+
+
+def reason(held: Session, name: str, time_s: float) -> str:
+    return held.explain(time_s)[name].reason
+
+
+def test_a_job_starts_on_one_gpu_and_doubles_its_batch_and_gpus_after_each_epoch():
+    held, seen, time_s = opened(trainable("a", epochs=100)), [], 0.0
+    for _ in range(5):
+        seen.append((decided(held, time_s)["a"], batches(held)["a"]))
+        assert held.ask_again_s is not None
+        time_s = held.ask_again_s
+    assert seen == [(1, 32), (2, 64), (4, 128), (8, 256), (8, 256)]
+
+
+def test_the_learning_rate_follows_the_batch():
+    held = opened(trainable("a"))
+    decided(held, 0)
+    decided(held, 10)
+    assert held.jobs["a"].global_batch / held.jobs["a"].reference_batch == 2
+
+
+def test_an_update_waits_until_every_running_job_has_done_an_epoch():
+    slow = trainable("slow", samples=3000)
+    held = opened(trainable("quick"), slow, gpus=2)
+    assert decided(held, 0) == {"quick": 1, "slow": 1}
+    assert held.ask_again_s == pytest.approx(30, rel=1e-3)
+    held.submit(trainable("new", at=15, epochs=1), 15)
+    assert decided(held, 15) == {"quick": 1, "slow": 1}, "quick has done an epoch, slow has not"
+    assert 'once "slow" has done an epoch' in reason(held, "new", 15)
+    assert "new" in decided(held, 30), "a new job gets its first GPU from one that has run"
+
+
+def test_gpus_that_no_job_holds_go_to_waiting_jobs_at_once_or_with_the_update():
+    for idle_gpus, expected in (("start", {"a": 1, "b": 1}), ("hold", {"a": 1})):
+        held = opened(trainable("a"), gpus=4, idle_gpus=idle_gpus)
+        decided(held, 0)
+        held.submit(trainable("b", at=5), 5)
+        assert decided(held, 5) == expected
+
+
+def test_a_start_between_two_updates_neither_delays_the_next_one_nor_is_changed_by_it():
+    held = opened(trainable("a"), gpus=8)
+    decided(held, 0)
+    held.submit(trainable("b", at=5), 5)
+    decided(held, 5)
+    assert held.ask_again_s == pytest.approx(10)
+    assert decided(held, 10) == {"a": 2, "b": 1}
+
+
+def test_each_job_may_change_after_its_own_epoch_where_updates_are_for_each():
+    held = opened(trainable("quick"), trainable("slow", samples=3000), update="each")
+    decided(held, 0)
+    assert held.ask_again_s == pytest.approx(10, rel=1e-3)
+    assert decided(held, 10) == {"quick": 2, "slow": 1}
+
+
+def test_the_shorter_job_gets_the_gpus_that_both_could_use():
+    held = opened(trainable("short", epochs=4), trainable("long", epochs=40), gpus=3)
+    decided(held, 0)
+    assert decided(held, 10)["long"] == 1 or decided(held, 10)["short"] == 1
+    explained = held.explain(10)
+    assert "grew from 1 to 2 GPUs, batch 64: its limit after an epoch is 64" in "".join(
+        each.reason for each in explained.values()
+    )
+
+
+def test_gangs_and_fixed_batches_keep_to_what_they_are():
+    gang = job("gang", gpus=4, work={"epochs": 20, "dataset_size": 1000})
+    fixed = trainable("fixed", elastic="size", batch=32, epochs=200)
+    held = opened(gang, fixed)
+    assert decided(held, 0) == {"gang": 4, "fixed": 1}
+    assert decided(held, 10)["fixed"] == 2
+    assert batches(held)["fixed"] == 32
+
+
+def test_jobs_of_unknown_work_say_how_far_they_are_predicted_to_be():
+    held = opened(trainable("a", work=None))
+    decided(held, 0)
+    assert "predicted to be 50% done (90%: 5% to 95%)" in reason(held, "a", 0)
+    held = opened(trainable("a"))
+    decided(held, 0)
+    assert reason(held, "a", 0).endswith("score 200 GPU-s; 0% done")
+
+
+def test_each_gpu_type_is_a_search_of_its_own():
+    held = session(Ones(), mixed_cluster(slow=(2,), fast=(2,)), SPEEDS)
+    for number in range(4):
+        held.submit(trainable(f"j{number}"), 0)
+    assert decided(held, 0) == dict.fromkeys(("j0", "j1", "j2", "j3"), 1)
+    assert {each.gpu_type for each in held.jobs.values()} == {"slow", "fast"}
+
+
+def test_a_time_budget_is_spent_and_the_generations_are_said():
+    held = opened(trainable("a"), trainable("b"), time_budget_s=0.02)
+    decided(held, 0)
+    generations = int(reason(held, "a", 0).split("best after ")[1].split()[0])
+    assert generations > 1
+    assert held.policy_state().state["generations"] == generations
+
+
+def test_a_copy_that_looks_ahead_makes_one_generation_a_decision():
+    held = opened(trainable("a"), time_budget_s=30.0)
+    ahead = copy_of(held)
+    decided(ahead, 0)
+    assert ahead.policy_state().state["generations"] == 1
+
+
+def test_the_state_is_small_and_the_same_for_the_same_seed():
+    dumps = []
+    for _ in range(2):
+        held = opened(*(trainable(f"j{number}", at=number) for number in range(60)), gpus=256)
+        decided(held, 60)
+        decided(held, 120)
+        dumps.append(json.dumps(held.policy_state().state))
+    assert dumps[0] == dumps[1]
+    assert len(dumps[0]) < 64 * 60 * 10 + 60 * 250
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"population": 0}, "population 0 is below 1"),
+        ({"generations": 0}, "generations 0 is below 1"),
+        ({"theta": 1.5}, "theta 1.5 is above 1"),
+        ({"time_budget_s": -1.0}, "time_budget_s -1 is below 0"),
+        ({"unknown_epoch_s": 0.0}, "unknown_epoch_s 0 is below 0.001"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, Any], complaint: str):
+    with pytest.raises(UsageError, match=complaint):
+        Ones(**parameters)

@@ -1,0 +1,184 @@
+"""The operators of ones on genomes that fit a hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pliant.tools.schedule.policies.ones.genome import (
+    IDLE,
+    Genomes,
+    counts_of,
+    crossover,
+    first_genes,
+    from_runs,
+    reorder,
+    runs_of,
+)
+from pliant.tools.schedule.policies.ones.population import Population
+from pliant.tools.schedule.policies.ones.search import (
+    Candidates,
+    Problem,
+    beginning,
+    crossed,
+    evolve,
+    filled,
+    fittest,
+    mutated,
+    refreshed,
+)
+from pliant.tools.schedule.policies.ones.sizes import Sizes
+from pliant.tools.schedule.policies.ones.work import Work, known_work
+
+INF = math.inf
+SCALING = [0.0, 1.0, 1.1, 1.2, 1.3]
+"""GPU-seconds for a sample on 0 to 4 GPUs."""
+
+
+def problem(
+    *utilization: list[float],
+    gpus: int = 4,
+    work: Work | list[float] | None = None,
+    new: tuple[int, ...] = (),
+    longest: tuple[int, ...] = (),
+) -> Problem:
+    width = max(map(len, utilization))
+    table = np.array([each + [INF] * (width - len(each)) for each in utilization])
+    jobs = len(table)
+    left = known_work(np.ones(jobs)) if work is None else work
+    left = left if isinstance(left, Work) else known_work(left)
+    order = np.array(longest or range(jobs))
+    return Problem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
+
+
+def genomes(*rows: list[int]) -> Genomes:
+    return np.array(rows, dtype=np.int16)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def in_full(world: Problem, found: Candidates) -> list[list[int]]:
+    return filled(world, found, rng()).tolist()
+
+
+def test_reorder_packs_the_workers_of_a_job_where_the_first_of_them_is():
+    """Figure 10 of the paper: jobs 2, 1, 0, idle GPUs last."""
+    scattered = genomes([2, IDLE, 1, 2, 0, 1])
+    packed = reorder(counts_of(scattered, 3), first_genes(scattered, 3), 6)
+    assert packed.tolist() == [[2, 2, 1, 1, 0, IDLE]]
+
+
+def test_of_each_gpu_the_children_inherit_one_parent_each():
+    parents = genomes([0] * 64, [1] * 64)
+    children = crossover(parents, rng(), 20)
+    assert (children[:20] + children[20:] == children[:20, :1] + children[20:, :1]).all()
+    mixed = [row for row in children if 0 < row.sum() < 64]
+    assert mixed, "a coin for each GPU mixes the parents"
+
+
+def test_children_keep_to_the_sizes_of_their_jobs():
+    gang = [0.0, INF, 1.0, INF, 1.0]
+    world = problem(gang, SCALING)
+    found = crossed(world, genomes([0, 0, 1, 1], [1, 0, 0, 1]), rng(), 30)
+    assert set(found.counts[:, 0].tolist()) <= {0, 2, 4}, "a job of two or four GPUs has nothing else"
+    assert (filled(world, found, rng()).sum(axis=1) == 4).all()
+
+
+def test_refresh_shrinks_a_job_to_its_limit_and_fills_what_comes_free():
+    limited = [0.0, 1.0, 1.1, INF, INF]
+    world = problem(limited, SCALING)
+    assert in_full(world, refreshed(world, genomes([0, 0, 0, 0]))) == [[2, 2]]
+
+
+def test_refresh_gives_every_newcomer_a_place_and_takes_it_from_the_job_that_ran_longest():
+    one = [0.0, 1.0, INF, INF, INF]
+    world = problem(SCALING, SCALING, one, one, new=(2, 3), longest=(1, 0, 2, 3))
+    assert in_full(world, refreshed(world, genomes([0, 0, 1, 1]))) == [[2, 0, 1, 1]]
+    assert in_full(world, refreshed(world, genomes([0, IDLE, IDLE, 1])))[0][2:] == [1, 1]
+
+
+def test_newcomers_beyond_the_gpus_wait_in_order():
+    one = [0.0, 1.0]
+    world = problem(*[one] * 6, new=(4, 2, 0, 1, 3, 5))
+    assert in_full(world, refreshed(world, genomes([5, 5, 5, 5]))) == [[1, 1, 1, 0, 1, 0]]
+
+
+def test_idle_gpus_go_to_the_job_whose_utilization_they_raise_least():
+    """Growing job 0 adds 0.1 · 10, growing job 1 adds 0.1 · 1, resuming job 2 adds 1.3 · 1."""
+    few = [0.0, 1.0, 1.1, INF, INF]
+    world = problem(few, few, SCALING, work=[10.0, 1.0, 1.0])
+    assert in_full(world, refreshed(world, genomes([0, 1, IDLE, IDLE]))) == [[2, 2, 0]]
+    world = problem(few, few, SCALING, work=[100.0, 1.0, 1.0])
+    assert in_full(world, refreshed(world, genomes([0, 1, IDLE, IDLE]))) == [[1, 2, 1]]
+
+
+def test_a_mutation_gives_the_gpus_of_a_job_to_others_first():
+    world = problem(SCALING, SCALING)
+    found = mutated(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
+    assert not found.counts.any(), "at rate 1 every job is preempted"
+    counts = filled(world, found, rng())
+    assert (counts[:, 1] > 0).all(), "job 1 was preempted in no genome, so it is served first"
+    assert (counts.sum(axis=1) == 4).all()
+    kept = mutated(world, genomes([0, 0, 0, 0]), rng(), 40, 0.0)
+    assert (kept.counts == [4, 0]).all()
+
+
+def test_the_fittest_leave_no_gpu_idle_and_then_have_the_least_remaining_utilization():
+    world = problem(SCALING, SCALING, work=[10.0, 1.0])
+    counts = np.array([[4, 0], [0, 1], [0, 4], [2, 2], [0, 4]])
+    assert world.scores(counts, np.array([[10.0, 1.0]])).tolist() == pytest.approx([13, 1, 1.3, 12.1, 1.3])
+    assert fittest(world, counts, rng(), 4).tolist() == [2, 3, 0, 1], "equal genomes count once"
+
+
+def test_all_genomes_are_scored_with_one_draw_of_each_job():
+    """Two jobs of unknown work alike: under one draw one of them is the shorter for every genome."""
+    ones = np.ones(2)
+    unknown = Work(np.full(2, np.nan), 100 * ones, 2 * ones, 2 * ones)
+    world = problem(SCALING, SCALING, work=unknown)
+    counts = np.array([[4, 0], [3, 1], [1, 3], [0, 4]])
+    orders = {tuple(fittest(world, counts, np.random.default_rng(seed), 4).tolist()) for seed in range(30)}
+    assert {order[0] for order in orders} == {0, 3}, "the shorter job alone is best, whichever it is"
+    assert all(order[0] != 0 or order.index(1) < order.index(2) for order in orders)
+    assert all(order[0] != 3 or order.index(2) < order.index(1) for order in orders)
+
+
+def test_stated_work_is_drawn_exactly_and_unknown_work_from_its_beta():
+    ones = np.ones(2)
+    work = Work(np.array([500.0, np.nan]), 1000 * ones, 30 * ones, 10 * ones)
+    drawn = work.draws(rng(), 4000)
+    assert (drawn[:, 0] == 500).all()
+    assert np.mean(1000 / (1000 + drawn[:, 1])) == pytest.approx(0.75, abs=0.01), "the mean of Be(30, 10)"
+    low, high = work.band(1)
+    inside = (low < 1000 / (1000 + drawn[:, 1])) & (1000 / (1000 + drawn[:, 1]) < high)
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)
+
+
+def test_no_generation_gives_away_more_than_there_is_and_none_gets_worse():
+    gang = [0.0, INF, INF, 1.0]
+    world = problem(gang, SCALING, SCALING, gang, gpus=5, work=[5.0, 9.0, 2.0, 7.0])
+    found, stream, best = beginning(world, rng(), 8), rng(), []
+    for _ in range(12):
+        found = evolve(world, found, stream, 8, 0.3)
+        counts = counts_of(found, 4)
+        assert found.shape[1] == 5
+        assert (world.sizes.fitted(counts) == counts).all()
+        first = counts[:1]
+        best.append((int(world.idle(first)[0]), float(world.scores(first, world.work.draws(rng(), 1))[0])))
+    assert best == sorted(best, reverse=True)
+
+
+def test_a_population_is_carried_over_changes_of_jobs_and_gpus():
+    last = Population(["a", "b", "c"], genomes([0, 0, 1, 2], [2, 1, 1, IDLE]))
+    assert last.of(["c", "a"], 4).tolist() == [[1, 1, 0, IDLE], [0, IDLE, IDLE, IDLE]]
+    assert last.of(["c", "a"], 2).tolist() == [[1, 1], [0, IDLE]], "the last GPUs are cut off"
+    assert last.of(["b"], 5).tolist() == [[0] + [IDLE] * 4, [0, 0, IDLE, IDLE, IDLE]]
+
+
+def test_genomes_survive_json():
+    found = genomes([0, 0, 2, IDLE], [1, 1, 1, 1])
+    assert runs_of(found) == [[0, 2, 2, 1, IDLE, 1], [1, 4]]
+    assert (from_runs(runs_of(found)) == found).all()

@@ -1,0 +1,1 @@
+"""ONES: online evolutionary search for batch sizes."""

@@ -1,0 +1,250 @@
+"""The limit R of each job's batch, and the epochs that it follows: ONES (SC '21), section 3.3.2.
+
+A limit is in samples. On GPUs it allows floor(R / local), where local is what each GPU trained per step when
+the job ran last, so a batch that grows to R takes floor(R · c / B) GPUs. A job whose batch may not move has
+its limit all the same: it then says nothing but the number of GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from pliant.schemas.job import EpochWork
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.speeds import Speeds
+
+Rule = Literal["start", "resume", "refused", "scale-up", "scale-down"]
+_WHOLE: Final = 1 - 1e-6
+"""Part of an epoch that counts as all of it: progress is a sum of floats."""
+
+
+@dataclass(slots=True)
+class Limit:
+    """What one job may have, and what the next limit follows from."""
+
+    samples: int
+    """R."""
+    local: float
+    """Samples per GPU when it ran last; before it runs, on its smallest size."""
+    rule: Rule = "start"
+    """What R follows from."""
+    executed_s: float = 0.0
+    """How long it has held GPUs: T_processed."""
+    begun_samples: float = 0.0
+    """Samples done when the epoch that counts next began."""
+    begun_s: float = 0.0
+    """When that was."""
+    changed_samples: float = 0.0
+    """Samples done when its GPUs or its batch changed last."""
+    between: bool = False
+    """Whether that was a start between two updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """When a job has done an epoch.
+
+    unknown_s: seconds of training that stand for one of a job whose epochs are not known.
+    longest_s: seconds after which it counts as done at the latest; None: never before it is.
+    """
+
+    unknown_s: float
+    longest_s: float | None
+
+    def samples(self, job: JobState, time_s: float) -> float | None:
+        """Samples of one epoch: as stated, or as the reports of its workers show; None: unknown."""
+        if isinstance(job.spec.work, EpochWork):
+            return job.spec.work.dataset_size
+        done = job.samples_done(time_s)
+        return done / len(job.losses) if job.losses and done > 0 else None
+
+    def end_s(self, job: JobState, from_samples: float, from_s: float, time_s: float) -> float:
+        """When the epoch that began there ends; a time that is not after ``time_s`` if it is done."""
+        size = self.samples(job, time_s)
+        if size is None:
+            return from_s + self.unknown_s
+        latest_s = math.inf if self.longest_s is None else from_s + self.longest_s
+        goal = from_samples + size * _WHOLE
+        if job.samples_done(time_s) >= goal:
+            return min(time_s, latest_s)
+        return min(latest_s, _reaches_s(job, from_samples + size, time_s))
+
+    def lasts_s(self, job: JobState, rate: float, time_s: float) -> float:
+        """Seconds of an epoch at so many samples per second."""
+        size = self.samples(job, time_s)
+        if size is None:
+            return self.unknown_s
+        return min(
+            size / rate if rate > 0 else math.inf, math.inf if self.longest_s is None else self.longest_s
+        )
+
+
+def _reaches_s(job: JobState, samples: float, time_s: float) -> float:
+    """When a job has done so much at its present rate; infinity: it does not train."""
+    if not job.gpus or job.samples_per_second <= 0:
+        return math.inf
+    for _ in range(8):  # the first steps pass over the time that a change costs
+        lacking = samples - job.samples_done(time_s)
+        if lacking <= 0:
+            break
+        time_s += lacking / job.samples_per_second
+    return time_s
+
+
+class Limits:
+    """The limits of all active jobs."""
+
+    def __init__(self, epochs: Epochs, warmup_steps: int) -> None:
+        self.epochs = epochs
+        self._warmup_steps = warmup_steps
+        self._known: dict[str, Limit] = {}
+        self._seen_s = 0.0
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._known
+
+    def __getitem__(self, job_id: str) -> Limit:
+        return self._known[job_id]
+
+    def forget(self, job_id: str) -> None:
+        """The job has left."""
+        self._known.pop(job_id, None)
+
+    def follow(
+        self, jobs: Mapping[str, JobState], speeds: Speeds, time_s: float, rate: float, *, queue: bool
+    ) -> None:
+        """Time has passed: jobs came, others have done an epoch.
+
+        :param rate: mean arrivals a second, the σ of the scale-down rule.
+        :param queue: whether jobs wait.
+        """
+        for job in jobs.values():
+            limit = self._known.get(job.id)
+            if limit is None:
+                limit = self._known[job.id] = _taken_up(job, speeds, time_s)
+            if not job.gpus:
+                if limit.rule not in ("start", "resume", "refused"):  # it lost its GPUs
+                    self.preempted(job)
+                continue
+            limit.local = job.global_batch / job.gpus
+            limit.executed_s += max(0.0, time_s - max(self._seen_s, job.granted_s))
+            if limit.begun_s < job.granted_s:
+                self.changed(job, time_s)
+            if self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s) <= time_s:
+                if job.samples_done(time_s) >= self._warmup_steps * job.global_batch:
+                    _after_epoch(job, limit, rate, queue=queue)
+                limit.begun_samples, limit.begun_s = job.samples_done(time_s), time_s
+        self._seen_s = time_s
+
+    def changed(self, job: JobState, time_s: float, *, between: bool = False) -> None:
+        """The job's GPUs or batch change now, by an update or between two."""
+        limit = self._known[job.id]
+        limit.between = between
+        limit.begun_samples = limit.changed_samples = job.samples_done(time_s)
+        limit.begun_s = time_s
+
+    def preempted(self, job: JobState) -> None:
+        """The job may ask for no more than it had."""
+        limit = self._known[job.id]
+        limit.samples, limit.rule = min(limit.samples, job.global_batch), "resume"
+
+    def refused(self, job: JobState) -> None:
+        """The job has run, and waits in another schedule: R is halved, down to its smallest size."""
+        limit = self._known[job.id]
+        least = math.ceil(limit.local * job.spec.min_gpus)
+        limit.samples, limit.rule = max(least, limit.samples // 2), "refused"
+
+    def may_change_s(self, job: JobState, time_s: float) -> float:
+        """When the job has done an epoch since its last change; not after ``time_s``: it has."""
+        return self.epochs.end_s(job, self._known[job.id].changed_samples, job.changed_s, time_s)
+
+    def next_epoch_s(self, job: JobState, time_s: float) -> float:
+        """When the job ends the epoch that it is in."""
+        limit = self._known[job.id]
+        return self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s)
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "seen_s": self._seen_s,
+            "jobs": {job_id: asdict(limit) for job_id, limit in sorted(self._known.items())},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._seen_s = state["seen_s"]
+        self._known = {job_id: Limit(**limit) for job_id, limit in state["jobs"].items()}
+
+
+def _after_epoch(job: JobState, limit: Limit, rate: float, *, queue: bool) -> None:
+    """Scale-up: R ← 2R, at most twice the batch. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉, while jobs wait."""
+    if queue and rate * limit.executed_s > 1:
+        least = math.ceil(limit.local * job.spec.min_gpus)
+        limit.samples = max(least, math.ceil(2 * limit.samples / math.ceil(rate * limit.executed_s + 1)))
+        limit.rule = "scale-down"
+    else:
+        limit.samples = 2 * min(limit.samples, job.global_batch)
+        limit.rule = "scale-up"
+
+
+def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:
+    """Start: what fits the smallest size. A job of which there is more to know has run before."""
+    least = job.spec.min_gpus
+    if job.first_start_s is not None and job.gpus:
+        samples, local = job.global_batch, job.global_batch / job.gpus
+    else:
+        samples = batches(job, least, most_local(job, speeds), job.reference_batch)[1]
+        local = samples / least
+    executed_s = job.attained_service_s(time_s) / max(job.gpus, job.spec.gpus.requested)
+    done = job.samples_done(time_s)
+    rule: Rule = "start" if job.first_start_s is None else "resume"
+    return Limit(samples, local, rule, executed_s, done, max(time_s, job.granted_s), done)
+
+
+def most_local(job: JobState, speeds: Speeds, gpu_type: str | None = None) -> int:
+    """Samples that one GPU holds: what is known to fit, else the share that the author gave it."""
+    kinds = speeds.gpu_types if gpu_type is None else (gpu_type,)
+    known = [most for kind in kinds if (most := speeds.most_local(job, kind))]
+    return min(known, default=-(-job.reference_batch // job.spec.gpus.requested))
+
+
+def batches(job: JobState, gpus: int, local: int, limit: int) -> tuple[int, int]:
+    """The smallest and the largest batch that a job may have on that many GPUs under a limit.
+
+    A batch that may not move stays. One that may is cut into micro-steps only where its smallest does
+    not fit.
+    """
+    if job.spec.elastic != "size+batch":
+        return job.reference_batch, job.reference_batch
+    low, high = job.spec.batch.min or job.reference_batch, job.spec.batch.max or job.reference_batch
+    return low, max(low, min(limit, high, gpus * local))
+
+
+class ArrivalRate:
+    """λ: arrivals a second, over all that has been seen."""
+
+    def __init__(self) -> None:
+        self._count, self._first_s, self._last_s = 0, 0.0, 0.0
+
+    def count(self, time_s: float) -> None:
+        """A job has arrived."""
+        self._first_s = min(self._first_s, time_s) if self._count else time_s
+        self._last_s = max(self._last_s, time_s)
+        self._count += 1
+
+    @property
+    def per_second(self) -> float:
+        """0 where there are not two arrivals at different times."""
+        passed_s = self._last_s - self._first_s
+        return (self._count - 1) / passed_s if passed_s > 0 else 0.0
+
+    def dump(self) -> list[float]:
+        """As JSON values."""
+        return [self._count, self._first_s, self._last_s]
+
+    def load(self, state: Sequence[float]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._count, self._first_s, self._last_s = int(state[0]), state[1], state[2]

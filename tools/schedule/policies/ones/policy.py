@@ -1,0 +1,263 @@
+"""ONES: online evolutionary search for batch sizes and GPUs.
+
+"Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads in GPU Clusters"
+(SC '21), sections 3.2 and 3.3.2. :mod:`genome` and :mod:`search` are the search, :mod:`evolution` and
+:mod:`population` what is carried from decision to decision, :mod:`limits` the limits of the batch,
+:mod:`tables` and :mod:`sizes` the throughputs, :mod:`work` what remains of each job, :mod:`members` puts
+these together, :mod:`reasons` explains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
+
+import numpy as np
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
+from pliant.tools.schedule.policies.ones.evolution import Effort, Evolution
+from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limits
+from pliant.tools.schedule.policies.ones.members import Known, Members
+from pliant.tools.schedule.policies.ones.reasons import Reasons
+from pliant.tools.schedule.policies.ones.tables import Tables
+from pliant.tools.schedule.policies.ones.work import Uniform
+from pliant.tools.schedule.policies.pools import pools
+from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.snapshot import Snapshot
+
+_QUIET_UPDATES: Final = 16
+"""Updates in a row in which nothing came from outside and no job waits, after which there are no more."""
+
+
+class Ones(Policy):
+    """Smallest remaining utilization first, by evolution: GPUs and batches that end most work soonest.
+
+    ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it
+    works for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum of
+    remaining time times GPUs over the jobs that run. Work that a job does not state is drawn from its
+    predicted progress, one draw for all genomes. The best genome takes effect once every running job has
+    done an epoch since its last change. A job begins on its smallest size with a batch that fits it and
+    may double its batch after each epoch. It gives way while others wait if it has run longer than jobs
+    take to arrive; if it lost its GPUs, it asks for half as much after each update that leaves it waiting.
+    Its learning rate follows its batch.
+
+    Departures from the paper: GPUs that no job holds go to jobs that wait between two updates, and the
+    next update leaves these jobs alone until they have done an epoch. The batch of a job follows from its
+    GPUs and its limit: of those allowed, the fastest. Fewer idle GPUs count before the score. Long jobs
+    are scaled down only while others wait, and not below their smallest size. The placement step chooses
+    the nodes. Each GPU type is searched by itself; of a long queue only the first take part, as many as
+    the type has GPUs.
+
+    population: genomes kept; fewer where the cluster has fewer GPUs, down to 16.
+    generations: made for each decision.
+    time_budget_s: seconds in which each decision makes as many generations as it can, instead of a number
+    of them; what is decided then depends on the machine.
+    theta: rate at which a mutation takes a job's GPUs.
+    sigma: how fast long jobs are scaled down, per second; none: the mean rate of arrivals.
+    update: "all": the best genome takes effect once all jobs that run have done an epoch since their last
+    change; "each": at every decision, for the jobs that have. No job changes before it has done one.
+    warmup_steps: optimizer steps before the first growth.
+    idle_gpus: "start": GPUs that no job holds go to jobs that wait at once; "hold": with the next update.
+    unknown_epoch_s: seconds that stand for an epoch of a job whose epochs are not known.
+    longest_epoch_s: seconds after which an epoch counts as done; none: a job holds updates back until it is.
+    """
+
+    name: ClassVar[str] = "ones"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+    priority_means: ClassVar[str] = "jobs of higher priority that are new get their first GPUs first"
+    rebuilds_state: ClassVar[bool] = False
+    depends_on_clock: ClassVar[frozenset[str]] = frozenset({"time_budget_s"})
+
+    def __init__(
+        self,
+        *,
+        population: int = 64,
+        generations: int = 8,
+        time_budget_s: float | None = None,
+        theta: float = 0.3,
+        sigma: float | None = None,
+        update: Literal["all", "each"] = "all",
+        warmup_steps: int = 10,
+        idle_gpus: Literal["start", "hold"] = "start",
+        unknown_epoch_s: float = 60.0,
+        longest_epoch_s: float | None = None,
+    ) -> None:
+        self.population = population
+        self.generations = generations
+        self.time_budget_s = time_budget_s
+        self.theta = theta
+        self.sigma = sigma
+        self.update = update
+        self.warmup_steps = warmup_steps
+        self.idle_gpus = idle_gpus
+        self.unknown_epoch_s = unknown_epoch_s
+        self.longest_epoch_s = longest_epoch_s
+        self._check()
+        self._seed: int | None = None
+        """Drawn once; every decision then has a stream of its own, whatever came before."""
+        self._decisions = 0
+        self._quiet = 0
+        """Decisions in a row in which nothing came from outside."""
+        self._rate = ArrivalRate()
+        self._limits = Limits(Epochs(unknown_epoch_s, longest_epoch_s), warmup_steps)
+        self._evolution = Evolution(Effort(population, generations, time_budget_s, theta))
+        self._tables: Tables | None = None
+        self._reasons = Reasons()
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Evolve the population of each pool; its best genome takes effect if every job has done an epoch."""
+        if self._seed is None:
+            self._seed = int(rng.integers(2**53))
+        self._decisions += 1
+        self._quiet = 0 if snapshot.changes else self._quiet + 1
+        stream = np.random.default_rng([self._seed, self._decisions])
+        self._follow(snapshot)
+        decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
+        late = self._holding_back(snapshot)
+        found = self._members(snapshot, decision.rejected)
+        self._evolution.generations = 0
+        for members in found:
+            if not late:
+                part = members.without(self._not_yet(snapshot))
+                if part is not None:
+                    decision.targets |= part.targets(self._evolution.best(part, stream, len(found)))
+                continue
+            self._evolution.best(members, stream, len(found))
+            part = members.without({job.id for job in members.jobs if job.gpus})
+            if part is not None and self.idle_gpus == "start":
+                decision.targets |= part.targets(self._evolution.alone(part, stream))
+        rates = self._take_effect(snapshot, decision, found, late)
+        decision.ask_again_s = self._next_s(snapshot, decision, rates)
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """Why each job grew, shrank or waits, its score, and how far it is predicted to be."""
+        self._reasons.generations = None if self.time_budget_s is None else self._evolution.generations
+        if any(job.id not in self._limits for job in snapshot.jobs.values()):
+            return {}  # it has not decided since they came
+        found: dict[str, Explanation] = {}
+        for members in self._members(snapshot, ()):
+            found |= self._reasons.of(members, self._limits)
+        return found
+
+    def look_ahead(self) -> None:
+        """A copy that predicts makes one generation a decision."""
+        self._evolution.ahead = True
+
+    def dump_state(self) -> dict[str, Any]:
+        """The seed, what is counted, the limits of all jobs, and the population of each pool."""
+        return {
+            "seed": self._seed,
+            "decisions": self._decisions,
+            "quiet": self._quiet,
+            "generations": self._evolution.generations,
+            "arrivals": self._rate.dump(),
+            "limits": self._limits.dump(),
+            "populations": self._evolution.dump(),
+        }
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what was dumped; tables are made again."""
+        self._seed, self._decisions, self._quiet = state["seed"], state["decisions"], state["quiet"]
+        self._evolution.generations = state["generations"]
+        self._rate.load(state["arrivals"])
+        self._limits.load(state["limits"])
+        self._evolution.load(state["populations"])
+        self._tables = None
+
+    # What is known.
+
+    def _follow(self, snapshot: Snapshot) -> None:
+        """Take up what happened: arrivals, ends, and epochs of jobs that run."""
+        tables = self._tables_for(snapshot)
+        for change in snapshot.changes:
+            if change.kind == "arrived":
+                self._rate.count(change.time_s)
+            if change.ended_job is not None:
+                self._limits.forget(change.ended_job.id)
+                tables.forget(change.ended_job.id)
+                self._reasons.forget(change.ended_job.id)
+        rate = self._rate.per_second if self.sigma is None else self.sigma
+        queue = any(not job.gpus for job in snapshot.jobs.values())
+        self._limits.follow(snapshot.jobs, snapshot.speeds, snapshot.time_s, rate, queue=queue)
+
+    def _not_yet(self, snapshot: Snapshot) -> set[str]:
+        """Jobs that run and have not done an epoch since their last change: they keep what they have."""
+        now_s = snapshot.time_s
+        running = (job for job in snapshot.jobs.values() if job.gpus)
+        return {job.id for job in running if self._limits.may_change_s(job, now_s) > now_s}
+
+    def _holding_back(self, snapshot: Snapshot) -> list[str]:
+        """Those of them for which the next update waits: all that it would find as the last one left them."""
+        if self.update == "each":
+            return []
+        return [job_id for job_id in sorted(self._not_yet(snapshot)) if not self._limits[job_id].between]
+
+    def _tables_for(self, snapshot: Snapshot) -> Tables:
+        if self._tables is None or self._tables.speeds is not snapshot.speeds:
+            self._tables = Tables(snapshot.speeds)
+        return self._tables
+
+    def _members(self, snapshot: Snapshot, without: Container[str]) -> list[Members]:
+        known = Known(self._tables_for(snapshot), self._limits, Uniform())
+        return [Members.of(pool, jobs, snapshot, known) for pool, jobs in pools(snapshot, without)]
+
+    # What follows.
+
+    def _take_effect(
+        self, snapshot: Snapshot, decision: Decision, found: Sequence[Members], late: Sequence[str]
+    ) -> dict[str, float]:
+        """Write down what changes; returns the samples per second that each job that changes then has."""
+        self._reasons.late = late
+        rates: dict[str, float] = {}
+        for members in found:
+            for row, job in enumerate(members.jobs):
+                target = decision.targets.get(job.id)
+                if target is not None:
+                    self._reasons.changed(job, target, self._limits[job.id])
+                    rates[job.id] = members.rate(row, target.gpus)
+                    if target.gpus:
+                        self._limits.changed(job, snapshot.time_s, between=bool(late))
+                    else:
+                        self._limits.preempted(job)
+                elif not (job.gpus or late or job.first_start_s is None):
+                    self._limits.refused(job)
+        return rates
+
+    def _next_s(self, snapshot: Snapshot, decision: Decision, rates: Mapping[str, float]) -> float | None:
+        """When the next update may be: every job that then runs has done an epoch since its last change."""
+        now_s, limits = snapshot.time_s, self._limits
+        jobs = [job for job in snapshot.jobs.values() if job.id not in decision.rejected]
+        running = [job for job in jobs if rates.get(job.id, float(job.gpus))]
+        if not running or (self._quiet >= _QUIET_UPDATES and len(running) == len(jobs)):
+            return None
+        ends = {
+            job.id: now_s + limits.epochs.lasts_s(job, rates[job.id], now_s)
+            if job.id in rates
+            else limits.may_change_s(job, now_s)
+            for job in running
+        }
+        ahead = [end_s for job_id, end_s in ends.items() if end_s > now_s and not limits[job_id].between]
+        if self.update == "each" or not ahead:
+            epochs = (
+                end_s if end_s > now_s else limits.next_epoch_s(snapshot.jobs[job_id], now_s)
+                for job_id, end_s in ends.items()
+            )
+            next_s = min((end_s for end_s in epochs if end_s > now_s), default=math.inf)
+        else:
+            next_s = max(ahead)
+        return next_s if next_s < math.inf else None
+
+    def _check(self) -> None:
+        positive = {"time_budget_s": 0.0, "sigma": 0.0, "unknown_epoch_s": 1e-3, "longest_epoch_s": 1e-3}
+        least = {"population": 1, "generations": 1, "theta": 0.0, **positive}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f'policy "{self.name}": {name} {value:g} is below {low:g}')
+        if self.theta > 1:
+            raise UsageError(f'policy "{self.name}": theta {self.theta:g} is above 1')
