@@ -25,6 +25,15 @@ PARAM = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="KEY=VALUE", help="A parameter of the policy.", show_default=False),
 ]
+TIME_BUDGET = Annotated[
+    float | None,
+    typer.Option(
+        "--time-budget",
+        metavar="SECONDS",
+        min=0,
+        help="Let a policy that searches do so this long for each decision: its parameter time_budget_s.",
+    ),
+]
 SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")]
 DEMAND = Annotated[
     Literal["stated", "predicted"] | None,
@@ -70,6 +79,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         parameters=[*signature.parameters.values(), *common]
     )
     return wrapped
+
+
+def policy_parameters(param: list[str] | None, time_budget: float | None) -> dict[str, str]:
+    """Values of ``--param``, and ``--time-budget`` as one of them.
+
+    :raises UsageError: a key is given twice, or without a value.
+    """
+    from pliant.tools.schedule.registry import parse_pairs
+
+    budget = [] if time_budget is None else [f"time_budget_s={time_budget:g}"]
+    return parse_pairs([*(param or []), *budget])
 
 
 def stated(context: typer.Context) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, run_command
+from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters, run_command
 from pliant.cli.console import is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.pipes import write_stdout
@@ -57,6 +57,7 @@ def run(
         ),
     ] = None,
     param: PARAM = None,
+    time_budget: TIME_BUDGET = None,
     seed: SEED = 0,
     demand: DEMAND = None,
     predictor: PREDICTOR = None,
@@ -124,16 +125,18 @@ def run(
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
 
     _refuse_contradictions(until_done=until_done, follow=follow, detach=detach, policy=policy, state=state)
-    if not follow and (cluster or profile or param):
+    parameters = policy_parameters(param, time_budget)
+    if not follow and (cluster or profile or parameters):
         raise UsageError(
-            "--cluster, --profile and --param go with --follow: elsewhere the schedule says them"
+            "--cluster, --profile, --param and --time-budget go with --follow: "
+            "elsewhere the schedule says them"
         )
     if follow and policy is None and schedule is None:
         _refuse_to_follow_without_policy(state)
     options = Options(
         state=state or free_state_name(Path()),
         schedule=schedule,
-        question=_question(policy, param or [], seed, demand, predictor),
+        question=_question(policy, parameters, seed, demand, predictor),
         cluster=cluster,
         profile=profile,
         backend=backend,
@@ -203,21 +206,20 @@ def _name_assumptions(cluster: str, profile: str | None) -> None:
 
 def _question(
     policy: str | None,
-    param: list[str],
+    parameters: dict[str, str],
     seed: int,
     demand: Literal["stated", "predicted"] | None,
     predictor: str | None,
 ) -> Question | None:
     from pliant.schemas.io import read_predictor
     from pliant.tools.schedule.decide import Question
-    from pliant.tools.schedule.registry import parse_pairs
 
     if policy is None:
         if demand is not None or predictor is not None:
             raise UsageError("--demand and --predictor go with --policy: elsewhere the schedule says them")
         return None
     start = None if predictor is None else read_predictor(predictor)
-    return Question(policy, parse_pairs(param), seed, demand=demand, predictor=start)
+    return Question(policy, parameters, seed, demand=demand, predictor=start)
 
 
 def _watch(options: Options) -> None:

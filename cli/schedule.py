@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from pliant.cli.assumptions import STRICT, heed
-from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED
+from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters
 from pliant.cli.console import note, stderr, width_for
 from pliant.schemas.errors import UsageError
 
@@ -47,6 +47,7 @@ def schedule(
         ),
     ] = None,
     param: PARAM = None,
+    time_budget: TIME_BUDGET = None,
     now: Annotated[
         float | None,
         typer.Option(
@@ -85,13 +86,13 @@ def schedule(
     from pliant.schemas.file_io.outputs import check_output
     from pliant.schemas.io import read_predictor, write_schedule
     from pliant.tools.schedule.decide import Question
-    from pliant.tools.schedule.registry import parse_pairs
 
     if now is not None and not 0 <= now < float("inf"):
         raise UsageError(f"--now {now:g}: expected seconds, 0 or more")
     check_output(output)
     start = None if predictor is None else read_predictor(predictor)
-    question = Question(policy, parse_pairs(param or []), seed, explain, timing, demand, start)
+    parameters = policy_parameters(param, time_budget)
+    question = Question(policy, parameters, seed, explain, timing, demand, start)
     if state is not None:
         if jobs is not None:
             raise UsageError("--state brings its own jobs: leave --jobs out")

@@ -54,6 +54,19 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     assert call("schedule", *FILES, "--policy", "fifo", "--no-timing").stdout == done.stdout
 
 
+def test_a_time_budget_is_a_parameter_of_the_policy_that_says_what_it_made_of_it(here: Path):
+    given = ["schedule", *FILES, "--policy", "ones", "--explain", "--time-budget", "0.05"]
+    found = json.loads(call(*given).stdout)
+    assert found["policy"]["parameters"]["time_budget_s"] == 0.05
+    assert "best after " in found["allocations"][0]["reason"]
+    assert found["policy_state"]["state"]["generations"] > 1
+    refused = call("schedule", *FILES, "--policy", "fifo", "--time-budget", "1")
+    assert refused.exit_code == 2
+    assert 'policy "fifo" has no parameter "time_budget_s"' in refused.stderr
+    twice = call(*given, "--param", "time_budget_s=2")
+    assert (twice.exit_code, "is given twice" in twice.stderr) == (2, True)
+
+
 def test_the_profile_comes_from_a_file_and_the_schedule_goes_to_one(here: Path):
     done = call("schedule", "profile.parquet", *FILES, "--policy", "ares", "-o", "out.json")
     assert (done.exit_code, done.stdout) == (0, "")
