@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.ones import FixedAndPerSample
+from benchmarks.parts.evolution import FixedAndPerSample
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits
 from pliant.tools.schedule.policies.ones.tables import Tables
