@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm import controller, leases
+from pliant.tools.run.backends.slurm import controller, leases, parsing
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
+from pliant.tools.run.backends.slurm.controller import View
+from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
@@ -122,6 +125,34 @@ def test_a_lease_that_is_still_being_submitted_is_given_back(said: SaidSlurm, di
     threading.Timer(0.1, said.gate.set).start()
     assert found.release({"a"}) == 2
     assert not said.jobs
+
+
+def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site's rules may end or rename it, and its controller keeps each of them for minutes."""
+    now_s = [0.0]
+    made: list[object] = []
+    ended = SimpleNamespace(done=True, failure="")
+    monkeypatch.setattr(leases, "Later", lambda argv: (made.append(argv), ended)[1])
+    found = leases.Leases(slurm_nodes("n0"), dirs.path, lambda: now_s[0])
+    node = parsing.nodes("NodeName=n0 State=IDLE CPUTot=8")[0]
+
+    def hour(*jobs: SlurmJob) -> int:
+        before = len(made)
+        for _ in range(3600):
+            now_s[0] += 1.0
+            found.look(View(now_s[0], jobs, {}, {"n0": node}))
+        return len(made) - before
+
+    assert 12 < hour() < 24
+    assert "ends at once" in found.why_not("n0")
+    assert hour(SlurmJob("7", "RUNNING", "n0", "None", f"{lease_prefix(dirs.path)}n0")) == 0
+    made.clear()
+    for _ in range(10):
+        now_s[0] += 1.0
+        found.look(View(now_s[0], (), {}, {"n0": node}))
+    assert len(made) == 3, "one that has run for long is replaced soon"
 
 
 def test_without_jobs_no_node_is_asked_for(said: SaidSlurm, dirs: StateDir) -> None:
