@@ -137,8 +137,9 @@ class SlurmBackend:
                 raise _bad(f"Slurm knows no node {name}")
             if node.devices:
                 raise _bad(f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives")
-            if self._cluster.slots == "gpu" and node.gpus > found.gpu_count:
-                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {found.gpu_count}")
+            has = found.gpu_count(self._cluster.slurm.gres)
+            if self._cluster.slots == "gpu" and node.gpus > has:
+                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {has}")
 
     # Units.
 
