@@ -174,9 +174,12 @@ def scancel_jobs(ids: Iterable[str]) -> tuple[str, ...]:
     return "scancel", "--quiet", *ids
 
 
-def scancel_named(name: str) -> tuple[str, ...]:
-    """End the jobs of that name, wherever they stand; harmless if there are none."""
-    return "scancel", "--quiet", f"--name={name}"
+def scancel_named(name: str, user_id: int) -> tuple[str, ...]:
+    """End a user's jobs of that name, wherever they stand; harmless if there are none.
+
+    An operator could end those of other users, too, whose directory has the same path on another host.
+    """
+    return "scancel", "--quiet", f"--user={user_id}", f"--name={name}"
 
 
 def scancel_step(step_id: str) -> tuple[str, ...]:
