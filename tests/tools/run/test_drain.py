@@ -146,3 +146,16 @@ def test_a_job_and_a_node_of_one_name_are_ordered_each_for_itself(site: Site) ->
     assert waiting.why.endswith("has ordered to hold it")
     (line,) = closed_lines(found, found.log.last_s)
     assert line.endswith("has ordered to drain node n0")
+
+
+def test_a_node_is_drained_though_the_schedule_that_is_run_next_is_of_other_nodes(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
+    )
+    order_nodes(site.state, "drain", ["n1"])
+    part = site.folder / "part.json"
+    found = decide_between_runs(str(site.state), Question("fifo"))
+    write_schedule(found.model_copy(update={"cluster": cluster(2, slots="cpu")}), part)
+    run_once(replace(go_on(site), schedule=str(part)))
+    assert list(site.log().drained) == ["n1"]
