@@ -78,6 +78,11 @@ class Leases:
         """The job id of a node's lease, if it runs."""
         return self._asked[node].id if node in self._asked else None
 
+    @property
+    def held(self) -> int:
+        """Leases that run or wait."""
+        return sum(asked.job is not None for asked in self._asked.values())
+
     def size_of(self, node: str) -> int:
         """GPUs in a node's lease; 0: its slots are CPUs."""
         return self._asked[node].lease.gpus

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm import controller, leases, parsing
+from pliant.tools.run.backends.slurm import controller, leases, node_addresses, parsing
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
 from pliant.tools.run.backends.slurm.controller import View
@@ -56,6 +56,7 @@ class SaidSlurm:
 def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     found = SaidSlurm()
     monkeypatch.setattr(controller, "ask", found.ask)
+    monkeypatch.setattr(node_addresses, "_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(leases, "ask", found.ask)
     monkeypatch.setattr(controller, "LOOK_S", 0.0)
     monkeypatch.setattr(controller, "NODES_S", 0.0)
@@ -70,7 +71,6 @@ def dirs(tmp_path: Path) -> StateDir:
 
 def backend(dirs: StateDir) -> SlurmBackend:
     found = SlurmBackend(slurm_nodes("n0", "n1"), dirs)
-    found._addresses = dict.fromkeys(("n0", "n1"), "127.0.0.1")
     found.nodes()
     return found
 
@@ -160,3 +160,11 @@ def test_without_jobs_no_node_is_asked_for(said: SaidSlurm, dirs: StateDir) -> N
     assert found.adopt() == []
     until(lambda: (found.nodes(), said.looks >= looks + 3)[1])
     assert not said.submitted
+
+
+def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:
+    """Or it would run one day, and nobody would know that it has to be given back."""
+    found = leases.Leases(slurm_nodes("n0", "n1"), dirs.path)
+    waits = SlurmJob("7", "PENDING", "", "Resources", f"{lease_prefix(dirs.path)}n0")
+    found.look(View(0.0, (waits,)))
+    assert (found.id_of("n0"), found.held) == (None, 1)
