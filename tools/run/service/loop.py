@@ -213,7 +213,8 @@ class Loop:
         for job_id, event in found:
             with self._faults.of(job_id):
                 self._tell(event)
-        return happened
+        hears_epochs = self.session.policy.hears_epochs
+        return happened or (hears_epochs and any(event.event == "epoch" for _, event in found))
 
     def _see_nodes(self) -> bool:
         """Take jobs off nodes that have gone down, and write down which went and came; True: some did."""

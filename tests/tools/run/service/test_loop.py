@@ -33,7 +33,7 @@ from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import EXIT
+from tests.tools.run.scripts import EXIT, OBEDIENT
 from tests.tools.run.site import Site, in_order, until
 from tests.tools.schedule.histories import decide_from
 
@@ -118,6 +118,17 @@ def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> No
         ("b", "start", 1),
     ]
     assert all(cost[3] > 0 for cost in costs)
+
+
+def test_a_policy_that_hears_epochs_is_asked_when_one_ends(site: Site) -> None:
+    """No profile says how long an epoch takes, so only the report of the workers can let the job grow."""
+    every_100 = "if told is not None and told // 100 < done // 100:\n        "
+    every_100 += 'say(event="epoch", samples_done=done, loss=0.5, detail={"epoch": done // 100})'
+    text = OBEDIENT.replace("    told = done\n", f"    {every_100}\n    told = done\n")
+    site.job("a", "--samples", 400, "--gate", site.gate, samples=400, high=2, text=text)
+    grown = when(lambda log: log.jobs["a"].gpus == 2, site.gate.touch)
+    run_until_done(site.options("ones"), grown)
+    assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
 
 
 def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
