@@ -2,7 +2,7 @@
 
 Generations are of 64 genomes and 50 jobs; small instances are compared with all allocations (both in
 parts/evolution.py). The predictor is asked for jobs that it did not learn from: how often its 90 % interval
-holds what they did.
+holds what they did. The gains over other schedulers are those of the page docs/experiments/ones.md.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ import numpy as np
 
 from benchmarks.parts.evolution import SEED, comes_close, generation_s, small_instance
 from benchmarks.parts.figure import Figure
+from benchmarks.parts.gains_of_ones import gains
 from benchmarks.parts.progress_coverage import interval_coverage
 
 INSTANCES: Final = 200
 
 
-def figures(instances: int = INSTANCES, repeats: int = 30, scale: int = 1) -> list[Figure]:
+def figures(
+    instances: int = INSTANCES, repeats: int = 30, scale: int = 1, *, with_gains: bool = True
+) -> list[Figure]:
     """All figures.
 
     :param scale: divides the numbers of GPUs.
+    :param with_gains: replay the paper's comparison, which takes minutes.
     """
     rng = np.random.default_rng(SEED)
     small, large = (generation_s(gpus // scale, rng, repeats) for gpus in (64, 1024))
@@ -31,4 +35,5 @@ def figures(instances: int = INSTANCES, repeats: int = 30, scale: int = 1) -> li
         Figure("ones_generation_1024_s", large, "s", 0.5),
         Figure("ones_optimal_share", solved / instances, "ratio", 0.95, at_least=True),
         interval_coverage(),
+        *(gains() if with_gains else ()),
     ]

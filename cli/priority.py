@@ -26,8 +26,7 @@ def priority(
 
     Example: pliant priority char-lm 10 --state live
     """
-    from pliant.cli.ordering import check_priority, order, say_unheeded
+    from pliant.cli.ordering import check_priority, order
 
     check_priority(value)
     order(state, "priority", [job], value)
-    say_unheeded(state)

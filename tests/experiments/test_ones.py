@@ -7,6 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.parts.gains_of_ones import gains as benchmark_gains
+from experiments.harness.page import Results, page_text
+from experiments.harness.plots import write_plots
+from experiments.harness.published import compare, read_numbers
+from experiments.harness.replays import carry_out
+from experiments.harness.significance import paired_tests
+from experiments.harness.spec import Experiment, load
+from experiments.ones.experiment import gains
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.model import (
     BY_NAME,
@@ -20,11 +28,13 @@ from experiments.ones.model import (
     profile_of,
     sync_s,
 )
+from experiments.ones.scenes import MAIN, PAPER, ROWS
 from experiments.ones.train import RECIPE, Recipe, main, train
 from experiments.ones.workloads import drawn, jobs_of, published
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.replay.sweep.recipe import read_sweep
 from pliant.tools.schedule.policies.drl.actions import FEATURES
 from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, read_network
 
@@ -170,3 +180,80 @@ def test_training_writes_a_network_and_a_bad_recipe_is_refused(tmp_path: Path, c
     recipe.write_text("iterations = 0\n")
     assert main(["--recipe", str(recipe), "-o", str(out)]) == BadInputError.exit_code
     assert "/iterations" in capsys.readouterr().err
+
+
+# The experiment.
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return load("ones")
+
+
+def test_a_small_run_goes_all_the_way_to_its_figures(experiment: Experiment, tmp_path: Path) -> None:
+    wanted = [name for scene in (MAIN, ROWS[0]) for name, _ in scene.sweeps()]
+    outcomes = carry_out(experiment, tmp_path / "out", sweeps=wanted, smoke=True)
+    assert {name.split("-")[2] for name in outcomes} == set(PAPER)
+    counts = {each.metrics["jobs_submitted"] for each in outcomes.values()}
+    assert counts == {11}, "of twelve jobs the statistics leave out one"
+    numbers = [each for each in read_numbers(experiment.numbers) if each.table == "Figure 15"]
+    assert {each.name for each in compare(numbers, outcomes)} == {each.name for each in numbers}
+    assert len(paired_tests(experiment, outcomes)) == 9, "three schedulers on three seeds"
+    write_plots(experiment, outcomes, tmp_path / "figures")
+    assert len(list((tmp_path / "figures").glob("figure15?.svg"))) == 6
+
+
+def test_every_scene_is_a_sweep_that_can_be_read_and_its_inputs_are_written(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    experiment.prepare(tmp_path, True)
+    for name in experiment.sweeps:
+        sweep = read_sweep(str(tmp_path / name))
+        for trace in sweep.traces:
+            assert all(Path(each).is_file() for each in (trace.jobs or "", trace.profile or ""))
+        assert all(Path(each.path).is_file() for each in sweep.clusters)
+
+
+def test_a_scheduler_pays_for_its_own_way_to_change_sizes() -> None:
+    recipes = dict(MAIN.sweeps())
+    costs = {recipe["policies"][0]: recipe["rescale_cost"] for recipe in recipes.values()}
+    assert costs == {"ones": "1", "optimus": "20", "drl": "20"}
+    intervals = [recipe.get("interval") for recipe in recipes.values()]
+    assert intervals == [None, 600.0, None]
+
+
+def test_the_committed_page_is_made_of_the_committed_results(experiment: Experiment) -> None:
+    text = page_text(experiment, Results.read(experiment.results))
+    assert text == experiment.page.read_text(), "written again with: python -m experiments --page ones"
+
+
+def test_what_misses_says_why(experiment: Experiment) -> None:
+    notes = {number.name: number.note for number in read_numbers(experiment.numbers)}
+    missed = [
+        each for each in Results.read(experiment.results).compared if each.is_ratio and not each.reproduces
+    ]
+    assert all(notes[each.name] for each in missed)
+
+
+def test_gains_are_of_means_and_what_a_row_does_not_touch_is_as_in_the_base() -> None:
+    only_optimus = next(scene for scene in ROWS if scene.policies == ("optimus",))
+    replays = {
+        **{f"main-s{seed}-{name}": {"mean_jct_s": jct} for seed in (0, 1) for name, jct in JCTS.items()},
+        f"{only_optimus.name}-s0-optimus": {"mean_jct_s": 100.0},
+    }
+    assert gains(replays, MAIN) == pytest.approx({"drl": 0.5, "tiresias": 0.75, "optimus": -1.0})
+    assert gains(replays, only_optimus) == pytest.approx({"drl": 0.5, "tiresias": 0.75, "optimus": 0.5})
+
+
+JCTS = {"ones": 50.0, "drl": 100.0, "tiresias": 200.0, "optimus": 25.0}
+
+
+def test_the_gains_of_the_benchmark_are_of_traces_that_both_had() -> None:
+    found = {each.name: each for each in benchmark_gains(smoke=True)}
+    assert set(found) == {
+        f"ones_gain_over_{name}" for name in ("drl", "tiresias", "optimus", "pollux", "ares")
+    }
+    drl, ares = found["ones_gain_over_drl"], found["ones_gain_over_ares"]
+    assert (drl.low, drl.limit) == pytest.approx((0.169, 0.369))
+    assert (ares.low, ares.limit) == (None, None)
+    assert all(each.value is not None and each.value < 1 for each in found.values())

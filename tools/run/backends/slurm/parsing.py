@@ -7,6 +7,7 @@ in a form that changes with every release.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,10 +67,10 @@ class SlurmNode:
         """Physical cores that jobs may use."""
         return self.cpus // self.threads_per_core
 
-    def gpu_count(self, gres: str = "gpu") -> int:
-        """Its GPUs that ``--gres`` gets under that name: all, or those of one type ("gpu:a100")."""
-        kind = gres.partition(":")[2]
-        return sum(count for name, count in self.gpus if kind in ("", name))
+    @property
+    def gpu_count(self) -> int:
+        """All GPUs."""
+        return sum(count for _, count in self.gpus)
 
     @property
     def serves(self) -> bool | None:
@@ -142,7 +143,7 @@ def nodes(text: str) -> list[SlurmNode]:
     """What ``scontrol --oneliner show node`` printed; lines that are not about a node are passed over."""
     found = []
     for line in text.splitlines():
-        fields = _fields(line)
+        fields = dict(_fields(line))
         if "NodeName" in fields:
             found.append(_node(fields))
     return found
@@ -150,7 +151,7 @@ def nodes(text: str) -> list[SlurmNode]:
 
 def partitions(text: str) -> list[SlurmPartition]:
     """What ``scontrol --oneliner show partition`` printed."""
-    rows = [_fields(line) for line in text.splitlines()]
+    rows = [dict(_fields(line)) for line in text.splitlines()]
     return [
         SlurmPartition(
             name=row["PartitionName"],
@@ -165,7 +166,7 @@ def partitions(text: str) -> list[SlurmPartition]:
 
 def job_state(text: str) -> str:
     """The state of the job in what ``scontrol --oneliner show job`` printed; empty: it says none."""
-    return _fields(text.strip()).get("JobState", "")
+    return dict(_fields(text.strip())).get("JobState", "")
 
 
 def submitted(text: str) -> str:
@@ -209,17 +210,12 @@ def gpus(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found.items())
 
 
-def _fields(line: str) -> dict[str, str]:
-    """The ``Name=value`` pairs of a line; values may contain blanks.
-
-    What people have written, as a reason, stands behind what Slurm says: the first of a name counts.
-    """
-    found: dict[str, str] = {}
+def _fields(line: str) -> Iterator[tuple[str, str]]:
+    """The ``Name=value`` pairs of a line; values may contain blanks."""
     places = list(_PAIR.finditer(line))
     ends = [*(place.start() for place in places[1:]), len(line)]
     for place, end in zip(places, ends, strict=False):
-        found.setdefault(place[1], line[place.end() : end].strip())
-    return found
+        yield place[1], line[place.end() : end].strip()
 
 
 def _node(fields: dict[str, str]) -> SlurmNode:

@@ -1,0 +1,211 @@
+"""The reproduction of "Online Evolutionary Batch Size Orchestration" (ONES, SC '21)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from experiments.harness.spec import Distribution, Experiment, Form, Paired, Replays, Value
+from experiments.ones.model import ASSUMPTIONS, RESIZED, bert_fixed, fitted, sync_s
+from experiments.ones.scenes import ALSO, GPUS, MAIN, OTHERS, PAPER, ROWS, SCALING, Scene, sweep_files
+from experiments.ones.workloads import prepare
+from pliant.tools.report.rendering.markdown import markdown_table
+
+GAINS: Final = {
+    64: {"drl": 0.269, "tiresias": 0.456, "optimus": 0.417},
+    16: {"drl": 0.19, "tiresias": 0.44, "optimus": 0.24},
+}
+"""Published, by GPUs: 1 - the average JCT of ONES / that of another scheduler."""
+NEAR: Final = 0.1
+"""A gain within ten points of the published one counts as reproduced."""
+ARTIFACT: Final = {
+    "ones": (214.0, 127.7, 86.2),
+    "drl": (354.0, 208.4, 145.7),
+    "tiresias": (501.7, 395.1, 106.6),
+    "optimus": (452.9, 260.0, 193.0),
+}
+"""Means of the artifact's runs of 50 jobs (``out/*.csv``): completion, execution, waiting time, s."""
+TABLE_4: Final = {"drl": (5.17e-4, 0.99974), "tiresias": (4.53e-8, 0.99999), "optimus": (7.55e-10, 0.99999)}
+"""p values: two-sided, and one-sided against ONES's JCTs being larger."""
+_RESCALE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "rescale.json"
+_COMPARED: Final = (MAIN, *SCALING, *ROWS)
+_WORDS: Final = {"ones": "ONES", "drl": "DRL", "tiresias": "Tiresias", "optimus": "Optimus"}
+_FORMS: Final[tuple[Form, Form]] = ("boxes", "cdf")
+_LINES: Final = {_WORDS[name]: f"main-s0-{name}*" for name in PAPER}
+
+
+def _plots() -> Iterator[Distribution]:
+    values: Sequence[Value] = ("jct", "execution", "waiting")
+    named = zip(values, ("JCT", "Execution time", "Queueing time"), ("dg", "eh", "fi"), strict=True)
+    for value, words, letters in named:
+        for letter, form in zip(letters, _FORMS, strict=True):
+            name = f"figure15{letter}"
+            yield Distribution(name, f"Figure 15({letter}): {words}", _LINES, value, form)
+
+
+def facts(replays: Replays) -> Mapping[str, Any]:
+    """The model, the tables of all policies, of clusters, and of other worlds."""
+    return {
+        "assumptions": [" ".join(text.split()) for text in ASSUMPTIONS],
+        "sync_ms": 1000 * sync_s(),
+        "bert_fixed": bert_fixed(),
+        "speeds": _speeds(),
+        "resized": _resized(),
+        "policies": _policies(replays),
+        "scaling": _scaling(replays),
+        "rows": _rows(replays),
+        "artifact": _artifact(),
+        "table4": TABLE_4,
+        "gains": gains(replays, MAIN),
+        "published_gains": GAINS[GPUS],
+        "close": near(replays),
+        "ranges": _ranges(replays),
+        "comparisons": len(_COMPARED),
+        "slower": 1 - gains(replays, MAIN, "mean_execution_s")["tiresias"],
+        "spread": max(
+            abs(100 * (1 - ARTIFACT["ones"][0] / ARTIFACT[n][0] - GAINS[GPUS][n])) for n in PAPER[1:]
+        ),
+        "bounds": {scene.name: _mean(replays, scene, "ones", "bound_jct_s") for scene in (MAIN, *ROWS)},
+        "rescale": _rescale(),
+        "percent": lambda part: f"{100 * part:+.1f} %",
+    }
+
+
+def gains(replays: Replays, scene: Scene, field: str = "mean_jct_s") -> dict[str, float]:
+    """1 - the mean of ONES / that of each other scheduler of the paper, means over the seeds."""
+    ours = _mean(replays, scene, "ones", field)
+    return {name: 1 - ours / _mean(replays, scene, name, field) for name in PAPER[1:]}
+
+
+def near(replays: Replays) -> dict[str, list[str]]:
+    """The comparisons whose gain over a scheduler is near the published one; "all": over all three."""
+    found: dict[str, list[str]] = {name: [] for name in (*PAPER[1:], "all")}
+    for scene in _COMPARED:
+        each = gains(replays, scene)
+        close = [name for name, gain in each.items() if abs(gain - GAINS[GPUS][name]) <= NEAR]
+        for name in (*close, *(["all"] if len(close) == len(each) else [])):
+            found[name].append(scene.name)
+    return found
+
+
+def _ranges(replays: Replays) -> dict[str, tuple[float, float]]:
+    """The least and the largest gain over each scheduler."""
+    found = [gains(replays, scene) for scene in _COMPARED]
+    ranges = {}
+    for name in PAPER[1:]:
+        values = [each[name] for each in found]
+        ranges[_WORDS[name]] = (min(values), max(values))
+    return ranges
+
+
+def _mean(replays: Replays, scene: Scene, policy: str, field: str) -> float:
+    """Over the seeds; a policy that a scene does not touch is as in the first seed of the base."""
+    pattern = f"{scene.name}-s?-{policy}*" if policy in scene.policies else f"{MAIN.name}-s0-{policy}*"
+    return fmean(replays[name][field] for name in replays if fnmatchcase(name, pattern))
+
+
+def _policies(replays: Replays) -> str:
+    head = ("", "JCT, s", "execution, s", "queueing, s", "within 200 s", "longest, s", "changes a job")
+    body = []
+    for name in (*PAPER, *OTHERS):
+        scene = MAIN if name in PAPER else ALSO
+        values = [_mean(replays, scene, name, field) for field in _FIELDS]
+        jct, execution, waiting, short, longest, changes = values
+        cells = (f"{jct:.0f}", f"{execution:.0f}", f"{waiting:.0f}", f"{short:.0%}", f"{longest:,.0f}")
+        body.append((f"`{name}`", *cells, f"{changes:.1f}"))
+    return markdown_table(head, body)
+
+
+_FIELDS: Final = (
+    "mean_jct_s",
+    "mean_execution_s",
+    "mean_waiting_s",
+    "part_within_200_s",
+    "max_jct_s",
+    "rescales_per_job",
+)
+
+
+def _scaling(replays: Replays) -> str:
+    head = ("GPUs", *(f"{_WORDS[name]}, s" for name in PAPER), *(f"gain over {_WORDS[n]}" for n in PAPER[1:]))
+    return markdown_table(head, [(str(scene.gpus), *_compared(replays, scene)) for scene in (*SCALING, MAIN)])
+
+
+def _rows(replays: Replays) -> str:
+    head = (
+        "differs from the base",
+        *(f"{_WORDS[name]}, s" for name in PAPER),
+        *(f"gain over {_WORDS[n]}" for n in PAPER[1:]),
+    )
+    body = [("nothing: three seeds", *_compared(replays, MAIN))]
+    body += [(scene.words, *_compared(replays, scene)) for scene in ROWS]
+    published = (f"{100 * GAINS[GPUS][name]:.1f} %" for name in PAPER[1:])
+    body.append(("published", "245", "335", "450", "420", *published))
+    return markdown_table(head, body)
+
+
+def _compared(replays: Replays, scene: Scene) -> tuple[str, ...]:
+    jcts = [f"{_mean(replays, scene, name, 'mean_jct_s'):,.0f}" for name in PAPER]
+    return (*jcts, *(f"{100 * gain:+.1f} %" for gain in gains(replays, scene).values()))
+
+
+def _speeds() -> str:
+    head = ("", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in (1, 2, 4, 8, 16)))
+    body = [
+        (curve.kind.name, *(f"{curve.rate_of(gpus):,.0f}" for gpus in (1, 2, 4, 8, 16))) for curve in fitted()
+    ]
+    return markdown_table(head, body)
+
+
+def _resized() -> str:
+    head = ("GPUs", "recorded, ms", "fitted, ms")
+    slope = sync_s()
+    level = fmean(RESIZED.values()) - slope * fmean(RESIZED)
+    body = [
+        (str(k), f"{1000 * seconds:.1f}", f"{1000 * (level + slope * k):.1f}")
+        for k, seconds in RESIZED.items()
+    ]
+    return markdown_table(head, body)
+
+
+def _artifact() -> str:
+    head = ("", "JCT, s", "execution, s", "queueing, s", "gain of ONES")
+    ours = ARTIFACT["ones"][0]
+    body = [
+        (
+            _WORDS[name],
+            *(f"{value:.0f}" for value in values),
+            "" if name == "ones" else f"{100 * (1 - ours / values[0]):.1f} %",
+        )
+        for name, values in ARTIFACT.items()
+    ]
+    return markdown_table(head, body)
+
+
+def _rescale() -> str:
+    """What a change of size costs a real job here, as the benchmark last measured it."""
+    rows = json.loads(_RESCALE.read_bytes()) if _RESCALE.exists() else []
+    wanted = [row for row in rows if row["unit"] == "s" and row["value"] is not None]
+    return markdown_table(
+        ("`make bench NAME=rescale`", "seconds"), [(row["name"], f"{row['value']:.2f}") for row in wanted]
+    )
+
+
+EXPERIMENT: Final = Experiment(
+    name="ones",
+    title="Online evolutionary batch sizes",
+    paper="Bian et al., Online Evolutionary Batch Size Orchestration for Scheduling Deep Learning Workloads "
+    "in GPU Clusters, SC 2021",
+    sweeps=sweep_files(),
+    plots=tuple(_plots()),
+    prepare=prepare,
+    facts=facts,
+    tests=tuple(
+        Paired(f"ONES against {_WORDS[name]}", "main-s?-ones*", f"main-s?-{name}*") for name in PAPER[1:]
+    ),
+    dropped=0.05,
+)
