@@ -33,6 +33,15 @@ def check_priority(priority: float) -> None:
         raise UsageError(f"priority {priority:g}: expected a number from {-MOST:g} to {MOST:g}")
 
 
+def say_unheeded(state: Path) -> None:
+    """Say so where the policy that decides there does not look at priorities."""
+    from pliant.tools.run.service.operate import deaf_to_priorities
+
+    policy = deaf_to_priorities(state)
+    if policy is not None:
+        note(f'policy "{policy}" does not look at priorities: they count once another one decides')
+
+
 def say_when(state: Path) -> None:
     """Say so where nothing executes orders at the moment."""
     from pliant.tools.run.statedir.layout import StateDir

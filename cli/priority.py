@@ -26,7 +26,8 @@ def priority(
 
     Example: pliant priority char-lm 10 --state live
     """
-    from pliant.cli.ordering import check_priority, order
+    from pliant.cli.ordering import check_priority, order, say_unheeded
 
     check_priority(value)
     order(state, "priority", [job], value)
+    say_unheeded(state)

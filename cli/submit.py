@@ -36,7 +36,7 @@ def submit(
     """
     import time
 
-    from pliant.cli.ordering import check_priority
+    from pliant.cli.ordering import check_priority, say_unheeded
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs
     from pliant.tools.run.service.submit import submit as ask
@@ -57,5 +57,7 @@ def submit(
         check_scripts=not no_check,
     )
     out_text("".join(f"{job_id}\n" for job_id in ids))
+    if any(job.priority for job in found):
+        say_unheeded(state)
     if holder_of(StateDir(state).lock) is None:
         note(f"no run uses {state}: they wait for pliant run --follow --state {state}")

@@ -20,6 +20,9 @@ from pliant.schemas.text.wording import counted
 MOST_NODES: Final = 1_000_000
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,/-]{0,255}$")]
 SbatchOption = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]{1,1023}$")]
+OWN_OPTIONS: Final = ("job-name", "array", "clusters", "wrap", "wait", "parsable", "test-only", "uid")
+"""Options of sbatch that a cluster file may not set, nor any beginning of them: sbatch takes that, too."""
+OWN_LETTERS: Final = "JaMW"
 DEVICE_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$"
 
 
@@ -78,7 +81,7 @@ class SlurmOptions(Record):
     qos: SlurmWord | None = None
     reservation: SlurmWord | None = None
     lease_seconds: PositiveFloat | None = None
-    """For how long a node is asked for at a time. Default: the time limit of the partition."""
+    """For how long a node is asked for at a time. Default: what Slurm gives to jobs that state nothing."""
     gres: SlurmWord = "gpu"
     """What its GPUs are called in --gres, type included: "gpu:a100"."""
     gpu_choice: Literal["slot", "slurm"] = "slot"
@@ -87,6 +90,16 @@ class SlurmOptions(Record):
     """Ask for whole nodes; otherwise for the GPUs (or CPU slots), cpus and memory that the file names."""
     options: tuple[SbatchOption, ...] = ()
     """Further options of sbatch: "--constraint=ib"."""
+
+    @model_validator(mode="after")
+    def _leaves_jobs_to_be_found(self) -> Self:
+        """Jobs are found again by their names, one for each submission."""
+        for index, option in enumerate(self.options):
+            long = option.partition("=")[0].removeprefix("--")
+            is_long = option.startswith("--")
+            if any(name.startswith(long) for name in OWN_OPTIONS) if is_long else option[1] in OWN_LETTERS:
+                raise broken_rule(f"{option.partition('=')[0]} is set by pliant itself", f"/options/{index}")
+        return self
 
 
 class Cluster(Record):

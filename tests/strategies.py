@@ -191,7 +191,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
         policy_state=draw(maybe(st.builds(PolicyState, policy=names, state=json_values))),
         decision_seconds=draw(maybe(amounts)),
         demand=draw(st.sampled_from(["stated", "predicted"])),
-        forecast=draw(maybe(st.builds(ForecastState, changes_seen=counts, predictor=predictors()))),
+        forecast=draw(
+            maybe(st.builds(ForecastState, changes_seen=counts, predictor=st.builds(Predictor, seed=counts)))
+        ),
     )
 
 

@@ -72,3 +72,18 @@ def test_a_priority_is_stated_on_submission_and_changed_later_also_to_a_negative
     found = {each["id"]: each["priority"] for each in json.loads(decided.stdout)["jobs"]}
     assert found == {"a": 3.0, "b": -2.5}
     assert 'policy "ares" does not look at priorities: 2 jobs state one' in decided.stderr
+
+
+def test_a_priority_that_the_policy_of_the_run_does_not_look_at_is_taken_and_said_to_have_no_effect(
+    here: Path,
+) -> None:
+    found = {
+        policy: shell(
+            f"pliant submit jobs.jsonl --state {policy} --priority 3 -q"
+            f" && pliant schedule --state {policy} --cluster cluster.json --policy {policy} -qo new.json"
+            f" && mv new.json {policy}/schedule.json && pliant priority a 2 --state {policy}"
+        )
+        for policy in ("ares", "fifo")
+    }
+    assert [done.returncode for done in found.values()] == [0, 0]
+    assert ["does not look at priorities" in done.stderr for done in found.values()] == [True, False]

@@ -194,6 +194,31 @@ def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
     assert found == [f"cluster.json:1: {expected or 'not valid JSON: expecting value (column 12)'}"]
 
 
+@pytest.mark.parametrize(
+    ("option", "is_ours"),
+    [
+        ("--job-name=mine", True),
+        ("--job-n=mine", True),
+        ("-Jmine", True),
+        ("--array=1-9", True),
+        ("-W", True),
+        ("--wait-all-nodes=1", False),
+        ("--constraint=ib", False),
+        ("-Cib", False),
+    ],
+)
+def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool) -> None:
+    """A lease under another name would be submitted again and again."""
+    nodes, options = '[{"name": "a", "gpus": 1}]', f'{{"options": ["-G1", "{option}"]}}'
+    text = f'{{"nodes": {nodes}, "slurm": {options}}}'
+    if is_ours:
+        said = f"/slurm/options/1: {option.partition('=')[0]} is set by pliant itself"
+        assert problems(io.read_cluster, text, "cluster.json") == [f"cluster.json:1: {said}"]
+    else:
+        Path("cluster.json").write_text(text)
+        assert io.read_cluster("cluster.json").slurm.options == ("-G1", option)
+
+
 SCHEDULE = '{"schema": "pliant.schedule/1", "time": 0, "policy": {"name": "p"}, "cluster": {"nodes": []}'
 
 

@@ -27,11 +27,11 @@ COLUMNS: Final = (
 
 def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     """Why every active job holds what it holds: in the policy's words, in plain ones where it has none."""
-    said = session.explain(time_s)
-    found = plain_explanations(session) | {
-        job_id: why for job_id, why in said.items() if job_id in session.in_play
-    }
+    said, seen = session.explain(time_s), session.in_play
+    found = plain_explanations(session) | {job_id: why for job_id, why in said.items() if job_id in seen}
     for job_id, until_s in session.kept_until_s.items():
+        if job_id not in found:
+            continue  # it has ended since
         kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
         found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
     return found

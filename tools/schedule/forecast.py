@@ -37,6 +37,7 @@ class WorkForecast:
         """:param seed: of what it learns, where there is no fitted file."""
         self._made_of = made_of or Predictor(seed=seed)
         self._made: ProgressPredictor | None = None
+        self._learns = True
 
     @property
     def predictor(self) -> ProgressPredictor:
@@ -86,8 +87,12 @@ class WorkForecast:
 
     def learn(self, finished: Sequence[JobState]) -> None:
         """Learn from jobs that finished, in this order."""
-        if finished:
+        if finished and self._learns:
             self.predictor.learn(map(_ended, finished))
+
+    def learn_no_more(self) -> None:
+        """What follows is looked ahead at, and does not happen."""
+        self._learns = False
 
     def foresee(self, jobs: Iterable[JobState], time_s: float) -> None:
         """Give every job that states no work the total that is expected of it."""

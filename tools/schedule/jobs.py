@@ -150,7 +150,7 @@ class JobState:
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
-        total = self.work_samples
+        total = self._hidden_samples if self.predicted else self.total_samples
         return done if total is None or done <= total else total
 
     @property

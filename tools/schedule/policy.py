@@ -93,6 +93,9 @@ class Policy:
 
     Such a policy is asked at every change, and answers before its interval has passed only where it says so.
     """
+    hears_epochs: ClassVar[bool] = False
+    """A run of real jobs asks it also when one reports the end of an epoch. A replay never does: there every
+    epoch ends when the rates say, so such a policy names the time in ``ask_again_s``."""
     depends_on_clock: ClassVar[frozenset[str]] = frozenset()
     """Parameters by which a decision depends on how fast the machine is; the checks leave them alone."""
     asks_oracle: ClassVar[bool] = False

@@ -88,6 +88,7 @@ def copy_of(session: Session) -> Session:
     shared = [session.cluster, session.speeds, *(job.spec for job in jobs)]
     copied = copy.deepcopy(session, {id(thing): thing for thing in shared})
     copied.policy.look_ahead()
+    copied.forecast.learn_no_more()
     return copied
 
 

@@ -25,6 +25,7 @@ options.add_argument("--samples", type=float, default=1e9)
 options.add_argument("--rate", type=float, default=1000.0)
 options.add_argument("--crash-at", type=float, default=1e18)
 options.add_argument("--gate", default="/", help="no end before this file is there")
+options.add_argument("--epoch", type=float, default=1e18, help="samples of an epoch, to report its ends")
 options.add_argument("--deaf", action="store_true", help="ignore plans")
 options.add_argument("--stubborn", action="store_true", help="ignore plans and SIGTERM")
 options = options.parse_args()
@@ -63,6 +64,9 @@ while done < options.samples or not os.path.exists(options.gate):
     done = min(options.samples, done + options.rate * 0.01)
     if done != told:
         say(event="progress", samples_done=done, loss=1.0 / (1.0 + done))
+    if done // options.epoch > (told or 0.0) // options.epoch:
+        epoch = int(done // options.epoch) - 1
+        say(event="epoch", samples_done=done, loss=1.0 / (1.0 + done), metric=0.5, detail={"epoch": epoch})
     told = done
     if done >= options.crash_at:
         leave("crashed", 1)

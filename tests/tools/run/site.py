@@ -41,14 +41,14 @@ class Site:
         path = script(self.folder, text, f"{job_id}.py") if text else self.script
         own = () if text else ("--samples", str(samples))
         command = (path, *own, *map(str, words))
-        spec = job(job_id, command=command, work={"samples": samples}, batch=8, **more)
+        spec = job(job_id, command=command, batch=8, **{"work": {"samples": samples}, **more})
         self.jobs.append(spec)
         return spec
 
-    def schedule(self, policy: str = "fair-share") -> str:
+    def schedule(self, policy: str = "fair-share", **asked: Any) -> str:
         """Decide and write the schedule; returns its path."""
         path = self.folder / "schedule.json"
-        write_schedule(decide(self.jobs, self.cluster, None, Question(policy)), path)
+        write_schedule(decide(self.jobs, self.cluster, None, Question(policy, **asked)), path)
         return str(path)
 
     def options(self, policy: str | None = "fair-share", **more: Any) -> Options:

@@ -11,11 +11,12 @@ import pytest
 from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster, write_schedule
-from pliant.tools.run.service.operate import order_nodes
+from pliant.tools.run.service.operate import order_jobs, order_nodes
 from pliant.tools.run.service.run import run_and_follow, run_once
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.between_runs import decide_between_runs
+from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
@@ -130,3 +131,31 @@ def test_unknown_nodes_and_directories_without_a_run_are_refused(site: Site) -> 
     assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
         *("has ordered to resume node n0", "has ordered to drain node n1"),
     ]
+
+
+def test_a_job_and_a_node_of_one_name_are_ordered_each_for_itself(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
+    )
+    ask(site, "n0", samples=20)
+    order_jobs(site.state, "hold", ["n0"])
+    order_nodes(site.state, "drain", ["n0"])
+    found = Watcher(site.state).look()
+    (waiting,) = (each for each in statuses(found, found.log.last_s) if each.id == "n0")
+    assert waiting.why.endswith("has ordered to hold it")
+    (line,) = closed_lines(found, found.log.last_s)
+    assert line.endswith("has ordered to drain node n0")
+
+
+def test_a_node_is_drained_though_the_schedule_that_is_run_next_is_of_other_nodes(site: Site) -> None:
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
+    )
+    order_nodes(site.state, "drain", ["n1"])
+    part = site.folder / "part.json"
+    found = decide_between_runs(str(site.state), Question("fifo"))
+    write_schedule(found.model_copy(update={"cluster": cluster(2, slots="cpu")}), part)
+    run_once(replace(go_on(site), schedule=str(part)))
+    assert list(site.log().drained) == ["n1"]

@@ -102,6 +102,16 @@ def test_without_what_was_carried_it_learns_from_the_whole_log() -> None:
     assert found.predictor.jobs == 8
 
 
+def test_looking_ahead_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends that are looked ahead at have not happened."""
+    learned: list[object] = []
+    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
+    jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
+    found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
+    assert found.waiting[0].predicted_start is not None
+    assert learned == []
+
+
 def test_stated_work_can_be_asked_for_again() -> None:
     events = list(story(3))
     found = call(events, call(events, demand="predicted"), demand="stated")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
@@ -105,16 +105,11 @@ def _nodes(cluster: Cluster | None, nodes: Mapping[str, SlurmNode]) -> Iterator[
 
 
 def _counts(cluster: Cluster, nodes: Mapping[str, SlurmNode]) -> Iterator[Check]:
-    kind = cluster.slurm.gres.partition(":")[2]
     fewer = [
         f"{node.name} ({has} of {node.gpus})"
         for node in cluster.expanded()
-        if node.name in nodes and (has := _gpus(nodes[node.name].gpus, kind)) < node.gpus
+        if node.name in nodes and (has := nodes[node.name].gpu_count(cluster.slurm.gres)) < node.gpus
     ]
     if fewer:
         text = f"nodes with fewer GPUs than the cluster file says: {', '.join(fewer[:_SHOWN])}"
         yield problem(AREA, text, "make the file again: pliant cluster discover --backend slurm")
-
-
-def _gpus(gpus: Sequence[tuple[str, int]], kind: str) -> int:
-    return sum(count for name, count in gpus if kind in ("", name))

@@ -153,9 +153,13 @@ class Arrivals:
         return [self._event(job), reject_event(job.id, now, reason)]
 
     def _order(self, given: Numbered, now: float) -> Event:
-        """:param now: one time for all orders that are executed together."""
+        """A schedule may be of a part of the cluster: the log gets orders about other nodes all the same.
+
+        :param now: one time for all orders that are executed together.
+        """
         event = order_event(*given, now)
-        tell(self._session, [replace(event, time=now - self._origin_s)])
+        if given.order.node is None or any(node.name == given.order.node for node in self._session.nodes):
+            tell(self._session, [replace(event, time=now - self._origin_s)])
         return event
 
     def _cancel(self, job_id: str) -> Event:

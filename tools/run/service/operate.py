@@ -8,14 +8,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pliant.schemas.errors import UsageError
-from pliant.schemas.io import read_cluster
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.io import read_cluster, read_schedule
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.service.submit import known_ids
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.orders import JobAction, NodeAction, Order
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.schedule.registry import policy_class
 
 
 def order_jobs(
@@ -67,6 +68,15 @@ def order_nodes(
             Order(action=action, node=name, user=user, asked_s=now_s, reason=reason, now=now)
             for name in dict.fromkeys(names)
         )
+
+
+def deaf_to_priorities(state: Path) -> str | None:
+    """The policy that decided last there, where it does not look at priorities; else None."""
+    try:
+        name = read_schedule(StateDir(state.resolve()).schedule).policy.name
+        return None if policy_class(name).priority_means else name
+    except PliantError:
+        return None
 
 
 def _spool(state: Path) -> tuple[StateDir, Spool]:

@@ -172,9 +172,9 @@ class Spool:
 
     def give(self, orders: Iterable[Order]) -> None:
         """Write orders; on disk when this returns. Call it while :meth:`locked`."""
-        for order in orders:
+        for number, order in enumerate(orders, self._number()):
             data = order.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
-            atomic_write(self._next(_ORDER), data, mode=PRIVATE)
+            atomic_write(self._folder / f"{number:020d}{_ORDER}", data, mode=PRIVATE)
         sync_folder(self._folder.parent)
 
     def withdraw(self, job_ids: Collection[str]) -> None:
@@ -207,9 +207,12 @@ class Spool:
         self._read.clear()
 
     def _next(self, ending: str) -> Path:
-        """A name after all others, also when the clock was set back."""
-        last = max((int(request.path.name.partition(".")[0]) for request in self.requests()), default=0)
-        return self._folder / f"{max(time.time_ns(), last + 1):020d}{ending}"
+        """A name after all others."""
+        return self._folder / f"{self._number():020d}{ending}"
+
+    def _number(self) -> int:
+        """One after all others, also when the clock was set back."""
+        return max([time.time_ns(), *(request.number + 1 for request in self.requests())])
 
     def _request(self, name: str) -> Request | None:
         """What a file asks for; None: that cannot be read at the moment, and is looked for again."""

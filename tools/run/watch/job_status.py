@@ -180,7 +180,8 @@ def _for_gpus(job: JobLog, expected: Prediction) -> str:
 def _brief(job: JobLog, expected: Prediction, status: Status) -> str:
     """As :func:`_waits_for`, shorter, where the job waits and nothing else is to be said of it."""
     waits = not (job.ended or job.gpus or job.held or job.trouble or job.retry_s is not None)
-    if not waits or job.job.id in {*status.cancelled, *status.ordered} or _over_limit(job, status):
+    asked = job.job.id in status.cancelled or job.job.id in status.ordered
+    if not waits or asked or _over_limit(job, status):
         return ""
     ahead = expected.jobs_ahead
     place = {None: "", 0: ", next"}.get(ahead, f", {ahead} ahead")

@@ -57,7 +57,7 @@ class Status:
     outlook: Mapping[str, Prediction] | None = None
     """When jobs start and end; None: it was not looked for."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
-    """The newest order by job, or by node, that no run has executed yet."""
+    """The newest order by job, or by "node NAME", that no run has executed yet."""
     launched: frozenset[str] = frozenset()
     """Jobs that run without a report to wait for: their script need not use the library."""
 
@@ -91,7 +91,7 @@ class Watcher:
         submitted = tuple((job, asked_s) for job, asked_s in asked if job.id not in log.jobs)
         cancelled = frozenset(job_id for request in requests for job_id in request.cancelled)
         ordered = {
-            request.order.job or request.order.node or "": request.order
+            request.order.job or f"node {request.order.node}": request.order
             for request in requests
             if request.order is not None and request.number not in log.executed
         }

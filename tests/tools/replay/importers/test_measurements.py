@@ -144,7 +144,7 @@ def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Pa
     assert (known.id, known.submit_time, known.lr) == ("ones-2", 9.0, 0.005)
     assert known.work == EpochWork(epochs=3.0, dataset_size=400)
     assert (known.batch.size, known.batch.max) == (256, 4096)
-    stated = {"task": "cifar", "epoch_size": "20000", "patience": "10", "target_acc": "0.7"}
+    stated = {"task": "cifar", "epoch_size": "400", "patience": "10", "target_acc": "0.7"}
     assert known.labels == {"trace": "ones", **stated}
     assert result.dropped == {"are epochs of a run that does not fit trace_dev.csv": 1}
 

@@ -16,22 +16,24 @@ import pytest
 from pliant.schemas.errors import InfeasibleError, JobsFailedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
+from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.attempt.plan_file import read_plan
 from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.loop import Loop, startable
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import events as journal
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog
 from pliant.tools.run.watch.job_status import in_order as jobs_in_order
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
+from tests.builders import cluster, job
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import EXIT
+from tests.tools.run.scripts import EXIT, OBEDIENT
 from tests.tools.run.site import Site, in_order, until
 from tests.tools.schedule.histories import decide_from
 
@@ -116,6 +118,17 @@ def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> No
         ("b", "start", 1),
     ]
     assert all(cost[3] > 0 for cost in costs)
+
+
+def test_a_policy_that_hears_epochs_is_asked_when_one_ends(site: Site) -> None:
+    """No profile says how long an epoch takes, so only the report of the workers can let the job grow."""
+    every_100 = "if told is not None and told // 100 < done // 100:\n        "
+    every_100 += 'say(event="epoch", samples_done=done, loss=0.5, detail={"epoch": done // 100})'
+    text = OBEDIENT.replace("    told = done\n", f"    {every_100}\n    told = done\n")
+    site.job("a", "--samples", 400, "--gate", site.gate, samples=400, high=2, text=text)
+    grown = when(lambda log: log.jobs["a"].gpus == 2, site.gate.touch)
+    run_until_done(site.options("ones"), grown)
+    assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
 
 
 def test_the_log_names_the_run_and_tells_utc(site: Site) -> None:
@@ -695,3 +708,39 @@ def test_a_job_larger_than_the_cluster_is_out_and_the_others_run(site: Site, at:
     assert site.of("big") == ["submit big", "reject big 0"]
     assert (log.jobs["a"].phase, log.jobs["big"].phase) == ("finished", "rejected")
     assert log.jobs["big"].reason == "needs 9 GPUs, the cluster has 2"
+
+
+@pytest.mark.parametrize("closed", [{"down": {"n1": "no answer"}}, {"drained": {"n1": Drain("alice", 1.0)}}])
+@pytest.mark.parametrize(
+    ("held", "wanted", "gets"),
+    [
+        ({"n0": 2}, {"n0": 2, "n1": 2}, {"n0": 2}),
+        ({"n0": 2}, {"n1": 2}, None),
+        ({"n0": 2}, {"n0": 1, "n1": 2}, None),
+        ({}, {"n0": 1, "n1": 1}, None),
+        ({"n0": 1}, {"n0": 2}, {"n0": 2}),
+    ],
+    ids=["grows there", "moves there", "moves there in part", "starts there", "grows elsewhere"],
+)
+def test_a_job_that_an_older_schedule_lets_grow_to_a_node_that_is_closed_now_keeps_what_it_holds(
+    closed: dict[str, dict[str, object]], held: dict[str, int], wanted: dict[str, int], gets: object
+) -> None:
+    """What another job may have been given of it is not its own any more."""
+    spec = job("a", low=1, high=4, gpus=4)
+    place = tuple(held.items())
+    log = RunLog(jobs={"a": JobLog(spec, 0.0, gpus=sum(held.values()), placement=place)}, **closed)  # type: ignore[arg-type]
+    log.active.update(log.jobs)
+    schedule = Schedule(
+        time=0.0,
+        policy=PolicyUse(name="fifo"),
+        cluster=cluster(2, 2),
+        jobs=(spec,),
+        allocations=(
+            Allocation(
+                job="a", gpus=sum(wanted.values()), placement=tuple(wanted.items()), action="grow", reason=""
+            ),
+        ),
+    )
+    assert {name: dict(share.placement) for name, share in startable(log, schedule, 5.0).items()} == (
+        {} if gets is None else {"a": gets}
+    )

@@ -295,6 +295,25 @@ def test_a_request_that_cannot_be_read_for_a_moment_is_heard_at_the_next_look(
     assert [found.id for request in one.requests() for found in request.jobs] == ["a"]
 
 
+def test_orders_are_numbered_in_their_order_and_the_folder_is_not_listed_for_each(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"j{number}" for number in range(20)]
+    ask(dirs, *(runs(name) for name in names))
+    looks, real = [0], os.listdir
+
+    def listdir(path: Path) -> list[str]:
+        looks[0] += 1
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.os, "listdir", listdir)
+        order_jobs(dirs.path, "hold", names)
+    assert looks[0] < len(names)
+    orders = [request.order for request in Spool(dirs).requests() if request.order is not None]
+    assert [order.job for order in orders] == names
+
+
 def test_an_order_about_a_job_whose_submission_cannot_be_read_for_a_moment_is_kept(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,3 +102,12 @@ def test_a_prediction_heeds_the_rules() -> None:
 
 def timed(name: str, at: float, seconds: float):
     return job(name, at=at, work={"gpu_seconds": seconds})
+
+
+def test_a_job_that_has_ended_since_it_was_kept_needs_no_explanation() -> None:
+    held = opened(ruled(4, cooldown=60), GROWS)
+    steps(held, 0, a=2)
+    steps(held, 1, a=4)
+    assert list(held.kept_until_s) == ["a"]
+    held.end("a", 2)
+    assert explanations(held, 2) == {}

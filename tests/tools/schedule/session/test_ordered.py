@@ -7,6 +7,7 @@ import pytest
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import UserLimit
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.policy_error import PolicyError
@@ -14,7 +15,7 @@ from pliant.tools.schedule.prediction import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding
-from tests.builders import cluster, job
+from tests.builders import cluster, job, session
 from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
@@ -77,6 +78,20 @@ def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decisi
     held.put_back([Holding("a", (("n0", 2),))], 3.0)
     assert placed(held)["a"] == {"n0": 2}
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
+
+
+def test_with_many_jobs_a_few_looks_at_each_say_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
+    """A decision is asked for and explained every second, of thousands of jobs."""
+    looks: list[str] = []
+    hidden = Session._is_hidden
+    monkeypatch.setattr(Session, "_is_hidden", lambda held, name: looks.append(name) or hidden(held, name))
+    held = session(make_policy("fifo"), cluster(4), None)
+    for number in range(100):
+        held.submit(job(f"j{number}", work={"samples": 10}), 0.0)
+    held.hold_back("j50", 1.0, "alice")
+    held.decide(2.0)
+    assert explanations(held, 2.0)["j50"].reason == "held by alice"
+    assert len(looks) < 10 * len(held.jobs)
 
 
 def test_nothing_is_predicted_of_a_job_that_is_held():

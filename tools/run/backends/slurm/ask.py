@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pliant.schemas.errors import ServiceMissingError
@@ -16,13 +16,21 @@ _OURS: Final = "SLURM_CONF"
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
 
 
-def ask(argv: Sequence[str], *, text: str | None = None, timeout_s: float = TIMEOUT_S) -> str:
+def ask(
+    argv: Sequence[str],
+    *,
+    text: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    base: Mapping[str, str] | None = None,
+) -> str:
     """What the command prints.
 
     :param text: its standard input.
+    :param base: its environment, but for what is Slurm's; None: that of this process.
     :raises ServiceMissingError: it is not there, does not end in time, or fails.
     """
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+    base = os.environ if base is None else base
+    env = {name: value for name, value in base.items() if not name.startswith(_OPTIONS)}
     if _OURS in os.environ:
         env[_OURS] = os.environ[_OURS]
     try:

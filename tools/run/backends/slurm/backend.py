@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import (
@@ -27,9 +26,9 @@ from pliant.tools.run.backends.record import (
 from pliant.tools.run.backends.slurm import command_lines
 from pliant.tools.run.backends.slurm.controller import Controller, Later, View
 from pliant.tools.run.backends.slurm.leases import Leases
+from pliant.tools.run.backends.slurm.node_addresses import Addresses
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders, record_of
-from pliant.tools.run.statedir.contract.addresses import refuse_public
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.layout import StateDir
@@ -75,7 +74,7 @@ class SlurmBackend:
         self._looked_at: View | None = None
         self._dead_s: dict[str, float] = {}
         """When the keepers of a node were found silent, by node."""
-        self._addresses: dict[str, str] = {}
+        self._addresses = Addresses()
 
     # Nodes.
 
@@ -95,10 +94,8 @@ class SlurmBackend:
         return [self._info(node, view.nodes.get(name)) for name, node in self._nodes.items()]
 
     def _info(self, node: Node, found: SlurmNode | None) -> NodeInfo:
-        reason = self._why_down(node.name, found)
-        if node.name not in self._addresses:
-            self._addresses[node.name] = _address(node, found)
-        address = self._addresses[node.name]
+        reason = self._why_down(node.name, found) or self._addresses.look_up(node, found)
+        address = self._addresses.of(node.name)
         devices = None if self._cluster.slots == "cpu" else tuple(map(str, range(node.gpus)))
         return NodeInfo(node.name, node.gpus, not reason, address, devices, reason)
 
@@ -137,8 +134,9 @@ class SlurmBackend:
                 raise _bad(f"Slurm knows no node {name}")
             if node.devices:
                 raise _bad(f"node {name} names its devices: on Slurm a slot is a place in what Slurm gives")
-            if self._cluster.slots == "gpu" and node.gpus > found.gpu_count:
-                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {found.gpu_count}")
+            has = found.gpu_count(self._cluster.slurm.gres)
+            if self._cluster.slots == "gpu" and node.gpus > has:
+                raise _bad(f"{counted(node.gpus, 'GPU')} on node {name}, Slurm says {has}")
 
     # Units.
 
@@ -255,8 +253,8 @@ class SlurmBackend:
 
     @property
     def held_nodes(self) -> int:
-        """Nodes with a lease that runs."""
-        return sum(self.leases.id_of(name) is not None for name in self._nodes)
+        """Nodes with a lease that runs or waits in Slurm's queue."""
+        return self.leases.held
 
     def release(self, over: Container[str] = ()) -> int:
         """Give back the leases of all nodes on which nothing runs; returns how many.
@@ -291,22 +289,6 @@ class SlurmBackend:
             units = [SlurmUnit(handle, n, unit) for n, unit in enumerate(record.units if record else ())]
             self._attempts[handle] = _Attempt(units, FolderCache(handle.folder))
         return self._attempts[handle]
-
-
-def _address(node: Node, found: SlurmNode | None) -> str:
-    """What the workers on other nodes reach a node at.
-
-    :raises BadInputError: it is not known here, or public.
-    """
-    name = node.address or (found.address if found is not None else node.name)
-    try:
-        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-        refuse_public(address)
-    except OSError:
-        raise _bad(f"the address {name} of node {node.name} is not known on this machine") from None
-    except UsageError as error:
-        raise _bad(f"node {node.name}: {error}") from error
-    return address
 
 
 def _bad(message: str) -> BadInputError:

@@ -39,10 +39,26 @@ class Lease:
     """None: all of the node."""
 
 
+def name_of(state: Path) -> str:
+    """How the names of all jobs of one state directory begin."""
+    return f"pliant-{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]}"
+
+
 def lease_prefix(state: Path) -> str:
     """How the names of all leases of one state directory begin."""
-    digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]
-    return f"pliant-{digest}-"
+    return f"{name_of(state)}-"
+
+
+def asked_for(options: SlurmOptions) -> tuple[str, ...]:
+    """Which queue a job comes into, and for how long; what is left out is up to Slurm."""
+    asked = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "reservation": options.reservation,
+        "time": None if options.lease_seconds is None else str(math.ceil(options.lease_seconds / 60)),
+    }
+    return tuple(f"--{name}={value}" for name, value in asked.items() if value is not None)
 
 
 def lease_of(cluster: Cluster, node: Node, state: Path) -> Lease:
@@ -60,19 +76,12 @@ def sbatch_lease(lease: Lease, options: SlurmOptions, state: Path) -> tuple[str,
 
     It is not requeued: a job that is waits for two minutes, and its steps are lost all the same.
     """
-    asked = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "reservation": options.reservation,
-        "time": None if options.lease_seconds is None else str(math.ceil(options.lease_seconds / 60)),
-    }
     return (
         *("sbatch", "--parsable", f"--job-name={lease.name}", f"--comment=pliant --state {state}"),
         *("--nodes=1", "--ntasks=1", f"--nodelist={lease.node}", "--no-requeue"),
         *_share(lease),
         *((f"--gres={options.gres}:{lease.gpus}",) if lease.gpus else ()),
-        *(f"--{name}={value}" for name, value in asked.items() if value is not None),
+        *asked_for(options),
         *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
         *options.options,
         "--wrap=exec sleep infinity",
@@ -174,9 +183,12 @@ def scancel_jobs(ids: Iterable[str]) -> tuple[str, ...]:
     return "scancel", "--quiet", *ids
 
 
-def scancel_named(name: str) -> tuple[str, ...]:
-    """End the jobs of that name, wherever they stand; harmless if there are none."""
-    return "scancel", "--quiet", f"--name={name}"
+def scancel_named(name: str, user_id: int) -> tuple[str, ...]:
+    """End a user's jobs of that name, wherever they stand; harmless if there are none.
+
+    An operator could end those of other users, too, whose directory has the same path on another host.
+    """
+    return "scancel", "--quiet", f"--user={user_id}", f"--name={name}"
 
 
 def scancel_step(step_id: str) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ class Controller:
         self.view = View(asked_s, jobs, {f"{step.job_id}/{step.name}": step for step in steps}, nodes)
 
     def _ask_for_nodes(self, asked_s: float) -> Mapping[str, SlurmNode]:
+        if not self._nodes:
+            return {}
         if self.view is not None and asked_s - self._nodes_s < NODES_S:
             return self.view.nodes
         wanted, found = set(self._nodes), parsing.nodes(ask(command_lines.show_nodes()))

@@ -22,6 +22,10 @@ from pliant.tools.run.backends.slurm.parsing import SlurmJob
 
 AGAIN_S: Final = 3.0
 """Between two submissions of a lease that ends at once."""
+LONGEST_S: Final = 300.0
+"""Likewise, of one that does so again and again: each time it takes twice as long, up to this."""
+STEADY_S: Final = 60.0
+"""A lease that has run for so long has not ended at once."""
 REFUSED_S: Final = 15.0
 """Likewise, of one that Slurm refuses."""
 WAIT_S: Final = 30.0
@@ -43,6 +47,9 @@ class _Asked:
     seen_from_s: float = float("-inf")
     """Only a view that was asked for later knows what was submitted."""
     refused: str = ""
+    tries: int = 0
+    """Submissions since a lease ran for long."""
+    runs_from_s: float = float("inf")
     id: str | None = None
     job: SlurmJob | None = field(default=None)
 
@@ -71,6 +78,11 @@ class Leases:
         """The job id of a node's lease, if it runs."""
         return self._asked[node].id if node in self._asked else None
 
+    @property
+    def held(self) -> int:
+        """Leases that run or wait."""
+        return sum(asked.job is not None for asked in self._asked.values())
+
     def size_of(self, node: str) -> int:
         """GPUs in a node's lease; 0: its slots are CPUs."""
         return self._asked[node].lease.gpus
@@ -96,6 +108,8 @@ class Leases:
         asked = self._asked.get(node)
         if asked is None or asked.refused:
             return "it has no GPUs" if asked is None else f"Slurm refuses its lease: {asked.refused}"
+        if asked.job is None and asked.tries > 2:
+            return "its lease ends at once, or is not called in Slurm's queue as it was asked to be"
         waits = f" ({asked.job.reason})" if asked.job is not None and asked.job.reason else ""
         return f"its lease waits in Slurm's queue{waits}"
 
@@ -109,9 +123,13 @@ class Leases:
             self._hear(asked)
             jobs = by_name.get(asked.lease.name, [])
             running = [job for job in jobs if job.state == "RUNNING"]
-            asked.id = running[0].id if running else None
-            asked.job = next(iter([*running, *jobs]), None)
             now_s = self._clock()
+            asked.id, before = running[0].id if running else None, asked.id
+            asked.job = next(iter([*running, *jobs]), None)
+            if asked.id != before:
+                asked.runs_from_s = now_s if running else float("inf")
+            if now_s - asked.runs_from_s >= STEADY_S:
+                asked.tries = 0
             asked.since_s = now_s if running or not renew else asked.since_s
             if renew:
                 self._drop_second(running or jobs, jobs)
@@ -172,10 +190,16 @@ class Leases:
             return
         refused, asked.submission = asked.submission.failure, None
         asked.seen_from_s = self._clock()
-        asked.next_s = asked.seen_from_s + (REFUSED_S if refused else AGAIN_S)
+        asked.next_s = asked.seen_from_s + (REFUSED_S if refused else _pause_s(asked.tries))
+        asked.tries += not refused
         if refused and refused != asked.refused:
             _log.warning("node %s: no lease: %s; it is asked for again", asked.lease.node, refused)
         asked.refused = refused
+
+
+def _pause_s(tries: int) -> float:
+    """How long to wait after another submission: a controller keeps each job that has ended for minutes."""
+    return min(AGAIN_S * 2.0 ** min(max(0, tries - 1), 20), LONGEST_S)
 
 
 def _age(job: SlurmJob) -> tuple[int, str]:

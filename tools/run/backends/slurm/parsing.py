@@ -7,7 +7,6 @@ in a form that changes with every release.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,10 +66,10 @@ class SlurmNode:
         """Physical cores that jobs may use."""
         return self.cpus // self.threads_per_core
 
-    @property
-    def gpu_count(self) -> int:
-        """All GPUs."""
-        return sum(count for _, count in self.gpus)
+    def gpu_count(self, gres: str = "gpu") -> int:
+        """Its GPUs that ``--gres`` gets under that name: all, or those of one type ("gpu:a100")."""
+        kind = gres.partition(":")[2]
+        return sum(count for name, count in self.gpus if kind in ("", name))
 
     @property
     def serves(self) -> bool | None:
@@ -143,7 +142,7 @@ def nodes(text: str) -> list[SlurmNode]:
     """What ``scontrol --oneliner show node`` printed; lines that are not about a node are passed over."""
     found = []
     for line in text.splitlines():
-        fields = dict(_fields(line))
+        fields = _fields(line)
         if "NodeName" in fields:
             found.append(_node(fields))
     return found
@@ -151,7 +150,7 @@ def nodes(text: str) -> list[SlurmNode]:
 
 def partitions(text: str) -> list[SlurmPartition]:
     """What ``scontrol --oneliner show partition`` printed."""
-    rows = [dict(_fields(line)) for line in text.splitlines()]
+    rows = [_fields(line) for line in text.splitlines()]
     return [
         SlurmPartition(
             name=row["PartitionName"],
@@ -166,7 +165,7 @@ def partitions(text: str) -> list[SlurmPartition]:
 
 def job_state(text: str) -> str:
     """The state of the job in what ``scontrol --oneliner show job`` printed; empty: it says none."""
-    return dict(_fields(text.strip())).get("JobState", "")
+    return _fields(text.strip()).get("JobState", "")
 
 
 def submitted(text: str) -> str:
@@ -210,12 +209,17 @@ def gpus(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found.items())
 
 
-def _fields(line: str) -> Iterator[tuple[str, str]]:
-    """The ``Name=value`` pairs of a line; values may contain blanks."""
+def _fields(line: str) -> dict[str, str]:
+    """The ``Name=value`` pairs of a line; values may contain blanks.
+
+    What people have written, as a reason, stands behind what Slurm says: the first of a name counts.
+    """
+    found: dict[str, str] = {}
     places = list(_PAIR.finditer(line))
     ends = [*(place.start() for place in places[1:]), len(line)]
     for place, end in zip(places, ends, strict=False):
-        yield place[1], line[place.end() : end].strip()
+        found.setdefault(place[1], line[place.end() : end].strip())
+    return found
 
 
 def _node(fields: dict[str, str]) -> SlurmNode:

@@ -130,6 +130,9 @@ class SlurmUnit:
         gone = seen.step is None and seen.asked_s > now_s - GONE_S / 2
         if silence_s < (GONE_S if gone else DEAD_S):
             return _RUNNING
+        ask_server(self._files.path)  # it may have ended well without this host knowing it
+        if (ended := self.ended()) is not None:
+            return ended
         self.give_order("kill")  # should it come back, it finds that others went on without it
         return UnitStatus("lost")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.backends.slurm import command_lines, parsing
@@ -15,16 +15,19 @@ from pliant.tools.run.backends.slurm.ask import ask
 
 
 class Asking:
-    """One call of a command. Never waits."""
+    """One call of a command. Never waits.
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    :param base: the environment that the command gets, but for what is Slurm's; None: that of this process.
+    """
+
+    def __init__(self, argv: Sequence[str], base: Mapping[str, str] | None = None) -> None:
         self.done = False
         self.failure = ""
         """Why it failed; empty: it did not."""
         self.ended_s = float("inf")
         """When it ended, on the clock of this process."""
         self._text = ""
-        self._argv = argv
+        self._argv, self._base = argv, base
         threading.Thread(target=self._run, name="pliant-slurm").start()
 
     @classmethod
@@ -39,7 +42,7 @@ class Asking:
 
     def _run(self) -> None:
         try:
-            self._text = ask(self._argv)
+            self._text = ask(self._argv, base=self._base)
         except ServiceMissingError as error:
             self.failure = str(error)
         self.ended_s = time.monotonic()

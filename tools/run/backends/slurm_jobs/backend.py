@@ -17,6 +17,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.files import atomic_write
+from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, newest_attempts, write_record
 from pliant.tools.run.backends.slurm import command_lines
@@ -94,7 +95,9 @@ class SlurmJobsBackend:
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=started)
         write_record(handle, record)
         self._attempts.pop(handle)
-        self._attempt(handle).submission = Asking(sbatch(request, self._cluster.slurm, handle.files))
+        self._attempt(handle).submission = Asking(
+            sbatch(request, self._cluster.slurm, handle.files), child_environment(os.environ, {})
+        )
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """Write down for each keeper what it is to do; cancel what has not begun, or does not heed a kill."""
@@ -148,7 +151,7 @@ class SlurmJobsBackend:
         now_s = time.monotonic()
         if now_s - self._unwanted.get(name, _NEVER) >= _AGAIN_S:
             self._unwanted[name] = now_s
-            Asking(command_lines.scancel_named(name))
+            Asking(command_lines.scancel_named(name, os.getuid()))
 
     def _listed(self, attempt: Attempt) -> Listed:
         view = self._controller.view

@@ -6,8 +6,6 @@ one node, and what each needs.
 
 from __future__ import annotations
 
-import hashlib
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,12 +15,11 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.tools.run.backends.protocol import Handle, Unit
-from pliant.tools.run.backends.slurm.command_lines import escaped
+from pliant.tools.run.backends.slurm.command_lines import asked_for, escaped, name_of
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 
 TASK: Final = str(Path(__file__).with_name("task.py"))
-_DIGEST_CHARS: Final = 12
 _MEGABYTE: Final = 1 << 20
 _WORKERS: Final = "--nproc-per-node="
 
@@ -46,8 +43,7 @@ class Request:
 
 def job_name(handle: Handle, state: Path) -> str:
     """What the Slurm job of an attempt is called."""
-    digest = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:_DIGEST_CHARS]
-    return f"pliant-{digest}.{handle.job}.{handle.attempt}"
+    return f"{name_of(state)}.{handle.job}.{handle.attempt}"
 
 
 def request_of(cluster: Cluster, units: Sequence[Unit], name: str) -> Request:
@@ -85,13 +81,6 @@ def _memory_of_a_cpu(node: Node) -> int | None:
 
 def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tuple[str, ...]:
     """Submit the script of an attempt. Slurm does not start it a second time: that is our part."""
-    asked = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "reservation": options.reservation,
-        "time": None if options.lease_seconds is None else str(math.ceil(options.lease_seconds / 60)),
-    }
     nodes = () if request.nodes is None else (f"--nodes={request.nodes}",)
     memory = request.memory_bytes
     return (
@@ -99,7 +88,7 @@ def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tupl
         *nodes,
         *_tasks(request, options),
         *(() if memory is None else (f"--mem-per-cpu={max(1, memory // _MEGABYTE)}M",)),
-        *(f"--{name}={value}" for name, value in asked.items() if value is not None),
+        *asked_for(options),
         *("--chdir=/", f"--output={escaped(attempt.logs / 'slurm.log')}", "--open-mode=append"),
         *options.options,
         str(script_file(attempt)),

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from pliant.schemas.job import EpochWork
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 
@@ -54,16 +53,9 @@ class Epochs:
     unknown_s: float
     longest_s: float | None
 
-    def samples(self, job: JobState, time_s: float) -> float | None:
-        """Samples of one epoch: as stated, or as the reports of its workers show; None: unknown."""
-        if isinstance(job.spec.work, EpochWork):
-            return job.spec.work.dataset_size
-        done = job.samples_done(time_s)
-        return done / len(job.losses) if job.losses and done > 0 else None
-
     def end_s(self, job: JobState, from_samples: float, from_s: float, time_s: float) -> float:
         """When the epoch that began there ends; a time that is not after ``time_s`` if it is done."""
-        size = self.samples(job, time_s)
+        size = job.epoch_samples
         if size is None:
             return from_s + self.unknown_s
         latest_s = math.inf if self.longest_s is None else from_s + self.longest_s
@@ -72,9 +64,9 @@ class Epochs:
             return min(time_s, latest_s)
         return min(latest_s, _reaches_s(job, from_samples + size, time_s))
 
-    def lasts_s(self, job: JobState, rate: float, time_s: float) -> float:
+    def lasts_s(self, job: JobState, rate: float) -> float:
         """Seconds of an epoch at so many samples per second."""
-        size = self.samples(job, time_s)
+        size = job.epoch_samples
         if size is None:
             return self.unknown_s
         return min(

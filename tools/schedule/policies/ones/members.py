@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +14,13 @@ from pliant.tools.schedule.policies.ones.genome import Genomes, Ints, reorder
 from pliant.tools.schedule.policies.ones.limits import Limits
 from pliant.tools.schedule.policies.ones.search import Problem
 from pliant.tools.schedule.policies.ones.tables import Row, Tables, sizes_of
-from pliant.tools.schedule.policies.ones.work import Predictor, work_of
+from pliant.tools.schedule.policies.ones.work import work_of
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pliant.tools.schedule.forecast import WorkForecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Known:
 
     tables: Tables
     limits: Limits
-    predictor: Predictor
+    forecast: WorkForecast
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Members:
         now_s = snapshot.time_s
         rows = [known.tables.row(job, pool.gpu_type, pool.gpus, limits[job.id]) for job in jobs]
         epochs = [
-            limits.epochs.samples(job, now_s) or limits.epochs.unknown_s * _slowest(row)
+            job.epoch_samples or limits.epochs.unknown_s * _slowest(row)
             for job, row in zip(jobs, rows, strict=True)
         ]
         new = [row for row, job in enumerate(jobs) if job.first_start_s is None]
@@ -53,7 +57,7 @@ class Members:
         problem = Problem(
             pool.gpus,
             sizes_of(rows),
-            work_of(jobs, epochs, now_s, known.predictor),
+            work_of(jobs, epochs, now_s, known.forecast),
             np.array(new, dtype=np.int64),
             np.array(executed, dtype=np.int64),
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.ones.evolution import Effort, Evolution
@@ -24,7 +25,6 @@ from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limi
 from pliant.tools.schedule.policies.ones.members import Known, Members
 from pliant.tools.schedule.policies.ones.reasons import Reasons
 from pliant.tools.schedule.policies.ones.tables import Tables
-from pliant.tools.schedule.policies.ones.work import Uniform
 from pliant.tools.schedule.policies.pools import pools
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
@@ -69,6 +69,8 @@ class Ones(Policy):
     name: ClassVar[str] = "ones"
     elasticity: ClassVar[Elasticity] = "size+batch"
     priority_means: ClassVar[str] = "jobs of higher priority that are new get their first GPUs first"
+    asks_forecast: ClassVar[bool] = True
+    hears_epochs: ClassVar[bool] = True
     rebuilds_state: ClassVar[bool] = False
     depends_on_clock: ClassVar[frozenset[str]] = frozenset({"time_budget_s"})
 
@@ -141,7 +143,7 @@ class Ones(Policy):
             return {}  # it has not decided since they came
         found: dict[str, Explanation] = {}
         for members in self._members(snapshot, ()):
-            found |= self._reasons.of(members, self._limits)
+            found |= self._reasons.of(members, self._limits, _bands(members, snapshot))
         return found
 
     def look_ahead(self) -> None:
@@ -203,7 +205,8 @@ class Ones(Policy):
         return self._tables
 
     def _members(self, snapshot: Snapshot, without: Container[str]) -> list[Members]:
-        known = Known(self._tables_for(snapshot), self._limits, Uniform())
+        forecast = WorkForecast() if snapshot.forecast is None else snapshot.forecast
+        known = Known(self._tables_for(snapshot), self._limits, forecast)
         return [Members.of(pool, jobs, snapshot, known) for pool, jobs in pools(snapshot, without)]
 
     # What follows.
@@ -236,7 +239,7 @@ class Ones(Policy):
         if not running or (self._quiet >= _QUIET_UPDATES and len(running) == len(jobs)):
             return None
         ends = {
-            job.id: now_s + limits.epochs.lasts_s(job, rates[job.id], now_s)
+            job.id: now_s + limits.epochs.lasts_s(job, rates[job.id])
             if job.id in rates
             else limits.may_change_s(job, now_s)
             for job in running
@@ -261,3 +264,13 @@ class Ones(Policy):
                 raise UsageError(f'policy "{self.name}": {name} {value:g} is below {low:g}')
         if self.theta > 1:
             raise UsageError(f'policy "{self.name}": theta {self.theta:g} is above 1')
+
+
+def _bands(members: Members, snapshot: Snapshot) -> dict[str, tuple[float, float]]:
+    """The 90 % interval of the progress of jobs that state no work."""
+    jobs = [job for job in members.jobs if job.remaining_samples(snapshot.time_s) is None]
+    if not jobs or snapshot.forecast is None:
+        return {}
+    low, high = snapshot.forecast.band(jobs, snapshot.time_s)
+    bands = zip(low.tolist(), high.tolist(), strict=True)
+    return {job.id: band for job, band in zip(jobs, bands, strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pliant.schemas.text.wording import in_gpus
@@ -33,8 +33,13 @@ class Reasons:
         """A job gets a target; it still holds what it held before."""
         self._last[job.id] = _of_change(job, target, limit)
 
-    def of(self, members: Members, limits: Limits) -> dict[str, Explanation]:
-        """Explanations of the jobs of a search."""
+    def of(
+        self, members: Members, limits: Limits, bands: Mapping[str, tuple[float, float]]
+    ) -> dict[str, Explanation]:
+        """Explanations of the jobs of a search.
+
+        :param bands: 90 % intervals of predicted progress.
+        """
         found: dict[str, Explanation] = {}
         remaining = members.problem.work.expected().tolist()
         for row, job in enumerate(members.jobs):
@@ -44,7 +49,7 @@ class Reasons:
                 score = remaining[row] * members.rows[row].utilization[gpus]
                 at = "" if job.gpus else f" on {in_gpus(gpus)}"
                 said += [f"score {score:.0f} GPU-s{at}"] if math.isfinite(score) else []
-            said.append(_progress(members, row, remaining[row]))
+            said.append(_progress(members, row, remaining[row], bands.get(job.id)))
             if self.generations is not None:
                 said.append(f"best after {self.generations} generations")
             found[job.id] = Explanation("; ".join(said), None if job.gpus else job.spec.min_gpus)
@@ -82,12 +87,10 @@ def _of_change(job: JobState, target: Target, limit: Limit) -> str:
     return f"shrank from {job.gpus} to {now}: {why}"
 
 
-def _progress(members: Members, row: int, remaining: float) -> str:
+def _progress(members: Members, row: int, remaining: float, band: tuple[float, float] | None) -> str:
     """How far a job is, with the band where that is predicted."""
-    work = members.problem.work
-    if not math.isnan(work.exact[row]):
-        total = members.jobs[row].total_samples or 0.0
+    work, total = members.problem.work, members.jobs[row].total_samples
+    if band is None:
         return f"{1 - remaining / total:.0%} done" if total else "its work is not known"
-    low, high = work.band(row)
     mean = work.alpha[row] / (work.alpha[row] + work.beta[row])
-    return f"predicted to be {mean:.0%} done (90%: {low:.0%} to {high:.0%})"
+    return f"predicted to be {mean:.0%} done (90%: {band[0]:.0%} to {band[1]:.0%})"

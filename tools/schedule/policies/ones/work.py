@@ -8,34 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ones.genome import Floats
 
+if TYPE_CHECKING:
+    from pliant.tools.schedule.forecast import WorkForecast
+
+if TYPE_CHECKING:
+    pass
+
 _LEAST_PROGRESS: Final = 1e-3
 """What counts as progress where less is drawn: the work ahead stays finite."""
-INTERVAL: Final = 0.9
-"""The band that is shown."""
-
-
-class Predictor(Protocol):
-    """Predicts how far jobs are."""
-
-    def beta(self, jobs: Sequence[JobState], time_s: float) -> tuple[Floats, Floats]:
-        """(α, β) of each job's progress, both at least 1."""
-        ...
-
-
-class Uniform:
-    """Knows nothing: all progress is equally likely."""
-
-    def beta(self, jobs: Sequence[JobState], time_s: float) -> tuple[Floats, Floats]:
-        """α = β = 1."""
-        del time_s
-        return np.ones(len(jobs)), np.ones(len(jobs))
 
 
 @dataclass(frozen=True)
@@ -66,17 +53,9 @@ class Work:
         """Those of some jobs."""
         return Work(self.exact[rows], self.processed[rows], self.alpha[rows], self.beta[rows])
 
-    def band(self, row: int) -> tuple[float, float]:
-        """The central interval of a job's progress."""
-        from scipy.special import betaincinv
 
-        tail = (1 - INTERVAL) / 2
-        low, high = (float(betaincinv(self.alpha[row], self.beta[row], part)) for part in (tail, 1 - tail))
-        return low, high
-
-
-def work_of(jobs: Sequence[JobState], epochs: Sequence[float], time_s: float, predictor: Predictor) -> Work:
-    """What remains of these jobs; only where it is not known is the predictor asked.
+def work_of(jobs: Sequence[JobState], epochs: Sequence[float], time_s: float, forecast: WorkForecast) -> Work:
+    """What remains of these jobs; only where it is not known is the forecast asked.
 
     :param epochs: samples of an epoch of each.
     """
@@ -85,7 +64,7 @@ def work_of(jobs: Sequence[JobState], epochs: Sequence[float], time_s: float, pr
     done = np.array([job.samples_done(time_s) for job in jobs])
     alpha, beta = np.ones(len(jobs)), np.ones(len(jobs))
     if unknown := np.flatnonzero(np.isnan(exact)).tolist():
-        alpha[unknown], beta[unknown] = predictor.beta([jobs[row] for row in unknown], time_s)
+        alpha[unknown], beta[unknown] = forecast.beta([jobs[row] for row in unknown], time_s)
     return Work(exact, np.maximum(done, epochs), alpha, beta)
 
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
+from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.ask import ask
+from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
+from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.statedir.layout import StateDir
+from tests.tools.run.site import until
 
 
 @pytest.fixture
@@ -56,3 +62,23 @@ def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ServiceMissingError, match=r"^Slurm's sinfo is not here: run on a host of the cluster$"
     ):
         ask(["sinfo"])
+
+
+def test_a_job_of_its_own_gets_no_word_of_a_launcher_around_this_one(
+    command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What sbatch sees is what the workers see."""
+    for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "KEPT": "yes"}.items():
+        monkeypatch.setenv(name, value)
+    write(command.with_name("sbatch"), f"env > {tmp_path}/seen")
+    unit = Unit("n0", ("true",), "/", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
+    cluster = Cluster.model_validate(
+        {"nodes": ({"name": "n0", "gpus": 1},), "slots": "cpu", "backend": "slurm-jobs"}
+    )
+    dirs = StateDir(tmp_path)
+    handle = Handle("a", 1, dirs.job("a").attempt(1).path)
+    SlurmJobsBackend(cluster, dirs).start(handle, [unit])
+    until((tmp_path / "seen").exists)
+    until(lambda: "KEPT=yes" in (tmp_path / "seen").read_text())
+    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+    assert not seen & {"RANK", "TORCHELASTIC_RUN_ID"}

@@ -15,6 +15,7 @@ from pliant.tools.run.backends.slurm.command_lines import (
     lease_of,
     lease_prefix,
     sbatch_lease,
+    scancel_named,
     srun_step,
     step_gres,
 )
@@ -112,3 +113,8 @@ def test_where_slurm_chooses_the_gpus_a_step_has_them_for_itself() -> None:
     assert {"--exact", "--cpus-per-task=4", "--gres=gpu:2"} < set(words)
     assert "--overlap" not in words
     assert "--gres=none" in srun_step(Step("7", "a.1.0", Path("/log")), ("true",))
+
+
+def test_jobs_of_other_users_are_never_ended_by_name() -> None:
+    """An operator may end all, and two directories of one path on two hosts have one name."""
+    assert scancel_named("pliant-1.a.1", 7)[2:] == ("--user=7", "--name=pliant-1.a.1")

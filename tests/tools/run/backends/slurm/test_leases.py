@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm import controller, leases
+from pliant.tools.run.backends.slurm import controller, leases, node_addresses, parsing
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
+from pliant.tools.run.backends.slurm.controller import View
+from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
@@ -53,6 +56,7 @@ class SaidSlurm:
 def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     found = SaidSlurm()
     monkeypatch.setattr(controller, "ask", found.ask)
+    monkeypatch.setattr(node_addresses, "_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(leases, "ask", found.ask)
     monkeypatch.setattr(controller, "LOOK_S", 0.0)
     monkeypatch.setattr(controller, "NODES_S", 0.0)
@@ -67,7 +71,6 @@ def dirs(tmp_path: Path) -> StateDir:
 
 def backend(dirs: StateDir) -> SlurmBackend:
     found = SlurmBackend(slurm_nodes("n0", "n1"), dirs)
-    found._addresses = dict.fromkeys(("n0", "n1"), "127.0.0.1")
     found.nodes()
     return found
 
@@ -124,8 +127,44 @@ def test_a_lease_that_is_still_being_submitted_is_given_back(said: SaidSlurm, di
     assert not said.jobs
 
 
+def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site's rules may end or rename it, and its controller keeps each of them for minutes."""
+    now_s = [0.0]
+    made: list[object] = []
+    ended = SimpleNamespace(done=True, failure="")
+    monkeypatch.setattr(leases, "Later", lambda argv: (made.append(argv), ended)[1])
+    found = leases.Leases(slurm_nodes("n0"), dirs.path, lambda: now_s[0])
+    node = parsing.nodes("NodeName=n0 State=IDLE CPUTot=8")[0]
+
+    def hour(*jobs: SlurmJob) -> int:
+        before = len(made)
+        for _ in range(3600):
+            now_s[0] += 1.0
+            found.look(View(now_s[0], jobs, {}, {"n0": node}))
+        return len(made) - before
+
+    assert 12 < hour() < 24
+    assert "ends at once" in found.why_not("n0")
+    assert hour(SlurmJob("7", "RUNNING", "n0", "None", f"{lease_prefix(dirs.path)}n0")) == 0
+    made.clear()
+    for _ in range(10):
+        now_s[0] += 1.0
+        found.look(View(now_s[0], (), {}, {"n0": node}))
+    assert len(made) == 3, "one that has run for long is replaced soon"
+
+
 def test_without_jobs_no_node_is_asked_for(said: SaidSlurm, dirs: StateDir) -> None:
     found, looks = backend(dirs), said.looks
     assert found.adopt() == []
     until(lambda: (found.nodes(), said.looks >= looks + 3)[1])
     assert not said.submitted
+
+
+def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:
+    """Or it would run one day, and nobody would know that it has to be given back."""
+    found = leases.Leases(slurm_nodes("n0", "n1"), dirs.path)
+    waits = SlurmJob("7", "PENDING", "", "Resources", f"{lease_prefix(dirs.path)}n0")
+    found.look(View(0.0, (waits,)))
+    assert (found.id_of("n0"), found.held) == (None, 1)

@@ -77,7 +77,7 @@ def test_signs_behind_a_state_are_words() -> None:
 )
 def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
     assert parsing.gpus(text) == gpus
-    assert node("23.11", "a100-01").gpu_count == 20
+    assert node("23.11", "a100-01").gpu_count() == 20
 
 
 def test_jobs_may_be_called_anything() -> None:
@@ -126,3 +126,12 @@ def test_a_node_says_its_features_and_cores() -> None:
     assert (node("22.05", "n0").features, node("22.05", "n0").cores) == ((), 8)
     assert (node("20.11", "gpu01").features, node("20.11", "gpu01").cores) == (("v100",), 32)
     assert node("23.11", "a100-01").cores == 63  # one is kept for the system
+
+
+def test_a_reason_may_look_like_what_slurm_says() -> None:
+    line = (
+        "NodeName=n0 State=DOWN CPUTot=8 Gres=gpu:a100:2,gpu:v100:1 Reason=was State=IDLE before [root@now]"
+    )
+    (found,) = parsing.nodes(line)
+    assert (found.serves, found.state) == (False, {"DOWN"})
+    assert (found.gpu_count(), found.gpu_count("gpu:a100")) == (3, 2)

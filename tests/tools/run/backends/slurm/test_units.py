@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,4 +41,19 @@ def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
     unit = SlurmUnit(handle, 0, WANTED)
     unit._tries = int(tried)
     assert unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 100.0) == UnitStatus("running")
+    assert unit.order == ""
+
+
+def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper is silent because it has ended, and has left a file that says so."""
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    handle.files.exit_code(0).write_text("0\n")
+    asked: list[Path] = []
+    monkeypatch.setattr(units, "ask_server", asked.append)
+    monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
+    silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
+    unit = SlurmUnit(handle, 0, WANTED)
+    assert unit.kept(silent, Seen(0.0, None), 100.0) == UnitStatus("exited", 0)  # type: ignore[arg-type]
     assert unit.order == ""

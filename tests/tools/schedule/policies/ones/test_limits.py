@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.parts.evolution import FixedAndPerSample
-from pliant.tools.schedule.jobs import JobState, node_states
+from pliant.tools.schedule.jobs import EpochEnd, JobState, node_states
 from pliant.tools.schedule.policies.ones.limits import ArrivalRate, Epochs, Limit, Limits
 from pliant.tools.schedule.policies.ones.tables import Tables
 from pliant.tools.schedule.speeds import Speeds
@@ -144,8 +144,8 @@ def test_epochs_that_no_one_stated_follow_from_reports_or_from_time():
     state.gpus, state.samples_per_second = 1, 10.0
     assert epochs.end_s(state, 0.0, 5.0, 20.0) == 65.0
     state.report_progress(20.0, 400.0)
-    state.losses = (2.0, 1.5)
-    assert epochs.samples(state, 20.0) == 200
+    state.end_epoch(EpochEnd(2, 400.0, loss=1.5))
+    assert state.epoch_samples == 200
     assert epochs.end_s(state, 300.0, 5.0, 20.0) == pytest.approx(30.0)
     assert Epochs(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"
 

@@ -9,6 +9,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
+from pliant.tools.schedule.jobs import EpochEnd
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.prediction import copy_of
 from pliant.tools.schedule.session.session import Session
@@ -121,6 +122,24 @@ def test_jobs_of_unknown_work_say_how_far_they_are_predicted_to_be():
     held = opened(trainable("a"))
     decided(held, 0)
     assert reason(held, "a", 0).endswith("score 200 GPU-s; 0% done")
+
+
+def test_jobs_that_end_teach_how_far_others_are():
+    """Jobs of ten epochs have ended; one of unknown work that has done five is taken to be halfway."""
+    held, time_s = opened(gpus=1), 0.0
+    for number in range(40):
+        held.submit(trainable(f"j{number}", at=time_s, epochs=10), time_s)
+        held.decide(time_s)
+        time_s = held.jobs[f"j{number}"].finish_time_s() or time_s
+        held.end(f"j{number}", time_s)
+    held.submit(trainable("new", at=time_s, work=None), time_s)
+    decided(held, time_s)
+    for epoch in range(1, 6):
+        held.jobs["new"].report_progress(time_s + epoch, 1000.0 * epoch)
+        held.jobs["new"].end_epoch(EpochEnd(epoch, 1000.0 * epoch))
+    decided(held, time_s + 5)
+    said = reason(held, "new", time_s + 5)
+    assert 40 <= int(said.split("predicted to be ")[1].split("%")[0]) <= 60, said
 
 
 def test_each_gpu_type_is_a_search_of_its_own():

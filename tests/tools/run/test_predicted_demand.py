@@ -1,0 +1,66 @@
+"""Runs of jobs that state no work: what they report is learned from, and what is predicted is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.io import read_schedule
+from pliant.tools.profile.predictor.from_events import ended_jobs
+from pliant.tools.report.read_run import read_run
+from pliant.tools.run.service.options import Options
+from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.statedir.log.fold import RunLog
+from tests.tools.run.site import QUICK, Site
+
+pytestmark = pytest.mark.usefixtures("plain_python")
+
+
+def silent(log: RunLog, now_s: float) -> None:
+    pass
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Jobs of two to four epochs of 50 samples on one slot, of which none states its work."""
+    found = Site(tmp_path, slots=1)
+    for number in range(6):
+        found.job(f"j{number}", "--epoch", 50, samples=100.0 + 50 * (number % 3), work=None)
+    return found
+
+
+def test_a_run_learns_from_the_epochs_that_its_jobs_report(site: Site) -> None:
+    schedule = site.schedule("srtf", demand="predicted")
+    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    assert len(ended_jobs(site.events())) == 6
+    kept = read_schedule(site.state / "schedule.json")
+    assert kept.demand == "predicted"
+    assert kept.forecast is not None
+    assert kept.forecast.predictor.jobs == 6
+    rows = kept.forecast.predictor.rows
+    assert {row[4] for row in rows} == {0.5}, "the metric that the scripts report"
+    assert all(row[3] is not None and 0 < row[3] < 1 for row in rows), "their losses, against the first one"
+
+
+def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) -> None:
+    site.job("late", samples=50.0, at=0.3, priority=1.0)
+    schedule = site.schedule("srtf", demand="predicted")
+    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    found = read_run(site.state / "events.jsonl")
+    assert found.info.demand == "predicted"
+    noted = [event for event in site.events() if "forecasts" in (event.detail or {})]
+    for event in noted:
+        for band in (event.detail or {})["forecasts"].values():
+            assert 0 <= band["low"] <= band["mean"] <= band["high"] <= 1
+    assert sum(len(job.forecasts) for job in found.jobs) == sum(
+        len((event.detail or {})["forecasts"]) for event in noted
+    )
+
+
+def test_a_run_that_goes_on_has_learned_what_it_had_learned(site: Site) -> None:
+    schedule = site.schedule("srtf", demand="predicted")
+    run_until_done(Options(site.state, schedule, timeouts=QUICK), silent)
+    before = read_schedule(site.state / "schedule.json").forecast
+    run_until_done(Options(site.state, timeouts=QUICK), silent)
+    assert read_schedule(site.state / "schedule.json").forecast == before
