@@ -181,6 +181,8 @@ class _Site:
         with (self._folder / "loop.log").open("wb") as log:
             loop = self._start(*words, log=log.fileno())
             try:
+                while loop.poll() is None and not self._dirs.events.exists():
+                    time.sleep(0.1)
                 yield
             finally:
                 loop.terminate()

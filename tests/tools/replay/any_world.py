@@ -46,6 +46,8 @@ PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
 """Small enough that policies do in a short trace what they are for."""
 SEARCHING: Final = ("ones", "pollux")
 """Policies whose decisions take so long that few worlds must do."""
+LEARNED: Final = ("drl",)
+"""What these have learned is of seconds and may leave GPUs idle: they promise no more than to keep rules."""
 EVENT_DRIVEN: Final = tuple(
     name for name in policy_names() if policy_class(name).default_interval_s is None and name not in SEARCHING
 )

@@ -20,7 +20,7 @@ from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.replay.summary import Unfinished, in_words
 from pliant.tools.report.report import read_report
 from tests.builders import cluster, job
-from tests.tools.replay.any_world import EVENT_DRIVEN, PARAMETERS, ROUNDS
+from tests.tools.replay.any_world import EVENT_DRIVEN, LEARNED, PARAMETERS, ROUNDS
 
 POLICIES = (*EVENT_DRIVEN, *ROUNDS, "pollux")
 NODES = cluster(2, 2)
@@ -56,7 +56,7 @@ def test_one_job_runs_from_its_arrival_on(policy: str) -> None:
     assert ends(replayed(policy, job("a", at=120, gpus=2, gpu_seconds=20))) == {"a": 130}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {*LEARNED}))
 def test_when_all_arrive_at_once_all_finish_and_the_cluster_is_full(policy: str) -> None:
     done = replayed(policy, *(job(f"j{n}", gpu_seconds=600) for n in range(8)))
     assert done.summary.finished == 8

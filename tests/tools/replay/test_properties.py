@@ -28,6 +28,7 @@ from pliant.tools.schedule.registry import policy_names
 from tests.builders import cluster
 from tests.tools.replay.any_world import (
     EVENT_DRIVEN,
+    LEARNED,
     PARAMETERS,
     ROUNDS,
     SEARCHING,
@@ -159,7 +160,7 @@ def halved(world: World) -> World:
     )
 
 
-@pytest.mark.parametrize("policy", [*EVENT_DRIVEN, *ROUNDS, "restless"])
+@pytest.mark.parametrize("policy", sorted({*EVENT_DRIVEN, *ROUNDS, "restless"} - {*LEARNED}))
 @often
 @given(world=worlds())
 def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None:

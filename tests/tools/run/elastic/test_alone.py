@@ -111,7 +111,7 @@ class TestFullDisk:
     ) -> None:
         tried: list[int] = []
 
-        def full(self: Checkpoints, state: Any, step: int, *, alone: bool = False) -> Path:
+        def full(self: Checkpoints, state: Any, step: int, **how: object) -> Path:
             tried.append(step)
             raise ServiceMissingError("no space left")
 
