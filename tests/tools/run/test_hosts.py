@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,8 @@ BATCH = 10
 @pytest.fixture
 def there() -> Iterator[tuple[Host, ...]]:
     """Three hosts."""
+    if "PLIANT_TEST_HOSTS" not in os.environ:
+        pytest.skip("hangs on some machines: set PLIANT_TEST_HOSTS to test over network namespaces")
     with ExitStack() as made:
         try:
             found = made.enter_context(hosts(3))
