@@ -123,11 +123,10 @@ def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> No
         raise write_error(error, str(folder)) from error
 
 
-def write_error(error: OSError | ValueError, target: str) -> PliantError:
+def write_error(error: OSError | ValueError, target: str, what: str = "cannot be written") -> PliantError:
     """The expected error that a failed write stands for."""
-    if isinstance(error, OSError) and error.errno in _OUT_OF_ORDER:
-        return ServiceMissingError(f"{target}: cannot be written: {_reason(error)}")
-    return UsageError(f"{target}: cannot be written: {_reason(error)}")
+    kind = ServiceMissingError if is_out_of_order(error) else UsageError
+    return kind(f"{target}: {what}: {_reason(error)}")
 
 
 def is_out_of_order(error: BaseException) -> bool:

@@ -148,10 +148,10 @@ class Storm:
         if self._loop is None:
             return
         self.until(lambda: holder_of(self.dirs.lock) == self._loop_pid() or self._loop_is_over())
-        if self._left_for_the_disk():
-            return
         self._loop.terminate()
         code = self._loop.wait(PATIENCE_S)
+        if self._left_for_the_disk():
+            return
         assert code in (143, -signal.SIGTERM), (code, self.words())
         self._loop = None
         self.done["leave of the loop"] += 1

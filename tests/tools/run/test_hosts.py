@@ -28,7 +28,7 @@ BATCH = 10
 def there() -> Iterator[tuple[Host, ...]]:
     """Three hosts."""
     if "PLIANT_TEST_HOSTS" not in os.environ:
-        pytest.skip("hangs on some machines: set PLIANT_TEST_HOSTS to test over network namespaces")
+        pytest.skip("has hung beside other tests: set PLIANT_TEST_HOSTS to test over network namespaces")
     with ExitStack() as made:
         try:
             found = made.enter_context(hosts(3))

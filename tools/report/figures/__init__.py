@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.files import atomic_write, write_error
 from pliant.tools.report.figures.allocation import allocation
 from pliant.tools.report.figures.cdf import ftf_cdf, jct_cdf
 from pliant.tools.report.figures.completed import completed_over_time
@@ -37,13 +36,13 @@ def draw(report: Report) -> dict[str, Figure]:
 def write_figures(report: Report, folder: str | Path) -> list[Path]:
     """Write every figure as PNG and SVG; returns the files. Equal runs give equal bytes.
 
-    :raises UsageError: the folder cannot be made.
+    :raises PliantError: the folder cannot be made.
     """
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from error
+        raise write_error(error, str(folder), "cannot be made") from error
     written = []
     for name, figure in draw(report).items():
         for kind in ("png", "svg"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.files import write_error
 
 Body = Callable[[Callable[[], None]], int]
 """What the process does: it gets a function to call once all is well, and returns an exit code."""
@@ -30,13 +30,13 @@ def in_background(body: Body, log: Path) -> Started:
     """Run ``body`` in the background; returns once all is well there, or not. What it says goes to ``log``.
 
     :param log: in a folder that is there.
-    :raises UsageError: the log cannot be written.
+    :raises PliantError: the log cannot be written.
     """
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         words = os.open(log, flags, 0o600)
     except OSError as error:
-        raise UsageError(f"{log}: cannot be written: {error.strerror}") from error
+        raise write_error(error, str(log)) from error
     said_before = os.fstat(words).st_size
     reader, writer = os.pipe()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else this process cannot learn how it ends

@@ -19,7 +19,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import with_progress
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import check_job, make_own
+from pliant.tools.run.statedir.private import check_job, make_own, unusable
 from pliant.tools.run.statedir.version import raise_format
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
@@ -38,6 +38,7 @@ class State:
         :param view: of its log, from before the lock was taken.
         :raises LockedError: another process still writes to it after ``wait_s``.
         :raises UsageError: the folder cannot be made or used, or is not this user's alone.
+        :raises ServiceMissingError: its disk is full or broken.
         :raises BadInputError: its log is damaged.
         """
         self.dirs = StateDir(Path(path).resolve())
@@ -46,7 +47,8 @@ class State:
             make_own(self.dirs)
             self._lock.acquire(wait_s=wait_s)
         except OSError as error:
-            raise UsageError(f"{path}: cannot be used as state directory: {error.strerror}") from error
+            self._lock.release()
+            raise unusable(Path(path), error) from error
         try:
             _, self.written_s = size_and_time(self.dirs)
             """When the log was written last by an earlier process, by the system's clock of then."""

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.files import make_folder, sync_folder
+from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.file_io.files import make_folder, sync_folder, write_error
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.version import check_format
 
@@ -29,6 +29,7 @@ _OPEN: Final = stat.S_IRWXG | stat.S_IRWXO
 PRIVATE: Final = 0o600
 """Mode of the files in a state directory."""
 _log = logging.getLogger("pliant")
+_UNUSABLE: Final = "cannot be used as state directory"
 
 
 def make_own(dirs: StateDir) -> None:
@@ -48,9 +49,16 @@ def make_own(dirs: StateDir) -> None:
         for folder in {dirs.path.parent, *(folder.parent for folder in new)}:
             with contextlib.suppress(PermissionError):  # it can be entered but not read
                 sync_folder(folder)
-    except (UsageError, OSError) as error:
-        raise UsageError(f"{dirs.path}: cannot be used as state directory: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{dirs.path}: {_UNUSABLE}: {error}") from error
+    except OSError as error:
+        raise unusable(dirs.path, error) from error
     check_own(dirs)
+
+
+def unusable(folder: Path, error: OSError) -> PliantError:
+    """The expected error of a state directory in which something cannot be written."""
+    return write_error(error, str(folder), _UNUSABLE)
 
 
 def _check_free(dirs: StateDir) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.files import atomic_write, remove_temporaries, sync_folder
 from pliant.schemas.file_io.jobs import parse_jobs
@@ -33,7 +33,7 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.orders import Numbered, Order, order_event
-from pliant.tools.run.statedir.private import PRIVATE, make_own, read_own
+from pliant.tools.run.statedir.private import PRIVATE, make_own, read_own, unusable
 
 _JOBS: Final = ".jobs.jsonl"
 _CANCEL: Final = ".cancel.json"
@@ -145,14 +145,14 @@ class Spool:
         """No other process makes a request meanwhile; makes the state directory where it is missing.
 
         :raises UsageError: it cannot be made or used, or is not this user's alone.
+        :raises ServiceMissingError: its disk is full or broken.
         """
         make_own(self._dirs)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self._folder / "lock", flags, PRIVATE)
         except OSError as error:
-            text = f"{self._folder.parent}: cannot be used as state directory: {error.strerror}"
-            raise UsageError(text) from error
+            raise unusable(self._folder.parent, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             remove_temporaries(self._folder)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -119,6 +120,22 @@ def test_a_full_disk_is_a_missing_service_and_nothing_is_recorded(
         monkeypatch.undo()
         assert list(state.log.jobs) == ["a"]
     assert list(read_log(tmp_path).jobs) == ["a"]
+
+
+def test_a_disk_that_is_full_before_the_first_word_is_a_missing_service_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cron's next turn is worth a try, as after any service that was missing; no usage was wrong."""
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
+        State(tmp_path)
+    monkeypatch.undo()
+    with State(tmp_path) as state:
+        assert not state.log.jobs
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from pliant.tools.run.backends.record import (
     write_record,
 )
 from pliant.tools.run.backends.slurm import command_lines
-from pliant.tools.run.backends.slurm.controller import Controller, Later, View
+from pliant.tools.run.backends.slurm.controller import Controller, View
+from pliant.tools.run.backends.slurm.later import Later
 from pliant.tools.run.backends.slurm.leases import Leases
 from pliant.tools.run.backends.slurm.node_addresses import Addresses
 from pliant.tools.run.backends.slurm.parsing import SlurmNode

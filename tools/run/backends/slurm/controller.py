@@ -38,29 +38,6 @@ class View:
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
 
 
-class Later:
-    """A command that runs in a thread, and what became of it. A process that ends waits for it."""
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        self.done = False
-        self.failure = ""
-        """Why it failed; empty: it did not."""
-        self._argv = argv
-        self._thread = threading.Thread(target=self._run, name="pliant-slurm")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait for its end."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            ask(self._argv)
-        except ServiceMissingError as error:
-            self.failure = str(error)
-        self.done = True
-
-
 class Controller:
     """The Slurm that the environment leads to.
 

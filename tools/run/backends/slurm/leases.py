@@ -17,7 +17,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.slurm import command_lines, parsing
 from pliant.tools.run.backends.slurm.ask import ask
 from pliant.tools.run.backends.slurm.command_lines import Lease
-from pliant.tools.run.backends.slurm.controller import Later, View
+from pliant.tools.run.backends.slurm.controller import View
+from pliant.tools.run.backends.slurm.later import Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 
 AGAIN_S: Final = 3.0

@@ -11,9 +11,10 @@ from typing import Final
 
 from pliant.schemas.file_io.files import atomic_write
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep
+from pliant.tools.run.backends.slurm.command_lines import show_job
+from pliant.tools.run.backends.slurm.later import Later
+from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
 from pliant.tools.run.backends.slurm.units import Seen, SlurmUnit
-from pliant.tools.run.backends.slurm_jobs.asking import Asking
 from pliant.tools.run.backends.slurm_jobs.state import Stage, stage_of, unusual, why_ended
 from pliant.tools.run.statedir.contract.files import PRIVATE
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
@@ -52,14 +53,14 @@ class Attempt:
     folder: FolderCache
     since_s: float
     """When this process began to look at it."""
-    submission: Asking | None = None
+    submission: Later | None = None
     """The submission, where this process has made it."""
     beats: Heartbeats = field(default_factory=Heartbeats)
     _looked_s: float = float("-inf")
     _absent_s: float | None = None
     """When the job was first found not to be listed any more."""
     _job_id: str = ""
-    _end: Asking | None = None
+    _end: Later | None = None
     _said: str = ""
 
     def statuses(self, listed: Listed, now_s: float) -> tuple[UnitStatus, ...]:
@@ -123,7 +124,7 @@ class Attempt:
             return
         self._absent_s = now_s
         if self._job_id:
-            self._end = Asking.about(self._job_id)
+            self._end = Later(show_job(self._job_id))
 
     def _give_up(self, unit: SlurmUnit) -> UnitStatus:
         """It does not start any more; the reason goes where its own last words would be."""
@@ -140,7 +141,7 @@ class Attempt:
         """Why nothing has begun."""
         if self.submission is not None and self.submission.failure:
             return f"Slurm does not take the job: {self.submission.failure}"
-        ended = why_ended(self._end.state) if self._end is not None else ""
+        ended = why_ended(job_state(self._end.text)) if self._end is not None else ""
         log = self.handle.files.logs / "slurm.log"
         said = _last_line(log.read_text(errors="replace")) if log.is_file() else ""
         facts = [ended, said] if ended or said else [f"its nodes have to see {self.handle.folder}"]
@@ -148,9 +149,10 @@ class Attempt:
 
     def end_in_words(self) -> str:
         """Why Slurm ended the job, where it did; empty: it did not, or does not say."""
-        if self._end is None or not self._end.done or self._end.state in ("COMPLETED", "FAILED"):
+        if self._end is None or not self._end.done:
             return ""
-        return why_ended(self._end.state)
+        state = job_state(self._end.text)
+        return "" if state in ("COMPLETED", "FAILED") else why_ended(state)
 
 
 def _last_line(text: str) -> str:

@@ -22,8 +22,8 @@ from pliant.tools.run.backends.protocol import Handle, NodeInfo, StopLevel, Unit
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, newest_attempts, write_record
 from pliant.tools.run.backends.slurm import command_lines
 from pliant.tools.run.backends.slurm.controller import Controller, View
+from pliant.tools.run.backends.slurm.later import Later
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders, record_of
-from pliant.tools.run.backends.slurm_jobs.asking import Asking
 from pliant.tools.run.backends.slurm_jobs.attempt import Attempt, Listed
 from pliant.tools.run.backends.slurm_jobs.script import job_name, request_of, sbatch, script, script_file
 from pliant.tools.run.statedir.contract.files import PRIVATE
@@ -95,7 +95,7 @@ class SlurmJobsBackend:
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=started)
         write_record(handle, record)
         self._attempts.pop(handle)
-        self._attempt(handle).submission = Asking(
+        self._attempt(handle).submission = Later(
             sbatch(request, self._cluster.slurm, handle.files), child_environment(os.environ, {})
         )
 
@@ -151,7 +151,7 @@ class SlurmJobsBackend:
         now_s = time.monotonic()
         if now_s - self._unwanted.get(name, _NEVER) >= _AGAIN_S:
             self._unwanted[name] = now_s
-            Asking(command_lines.scancel_named(name, os.getuid()))
+            Later(command_lines.scancel_named(name, os.getuid()))
 
     def _listed(self, attempt: Attempt) -> Listed:
         view = self._controller.view

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
-from pliant.tools.run.backends.slurm import controller, leases, node_addresses, parsing
+from pliant.tools.run.backends.slurm import controller, later, leases, node_addresses, parsing
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
 from pliant.tools.run.backends.slurm.controller import View
@@ -55,9 +55,9 @@ class SaidSlurm:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     found = SaidSlurm()
-    monkeypatch.setattr(controller, "ask", found.ask)
+    for asking in (controller, later, leases):
+        monkeypatch.setattr(asking, "ask", found.ask)
     monkeypatch.setattr(node_addresses, "_address", lambda *_: "127.0.0.1")
-    monkeypatch.setattr(leases, "ask", found.ask)
     monkeypatch.setattr(controller, "LOOK_S", 0.0)
     monkeypatch.setattr(controller, "NODES_S", 0.0)
     monkeypatch.setattr(leases, "AGAIN_S", 0.0)

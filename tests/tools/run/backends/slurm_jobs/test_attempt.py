@@ -15,7 +15,7 @@ from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.backends.record import StartedUnit
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders
-from pliant.tools.run.backends.slurm_jobs.asking import Asking
+from pliant.tools.run.backends.slurm_jobs import attempt as module
 from pliant.tools.run.backends.slurm_jobs.attempt import SHOWS_S, UNKNOWN_S, Attempt, Listed
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
@@ -31,6 +31,12 @@ class Answer:
     failure: str = ""
     ended_s: float = 0.0
     state: str = ""
+    """Of the job that is asked for."""
+
+    @property
+    def text(self) -> str:
+        """As ``scontrol show job`` prints it."""
+        return f"JobId=7 JobName=a JobState={self.state} Reason=None" if self.state else ""
 
 
 class Scene:
@@ -63,7 +69,7 @@ class Scene:
 def ends(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """What Slurm says of a job that is not listed any more."""
     found = Answer()
-    monkeypatch.setattr(Asking, "about", lambda _job_id: found)
+    monkeypatch.setattr(module, "Later", lambda _argv: found)
     return found
 
 
