@@ -40,7 +40,7 @@ def check_every(every_s: float | None, *, watch: bool) -> None:
 def show(look: Callable[[int | None], Shown], every_s: float) -> None:
     """Keep a table up to date on the terminal until its user leaves it; Ctrl-C leaves as q does.
 
-    :param look: what there is to see now, for a terminal of so many columns.
+    :param look: what there is to see now, for a terminal of that many columns.
     """
     from rich.console import Console, Group
     from rich.live import Live

@@ -2,7 +2,7 @@
 
 Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second, and some 300 MB for as long as
 the worker lives, only to start it. Here nothing is left beside the worker: it is the process that was
-started, so signals and its exit code need nobody to pass them on.
+started, so signals and its exit code need no other process to pass them on.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pliant.tools.run.statedir.contract.addresses import refuse_public
 
 LOOPBACK: Final = "127.0.0.1"
 _SELDOM_USED: Final = range(20_000, 30_000)
-"""Ports that systems give to nobody by themselves; a job that finds its port taken is tried again."""
+"""Ports that systems give to no process by themselves; a job that finds its port taken is tried again."""
 
 
 def check_own(node: str, address: str) -> str:

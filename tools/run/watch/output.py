@@ -75,8 +75,8 @@ class EventStream:
 def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
     """The last events of the log of a state directory, then each that is written, without end.
 
-    Now and then it gives nothing at all, so that whoever takes it can look up. A log that is not there yet is
-    waited for, and one that was cut or replaced is begun anew.
+    Now and then it gives nothing at all, so that its reader can look up. A log that is not there yet is
+    waited for, and one that was cut or replaced is read from its start again.
 
     :raises UsageError: there is no such folder, or it is not this user's to see.
     :raises BadInputError: the log is damaged.
@@ -96,7 +96,7 @@ def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
 
 
 class _Log:
-    """A log that is followed; one that was cut or replaced is begun anew."""
+    """A log that is followed; one that was cut or replaced is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -216,7 +216,7 @@ class OutputFile:
     def rest(self) -> Iterator[bytes | int]:
         """What was printed since the last call, up to what there was when this one began.
 
-        A file that was replaced by another one, or cut, is begun anew.
+        A file that was replaced by another one, or cut, is read from its start.
         """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

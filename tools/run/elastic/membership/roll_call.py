@@ -61,7 +61,7 @@ class Door:
 
 
 def unreached(doors: Mapping[int, Place], limit_s: float = REACH_S) -> list[int]:
-    """The workers at whose doors nobody can knock from here within the time."""
+    """The workers whose doors cannot be reached from here within the time."""
     missing: set[int] = set()
     deadline_s = time.monotonic() + limit_s
     with selectors.DefaultSelector() as waiting:

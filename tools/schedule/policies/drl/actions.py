@@ -21,7 +21,7 @@ FEATURES: Final = (
 )  # fmt: skip
 """Of an action, all about -1 to 1 to keep the units of the network in their range."""
 WAITING_SEEN: Final = 24
-"""Of the jobs that wait and fit, so many are looked at; of those that run all."""
+"""Of the jobs that wait and fit, this many are looked at; of those that run all."""
 _UNKNOWN_S: Final = 600.0
 
 
@@ -41,7 +41,7 @@ class Situation:
     """The cluster at one moment: its actions, and the features of each."""
 
     def __init__(self, snapshot: Snapshot, waiting: Iterable[JobState], settled_s: float) -> None:
-        """``settled_s``: a job that runs changes at most once in so many seconds."""
+        """``settled_s``: a job that runs changes at most once in this time."""
         self._snapshot = snapshot
         self.time_s = snapshot.time_s
         self._free = dict(snapshot.free_gpus)
@@ -147,7 +147,7 @@ class Situation:
         return float(np.searchsorted(self._lefts, left_s)) / max(1, len(self._lefts))
 
     def _left_s(self, job: JobState, gpus: int, gpu_type: str | None = None) -> float:
-        """Seconds that the rest of the job takes on so many GPUs; of unknown work a usual number."""
+        """Seconds that the rest of the job takes on that many GPUs; of unknown work a usual number."""
         samples = job.remaining_samples(self.time_s)
         rate = self._rate(job, gpus, gpu_type)
         return samples / rate if samples is not None and rate > 0 else _UNKNOWN_S

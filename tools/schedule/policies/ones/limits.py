@@ -65,7 +65,7 @@ class Epochs:
         return min(latest_s, _reaches_s(job, from_samples + size, time_s))
 
     def lasts_s(self, job: JobState, rate: float) -> float:
-        """Seconds of an epoch at so many samples per second."""
+        """Seconds of an epoch at that many samples per second."""
         size = job.epoch_samples
         if size is None:
             return self.unknown_s
