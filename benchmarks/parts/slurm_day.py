@@ -1,8 +1,9 @@
 """A day of a small Slurm cluster in some minutes: real jobs under a live loop, while daemons are killed.
 
 A real Slurm of one host has four nodes of four GPUs that compute nothing; the jobs train on its CPU slots. A
-step of theirs sleeps as long as its share of the batch asks for, a tenth of a second and more, so that sixteen
-of them leave two cores free and their speed is that of a cluster. They are submitted one by one to ``pliant run --follow --policy ares``.
+step of theirs sleeps as long as its share of the batch asks for, a tenth of a second and more, so that
+sixteen of them leave two cores free and their speed is that of a cluster. They are submitted one by one to
+``pliant run --follow --policy ares``.
 Meanwhile a node's daemon is killed twice and the controller once, and each comes back after some seconds.
 
 Then every job must have finished with all its samples. The same jobs are replayed with the profile that was

@@ -287,7 +287,7 @@ def keeper_argv(attempt: Path, number: int, gpus: str, started: StartedUnit) -> 
 
 
 def no_orders(handle: Handle, numbers: Sequence[int]) -> None:
-    """Make the files of orders before units are started: a file that is there is opened again at each look."""
+    """Make the files of orders before units are started: one that is there is opened again each time."""
     for number in numbers:
         atomic_write(handle.files.orders(number), b"", mode=PRIVATE)
 
