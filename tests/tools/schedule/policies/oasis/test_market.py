@@ -1,0 +1,145 @@
+"""The market of OASiS: prices, admission, commitments, and what a rejected job would have needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.parts.slot_schedules import broken_rules
+from pliant.tools.schedule.policies.oasis.market import Market
+from pliant.tools.schedule.policies.oasis.model import Bid, Plan, Servers, sigmoid_worth
+from pliant.tools.schedule.policies.oasis.prices import PriceBounds
+from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
+
+ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
+
+
+def job(name: str, work: int, value: float = 10.0, decay: float = 0.0, target: float = 2.0) -> Bid:
+    """Four workers at most, of one CPU and one GB each, no PS, in four slots."""
+    worth = sigmoid_worth(value, decay, target, 0, 4)
+    return Bid(name, 0, work, 4, np.array([1.0, 1.0]), np.zeros(2), worth)
+
+
+def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> None:
+    """Two jobs of 8 and 2 worker-slots that are worth 5 and 20 whenever they end, in 4 slots of 4 + 8 units.
+
+    1/η is min(8·2, 2·2) / (4·12) = 1/12; the worth of a unit is 5/16 and 20/4; L = 5/16/4·1/12.
+    """
+    jobs = [job("slow", 8, 10.0), job("quick", 2, 40.0)]
+    bounds = PriceBounds.of(jobs, ONE, 4)
+    least = 5 / 16 / 4 / 12
+    assert np.exp(bounds.workers.log_least) == pytest.approx(least)
+    assert np.exp(bounds.workers.log_most) == pytest.approx([20.0, 20.0])
+    assert bounds.competitive_ratio == pytest.approx(2 * np.log(20 / least))
+    market = Market(ONE, bounds, 4)
+    assert market.workers.prices[0, 0] == pytest.approx([least, least])
+    market.commit(jobs[0], Plan(0, np.array([[2]]), np.zeros((1, 0), dtype=np.int64)))
+    assert market.workers.prices[0, 0, 0] == pytest.approx(np.sqrt(20 * least)), "half of the CPUs"
+    assert market.workers.prices[0, 0, 1] == pytest.approx(least**0.75 * 20**0.25), "a quarter of the memory"
+    assert market.workers.prices[1, 0] == pytest.approx([least, least])
+
+
+def test_an_estimate_of_a_fifth_makes_a_full_server_cost_a_fifth() -> None:
+    bounds = PriceBounds.of([job("a", 8)], ONE, 4)
+    full = np.ones(2)
+    assert bounds.scaled(0.2).workers.prices(full) == pytest.approx(bounds.workers.prices(full) / 5)
+    assert bounds.scaled(0.2).workers.prices(0 * full) == pytest.approx(bounds.workers.prices(0 * full))
+
+
+def test_bounds_of_jobs_that_are_worth_nothing_at_the_end_are_finite() -> None:
+    bounds = PriceBounds.of([job("critical", 4, decay=500.0, target=0.0)], ONE, 4)
+    assert np.isfinite(bounds.workers.log_least)
+
+
+def test_a_job_worth_more_than_its_resources_is_admitted_and_raises_the_prices() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    before = market.workers.prices.copy()
+    quote, plan = market.offer(job("a", 8))
+    assert plan is not None
+    assert plan.sizes().sum() == 8
+    assert quote.payoff > 0
+    assert (market.workers.prices[plan.slots] > before[plan.slots]).any()
+    market.release(job("a", 8), plan)
+    np.testing.assert_allclose(market.workers.prices, before)
+    assert not market.workers.used.any()
+
+
+def test_what_is_given_back_is_what_lies_ahead() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    plan = Plan(0, np.array([[4], [4]]), np.zeros((2, 0), dtype=np.int64))
+    market.commit(job("a", 8), plan)
+    market.release(job("a", 8), plan, now=1)
+    assert market.workers.used[:, 0, 0].tolist() == [4, 0, 0, 0]
+    market.release(job("a", 8), plan, now=2)
+    market.move_on(1)
+    assert not market.workers.used.any()
+    np.testing.assert_allclose(market.workers.prices, market.workers.prices[0, 0, 0])
+
+
+def test_a_full_cluster_admits_nothing() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 16)], ONE, 4), 4)
+    assert market.offer(job("a", 16))[1] is not None
+    quote, plan = market.offer(job("b", 1, value=1e9))
+    assert plan is None
+    assert quote.last is None
+    assert quote.least_scale == np.inf
+
+
+@pytest.mark.parametrize("decay", [0.5, 3.0])
+def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> None:
+    """Just more than the least scale is admitted, just less is not; so with the least target."""
+    market = Market(ONE, PriceBounds.of([job("a", 8, 100.0)], ONE, 4), 4)
+    market.offer(job("a", 8, 100.0))
+    market.offer(job("b", 6, 100.0))
+    bid = job("late", 2, 1.0, decay, 0.0)
+    quote, plan = market.offer(bid)
+    assert plan is None
+    assert np.isfinite(quote.least_scale)
+    for factor, admitted in ((0.999, False), (1.001, True)):
+        again = replace(bid, worth=bid.worth * quote.least_scale * factor)
+        assert market.quote(again).is_worth_it is admitted
+    least = quote.least_target(1.0, decay)
+    if np.isfinite(least):
+        for shift, admitted in ((-0.01, False), (0.01, True)):
+            worth = sigmoid_worth(1.0, decay, least + shift, 0, 4)
+            assert market.quote(replace(bid, worth=worth)).is_worth_it is admitted
+
+
+def test_a_job_that_is_asked_again_later_begins_then() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    quote = market.quote(job("a", 8), now=2)
+    assert quote.first == 2
+    assert quote.plan.first == 2
+    assert quote.last == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = 12
+    servers = servers_of(rng, 4, 4)
+    bids = [bid_of(rng, f"job-{n}", slots, 40, 9) for n in range(25)]
+    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
+    planned = []
+    for bid in sorted(bids, key=lambda bid: bid.arrival):
+        quote, plan = market.offer(bid)
+        if plan is not None:
+            planned.append((bid, plan))
+            assert plan.last == quote.last
+            assert quote.payoff > 0
+    assert broken_rules(servers, planned, slots) == []
+
+
+def test_the_check_of_schedules_sees_every_broken_rule() -> None:
+    bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
+    servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
+    plan = Plan(0, np.array([[2], [0]]), np.array([[1], [2]]))
+    found = broken_rules(servers, [(bid, plan)], 4)
+    assert len(found) == 7
+    good = Plan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
+    assert broken_rules(servers, [(bid, good)], 4) == []

@@ -1,0 +1,1 @@
+"""OASiS: admission and schedules over future slots, by prices of resources."""

@@ -1,0 +1,120 @@
+"""What the market of OASiS is about: servers, one job's bid, and the plan of a job over slots.
+
+Slots are numbered from 0. Resources are columns, in one order everywhere; the bandwidth of a worker or
+parameter server is one of them where servers limit it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+ROUNDING: Final = 1e-9
+"""Relative; sums of amounts that should be whole are off by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The servers of workers, and those of parameter servers (PS); no server hosts both."""
+
+    resources: tuple[str, ...]
+    workers: Floats
+    """[server, resource] capacities of the servers of workers."""
+    ps: Floats
+    """[server, resource] capacities of the servers of PS; there may be none."""
+    worker_names: tuple[str, ...] = ()
+    ps_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """One job as the market sees it."""
+
+    id: str
+    arrival: int
+    """The first slot it can use."""
+    work: int
+    """Worker-slots, 1 or more."""
+    most_workers: int
+    """At a time, 1 or more."""
+    worker: Floats
+    """[resource] what one worker takes."""
+    ps: Floats
+    """[resource] what one PS takes."""
+    worth: Floats
+    """[slot] its utility if that slot is its last one; never rises, never below 0."""
+    worker_bandwidth: float = 0.0
+    ps_bandwidth: float = 0.0
+
+    @property
+    def needs_ps(self) -> bool:
+        """Whether its workers need PS that take something."""
+        return self.worker_bandwidth > 0 and bool(np.any(self.ps > 0))
+
+    @property
+    def shortest(self) -> int:
+        """Slots that it takes with all its workers throughout."""
+        return -(-self.work // self.most_workers)
+
+    def ps_of(self, workers: Ints) -> Ints:
+        """The fewest PS whose bandwidth is that of these workers."""
+        if not self.needs_ps:
+            return np.zeros_like(workers)
+        if self.ps_bandwidth <= 0:
+            return np.where(workers > 0, np.iinfo(np.int64).max, 0)
+        wanted = workers * (self.worker_bandwidth / self.ps_bandwidth)
+        found: Ints = np.ceil(wanted * (1 - ROUNDING)).astype(np.int64)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a job's workers and PS are, slot by slot."""
+
+    first: int
+    """The slot of the first row."""
+    workers: Ints
+    """[slot from first, server]"""
+    ps: Ints
+    """[slot from first, server]"""
+
+    @property
+    def last(self) -> int:
+        """The slot in which the job ends."""
+        return self.first + len(self.workers) - 1
+
+    @property
+    def slots(self) -> slice:
+        """All its slots, those in which nothing runs among them."""
+        return slice(self.first, self.last + 1)
+
+    def sizes(self) -> Ints:
+        """[slot from first] workers in all."""
+        return np.asarray(self.workers.sum(axis=1), dtype=np.int64)
+
+
+def sigmoid_worth(value: float, decay: float, target: float, arrival: int, slots: int) -> Floats:
+    """[slot] value / (1 + exp(decay·(slot - arrival - target))), the paper's utility; times are in slots."""
+    late = np.maximum(np.arange(slots) - arrival, 0) - target
+    return np.asarray(value / (1 + np.exp(np.minimum(decay * late, 700.0))))
+
+
+def whole_fits(free: Floats, demand: Floats, most: int) -> Ints:
+    """[…] how many of ``demand`` [resource] fit ``free`` […, resource], ``most`` at the most."""
+    taken = demand > 0
+    if not taken.any():
+        return np.full(free.shape[:-1], most, dtype=np.int64)
+    fits = np.floor((free[..., taken] / demand[taken]).min(axis=-1) * (1 + ROUNDING) + ROUNDING)
+    found: Ints = np.clip(fits, 0, most).astype(np.int64)
+    return found
+
+
+def log_or(value: float, otherwise: float = -math.inf) -> float:
+    """The logarithm; of 0 what else it is to be."""
+    return math.log(value) if value > 0 else otherwise

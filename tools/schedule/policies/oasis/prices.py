@@ -1,0 +1,99 @@
+"""Prices of resources: L·(U/L)^(part that is committed), from the least and the largest worth of a unit.
+
+Equations 22 to 26 of "Online Job Scheduling in Distributed Machine Learning Clusters" (Bao et al., 2018).
+Reading: the largest utility of a job is that of its shortest duration, as the text below equation 26 says.
+What one unit of a resource is worth at the very least can be as small as no float is, for a time-critical job
+that ends with the last slot: bounds are logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+
+from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Servers, log_or
+
+LEAST_WORTH: Final = 1e-12
+"""Of the best that a job can be worth: what ends at the last slot counts as no less."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideBounds:
+    """The bounds of one kind of servers."""
+
+    log_least: float
+    """ln L."""
+    log_most: Floats
+    """[resource] ln U, no less than ln L."""
+
+    def prices(self, part: Floats) -> Floats:
+        """[…, resource] of servers of which that part of each resource is committed."""
+        return np.asarray(np.exp(self.log_least + part * (self.log_most - self.log_least)))
+
+    @property
+    def log_ratio(self) -> float:
+        """The largest ln(U/L)."""
+        return float((self.log_most - self.log_least).max(initial=0.0))
+
+    def scaled(self, part: float) -> Self:
+        """With another U/L: U is multiplied; U is never below L."""
+        return replace(self, log_most=np.maximum(self.log_least, self.log_most + math.log(part)))
+
+
+@dataclass(frozen=True, slots=True)
+class PriceBounds:
+    """U and L of both kinds of servers: with index 1 workers', with index 2 those of parameter servers."""
+
+    workers: SideBounds
+    ps: SideBounds
+
+    @classmethod
+    def of(cls, bids: Sequence[Bid], servers: Servers, slots: int, least_worth: float = LEAST_WORTH) -> Self:
+        """The true bounds where these are all jobs, or an estimate from jobs like those to come.
+
+        :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
+        """
+        logs = [_log_worths(bid, slots, least_worth) for bid in bids]
+        of_workers = [(bid.work, bid.worker, log) for bid, log in zip(bids, logs, strict=True)]
+        of_ps = [(bid.work, bid.ps, log) for bid, log in zip(bids, logs, strict=True) if bid.needs_ps]
+        return cls(_side(of_workers, servers.workers, slots), _side(of_ps, servers.ps, slots))
+
+    def scaled(self, part: float) -> Self:
+        """Both ratios U/L multiplied by ``part``: an estimate that is wrong by so much."""
+        return replace(self, workers=self.workers.scaled(part), ps=self.ps.scaled(part))
+
+    @property
+    def competitive_ratio(self) -> float:
+        """Theorem 4: the offline optimum is at most this many times the utility of OASiS."""
+        return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
+
+
+def _log_worths(bid: Bid, slots: int, least_worth: float) -> tuple[float, float]:
+    """Logarithms of what the job is worth if it ends as late as it can, and as early."""
+    best = log_or(float(bid.worth[min(bid.arrival + bid.shortest - 1, slots - 1)]))
+    return max(log_or(float(bid.worth[slots - 1])), best + math.log(least_worth)), best
+
+
+def _side(
+    jobs: Sequence[tuple[int, Floats, tuple[float, float]]], capacity: Floats, slots: int
+) -> SideBounds:
+    """The bounds of one kind of servers from the work, the demand and the worths of each job."""
+    used = [
+        (work * float(demand.sum()), demand, late, best)
+        for work, demand, (late, best) in jobs
+        if demand.sum() > 0 and best > -math.inf
+    ]
+    total = slots * float(capacity.sum())
+    if not used or not total:
+        return SideBounds(0.0, np.zeros(capacity.shape[1]))
+    log_eta = math.log(total / min(amount for amount, *_ in used))
+    log_least = min(late - math.log(amount) for amount, _, late, _ in used) - math.log(4) - log_eta
+    log_most = np.full(capacity.shape[1], log_least)
+    for _, demand, _, best in used:
+        taken = demand > 0
+        log_most[taken] = np.maximum(log_most[taken], best - np.log(demand[taken]))
+    return SideBounds(log_least, log_most)
