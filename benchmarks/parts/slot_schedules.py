@@ -31,8 +31,12 @@ def _of_job(bid: Bid, plan: Plan, slots: int) -> Iterator[str]:
     if not workers or not sum(workers[-1]):
         yield "has no worker in its last slot"
     for slot, (row, ps_row) in enumerate(zip(workers, ps, strict=False), plan.first):
-        if sum(row) > bid.most_workers:
-            yield f"has more workers than chunks in slot {slot}"
+        if sum(row) and not bid.least_workers <= sum(row) <= bid.most_workers:
+            yield f"has too few workers or more than chunks in slot {slot}"
+        if bid.servers is not None and any(
+            count for count, may in zip(row, bid.servers, strict=True) if not may
+        ):
+            yield f"is where it may not be in slot {slot}"
         if bid.worker_bandwidth and max(bid.ps, default=0.0) > 0:
             if sum(row) * bid.worker_bandwidth > sum(ps_row) * bid.ps_bandwidth * (1 + _NEAR):
                 yield f"has too few PS in slot {slot}"

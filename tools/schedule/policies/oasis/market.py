@@ -12,7 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import ROUNDING, Bid, Floats, Ints, Plan, Servers, whole_fits
+from pliant.tools.schedule.policies.oasis.model import (
+    ROUNDING,
+    Bid,
+    Bools,
+    Floats,
+    Ints,
+    Plan,
+    Servers,
+    whole_fits,
+)
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds, SideBounds
 from pliant.tools.schedule.policies.oasis.subroutine import Places, Schedules, schedules
 
@@ -96,23 +105,37 @@ class Side:
         """[slot, server, resource] committed."""
         self.prices = self._prices(slice(None))
         """[slot, server, resource] of a unit."""
+        self._cheapest: Floats | None = None
 
-    def places(self, demand: Floats, slots: slice, most: int) -> Places:
+    def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
         """What a worker or PS of this demand is offered in these slots."""
         free = self.capacity - self.used[slots]
-        return Places.of(self.prices[slots] @ demand, whole_fits(free, demand, most))
+        fits = whole_fits(free, demand, most)
+        if servers is not None:
+            fits[:, ~servers] = 0
+        return Places.of(self.prices[slots] @ demand, fits)
+
+    @property
+    def cheapest(self) -> Floats:
+        """[slot, resource] the least price of a unit on any server."""
+        if self._cheapest is None:
+            self._cheapest = self.prices.min(axis=1, initial=np.inf)
+        return self._cheapest
 
     def take(self, counts: Ints, demand: Floats, slots: slice) -> None:
         """Commit, or with counts below 0 give back, and price again."""
         used = self.used[slots] + counts[:, :, None] * demand
         self.used[slots] = np.where(np.abs(used) <= ROUNDING * self.capacity, 0.0, used)
         self.prices[slots] = self._prices(slots)
+        if self._cheapest is not None:
+            self._cheapest[slots] = self.prices[slots].min(axis=1, initial=np.inf)
 
     def move_on(self, slots: int) -> None:
         """Drop the first slots; as many empty ones follow at the end."""
         for values, empty in ((self.used, 0.0), (self.prices, self.bounds.prices(np.zeros(1)))):
             values[:-slots] = values[slots:].copy()
             values[-slots:] = empty
+        self._cheapest = None
 
     def _prices(self, slots: slice) -> Floats:
         part = np.zeros_like(self.used[slots])
@@ -134,9 +157,16 @@ class Market:
         """The best schedules of a job from its arrival on, or from slot ``now`` if that is later."""
         first = max(bid.arrival, now)
         slots = slice(first, self.slots)
-        places = (self.workers.places(bid.worker, slots, bid.most_workers), self._ps_places(bid, slots))
+        workers = self.workers.places(bid.worker, slots, bid.most_workers, bid.servers)
+        places = (workers, self._ps_places(bid, slots))
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
+
+    def is_hopeless(self, bid: Bid, now: int = 0) -> bool:
+        """Whether even the cheapest prices of all servers are too high: a quick look, without a schedule."""
+        first = max(bid.arrival, now)
+        cheapest = np.minimum.accumulate(self.workers.cheapest[first:] @ bid.worker)[bid.shortest - 1 :]
+        return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.work * cheapest)
 
     def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, Plan | None]:
         """Admit a job and commit its plan, or turn it away: then there is no plan."""

@@ -14,6 +14,7 @@ import numpy as np
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 ROUNDING: Final = 1e-9
 """Relative; sums of amounts that should be whole are off by less."""
@@ -30,6 +31,13 @@ class Servers:
     """[server, resource] capacities of the servers of PS; there may be none."""
     worker_names: tuple[str, ...] = ()
     ps_names: tuple[str, ...] = ()
+    priced: Bools | None = None
+    """[resource] whether it has a price; the others only limit what fits. None: all have."""
+
+    @property
+    def weights(self) -> Floats:
+        """[resource] 1 where it has a price, else 0."""
+        return np.ones(len(self.resources)) if self.priced is None else self.priced.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,10 @@ class Bid:
     """[slot] its utility if that slot is its last one; never rises, never below 0."""
     worker_bandwidth: float = 0.0
     ps_bandwidth: float = 0.0
+    least_workers: int = 1
+    """In a slot in which it runs at all; such a job may do more than its work in the last one."""
+    servers: Bools | None = None
+    """[server] those that its workers may be on; None: all."""
 
     @property
     def needs_ps(self) -> bool:

@@ -29,10 +29,12 @@ class SideBounds:
     """ln L."""
     log_most: Floats
     """[resource] ln U, no less than ln L."""
+    weights: Floats
+    """[resource] 1 where it has a price, else 0."""
 
     def prices(self, part: Floats) -> Floats:
         """[…, resource] of servers of which that part of each resource is committed."""
-        return np.asarray(np.exp(self.log_least + part * (self.log_most - self.log_least)))
+        return np.asarray(self.weights * np.exp(self.log_least + part * (self.log_most - self.log_least)))
 
     @property
     def log_ratio(self) -> float:
@@ -58,9 +60,13 @@ class PriceBounds:
         :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
         """
         logs = [_log_worths(bid, slots, least_worth) for bid in bids]
-        of_workers = [(bid.work, bid.worker, log) for bid, log in zip(bids, logs, strict=True)]
-        of_ps = [(bid.work, bid.ps, log) for bid, log in zip(bids, logs, strict=True) if bid.needs_ps]
-        return cls(_side(of_workers, servers.workers, slots), _side(of_ps, servers.ps, slots))
+        both, weights = list(zip(bids, logs, strict=True)), servers.weights
+        of_workers = [(bid.work, bid.worker * weights, log) for bid, log in both]
+        of_ps = [(bid.work, bid.ps * weights, log) for bid, log in both if bid.needs_ps]
+        return cls(
+            _side(of_workers, slots * float((servers.workers @ weights).sum()), weights),
+            _side(of_ps, slots * float((servers.ps @ weights).sum()), weights),
+        )
 
     def scaled(self, part: float) -> Self:
         """Both ratios U/L multiplied by ``part``: an estimate that is wrong by so much."""
@@ -79,21 +85,23 @@ def _log_worths(bid: Bid, slots: int, least_worth: float) -> tuple[float, float]
 
 
 def _side(
-    jobs: Sequence[tuple[int, Floats, tuple[float, float]]], capacity: Floats, slots: int
+    jobs: Sequence[tuple[int, Floats, tuple[float, float]]], capacity: float, weights: Floats
 ) -> SideBounds:
-    """The bounds of one kind of servers from the work, the demand and the worths of each job."""
+    """The bounds of one kind of servers from the work, the priced demand and the worths of each job.
+
+    :param capacity: of all servers and slots, the units of all resources added.
+    """
     used = [
         (work * float(demand.sum()), demand, late, best)
         for work, demand, (late, best) in jobs
         if demand.sum() > 0 and best > -math.inf
     ]
-    total = slots * float(capacity.sum())
-    if not used or not total:
-        return SideBounds(0.0, np.zeros(capacity.shape[1]))
-    log_eta = math.log(total / min(amount for amount, *_ in used))
+    if not used or not 0 < capacity < math.inf:
+        return SideBounds(0.0, np.zeros(len(weights)), weights)
+    log_eta = math.log(capacity / min(amount for amount, *_ in used))
     log_least = min(late - math.log(amount) for amount, _, late, _ in used) - math.log(4) - log_eta
-    log_most = np.full(capacity.shape[1], log_least)
+    log_most = np.full(len(weights), log_least)
     for _, demand, _, best in used:
         taken = demand > 0
         log_most[taken] = np.maximum(log_most[taken], best - np.log(demand[taken]))
-    return SideBounds(log_least, log_most)
+    return SideBounds(log_least, log_most, weights)

@@ -3,7 +3,8 @@
 Inside a slot all workers of a job are alike and prices are fixed, so a server is a number of equal places at
 one price each, and the cheapest places first are the cheapest workers. PS live on servers of their own and
 their number follows from that of the workers, so they are filled the same way. What y workers cost in a slot
-is thus a table, and the slots share the work: cost(t, w) = min over y of slot(t, y) + cost(t - 1, w - y).
+is thus a table, and the slots share the work: cost(t, w) = min over y of slot(t, y) + cost(t - 1, w - y),
+where w is the least that is done until then: a job that has a smallest size may do more.
 
 Departures: work is counted in worker-slots instead of chunks; the printed recursion, which asks for one end
 after the other, is a forward pass that answers for all.
@@ -100,7 +101,7 @@ class Schedules:
         left, sizes = self.bid.work, np.zeros(end + 1, dtype=np.int64)
         for slot in range(end, -1, -1):
             sizes[slot] = self._size(slot, left)
-            left -= int(sizes[slot])
+            left = max(0, left - int(sizes[slot]))
         ps = self.bid.ps_of(sizes)
         return Plan(
             self.first,
@@ -111,16 +112,15 @@ class Schedules:
     def _size(self, slot: int, left: int) -> int:
         """Workers of a slot in the cheapest way to do ``left`` until then."""
         cost = self.slot_costs[slot]
-        if slot == 0:
-            return left
-        before, low = self.costs[slot - 1], int(self.lowest[slot - 1])
-        sizes = np.arange(max(0, left - low - len(before) + 1), min(len(cost) - 1, left - low) + 1)
-        return int(sizes[np.argmin(before[left - low - sizes] + cost[sizes])])
+        before, low = (self.costs[slot - 1], int(self.lowest[slot - 1])) if slot else (np.zeros(1), 0)
+        least = max(0, left - low - len(before) + 1)
+        done = np.maximum(left - low - np.arange(least, len(cost)), 0)
+        return least + int(np.argmin(before[done] + cost[least:]))
 
 
 def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     """All ends of one job from slot ``first`` on; the places are those of the slots from there."""
-    found = [row[: np.count_nonzero(np.isfinite(row))] for row in _slot_costs(bid, workers, ps)]
+    found = [row[: np.flatnonzero(np.isfinite(row))[-1] + 1] for row in _slot_costs(bid, workers, ps)]
     most = np.array([len(row) - 1 for row in found])
     reach = np.minimum(most.cumsum(), bid.work)
     lowest = np.maximum(bid.work - (most.sum() - most.cumsum()), 0)
@@ -138,7 +138,8 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
 
 def _slot_costs(bid: Bid, workers: Places, ps: Places) -> Floats:
     """[slot, y] what y workers cost together with their PS, of which there are no more than workers."""
-    costs = workers.costs(min(bid.most_workers, bid.work))
+    costs = workers.costs(min(bid.most_workers, max(bid.work, bid.least_workers)))
+    costs[:, 1 : bid.least_workers] = np.inf
     if not bid.needs_ps:
         return costs
     sizes = np.arange(costs.shape[1])
@@ -151,11 +152,15 @@ def _slot_costs(bid: Bid, workers: Places, ps: Places) -> Floats:
 
 
 def _min_plus(before: Floats, before_low: int, cost: Floats, low: int, high: int) -> Floats:
-    """[w - low] min over y of before[w - y] + cost[y], for w from ``low`` to ``high``."""
+    """[w - low] min over y of before[w - y] + cost[y], for w from ``low`` to ``high``.
+
+    Less than ``before_low`` cannot be made up for any more, so it costs what that costs.
+    """
     most, size = len(cost) - 1, before.itemsize
     if not most:
         return before[low - before_low : high - before_low + 1]
     padded = np.full(most + (high - before_low + 1), np.inf)
+    padded[:most] = before[0]
     padded[most : most + len(before)] = before
     start = padded[most + low - before_low :]
     shifted = np.lib.stride_tricks.as_strided(start, (high - low + 1, most + 1), (size, -size))

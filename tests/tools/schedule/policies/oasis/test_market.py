@@ -80,6 +80,38 @@ def test_what_is_given_back_is_what_lies_ahead() -> None:
     np.testing.assert_allclose(market.workers.prices, market.workers.prices[0, 0, 0])
 
 
+def test_what_has_no_price_still_limits() -> None:
+    """Memory for two workers at a time, which costs nothing."""
+    servers = replace(ONE, workers=np.array([[4.0, 2.0]]), priced=np.array([True, False]))
+    market = Market(servers, PriceBounds.of([job("a", 8)], servers, 4), 4)
+    _, plan = market.offer(job("a", 8))
+    assert plan is not None
+    assert plan.sizes().tolist() == [2, 2, 2, 2]
+    assert not market.workers.prices[:, :, 1].any()
+
+
+def test_a_job_keeps_to_the_servers_that_it_may_use() -> None:
+    servers = replace(ONE, workers=np.full((2, 2), 4.0))
+    market = Market(servers, PriceBounds.of([job("a", 8)], servers, 4), 4)
+    quote = market.quote(replace(job("a", 8), servers=np.array([False, True])))
+    assert quote.plan.workers[:, 0].tolist() == [0] * len(quote.plan.workers)
+
+
+def test_a_rigid_job_runs_on_all_its_workers_or_on_none() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    plan = market.quote(replace(job("a", 8), work=7, least_workers=3, most_workers=3)).plan
+    assert set(plan.sizes().tolist()) <= {0, 3}
+    assert plan.sizes().sum() == 9
+
+
+def test_a_hopeless_bid_is_seen_without_a_schedule() -> None:
+    market = Market(ONE, PriceBounds.of([job("a", 8, 100.0)], ONE, 4), 4)
+    assert not market.is_hopeless(job("b", 8, 100.0))
+    market.offer(job("a", 16, 100.0))
+    assert market.is_hopeless(job("b", 8))
+    assert not market.quote(job("b", 8)).is_worth_it
+
+
 def test_a_full_cluster_admits_nothing() -> None:
     market = Market(ONE, PriceBounds.of([job("a", 16)], ONE, 4), 4)
     assert market.offer(job("a", 16))[1] is not None
@@ -127,7 +159,9 @@ def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
     planned = []
     for bid in sorted(bids, key=lambda bid: bid.arrival):
+        hopeless = market.is_hopeless(bid)
         quote, plan = market.offer(bid)
+        assert not (hopeless and plan)
         if plan is not None:
             planned.append((bid, plan))
             assert plan.last == quote.last

@@ -33,11 +33,13 @@ def by_all_schedules(market: Market, bid: Bid) -> list[float]:
         table: dict[int, float] = {0: 0.0}
         workers = limits(market.workers, bid.worker, slot)
         ps = limits(market.ps, bid.ps, slot) if bid.needs_ps else [0] * len(market.ps.capacity)
-        most = min(bid.work, bid.most_workers)
+        most = bid.most_workers
         for y in product(*(range(min(limit, most) + 1) for limit in workers)):
             for z in product(*(range(min(limit, sum(y)) + 1) for limit in ps)):
                 served = sum(z) * bid.ps_bandwidth >= sum(y) * bid.worker_bandwidth * (1 - 1e-9)
-                if sum(y) > most or sum(z) > sum(y) or (bid.needs_ps and not served):
+                if 0 < sum(y) < bid.least_workers or sum(y) > most or sum(z) > sum(y):
+                    continue
+                if bid.needs_ps and not served:
                     continue
                 cost = sum(n * market.workers.prices[slot, h] @ bid.worker for h, n in enumerate(y))
                 cost += sum(n * market.ps.prices[slot, k] @ bid.ps for k, n in enumerate(z))
@@ -61,8 +63,8 @@ def by_milp(market: Market, bid: Bid, end: int) -> float:
     slots = range(bid.arrival, end + 1)
     servers, ps = len(market.workers.capacity), len(market.ps.capacity) if bid.needs_ps else 0
     width = servers + ps
-    count = len(slots) * width
-    costs, most = np.zeros(count), np.zeros(count)
+    count = len(slots) * width + len(slots)  # the last ones: whether it runs in a slot
+    costs, most = np.zeros(count), np.ones(count)
     rows, low, high = [np.zeros(count)], [float(bid.work)], [np.inf]
     for number, slot in enumerate(slots):
         w = slice(number * width, number * width + servers)
@@ -70,9 +72,10 @@ def by_milp(market: Market, bid: Bid, end: int) -> float:
         costs[w] = market.workers.prices[slot] @ bid.worker
         most[w] = limits(market.workers, bid.worker, slot)
         rows[0][w] = 1
-        size = np.zeros(count)
-        size[w] = 1
-        rows, low, high = [*rows, size], [*low, 0.0], [*high, float(bid.most_workers)]
+        for bound, sign in ((bid.least_workers, 1), (bid.most_workers, -1)):
+            size = np.zeros(count)
+            size[w], size[len(slots) * width + number] = sign, -sign * bound
+            rows, low, high = [*rows, size], [*low, 0.0], [*high, np.inf]
         if bid.needs_ps:
             costs[p], most[p] = market.ps.prices[slot] @ bid.ps, limits(market.ps, bid.ps, slot)
             served, fewer = np.zeros(count), np.zeros(count)

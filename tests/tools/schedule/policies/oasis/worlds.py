@@ -24,11 +24,13 @@ def bid_of(rng: np.random.Generator, name: str, slots: int, work: int, most: int
     arrival = int(rng.integers(slots))
     bandwidth, ps_bandwidth = float(rng.uniform(0.5, 2)), float(rng.uniform(1.0, 4))
     with_ps = rng.random() < 0.7
+    limits = np.sort(rng.integers(1, most + 1, 2)) if rng.random() < 0.3 else (1, rng.integers(1, most + 1))
     return Bid(
         id=name,
         arrival=arrival,
         work=int(rng.integers(1, work + 1)),
-        most_workers=int(rng.integers(1, most + 1)),
+        most_workers=int(limits[1]),
+        least_workers=int(limits[0]),
         worker=np.array([rng.integers(0, 3), rng.integers(1, 4), bandwidth]),
         ps=np.array([0, rng.integers(1, 3), ps_bandwidth]) if with_ps else np.zeros(3),
         worth=sigmoid_worth(
