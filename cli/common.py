@@ -35,10 +35,23 @@ TIME_BUDGET = Annotated[
     ),
 ]
 SEED = Annotated[int, typer.Option("--seed", min=0, help="Seed of policies that decide at random.")]
+
+
+def _demand(value: str) -> Literal["stated", "predicted"]:
+    match value:
+        case "stated" | "predicted":
+            return value
+        case "oracle":
+            raise typer.BadParameter("oracle: only a replay knows when jobs will end")
+    raise typer.BadParameter(f'"{value}" is not one of stated, predicted')
+
+
 DEMAND = Annotated[
     Literal["stated", "predicted"] | None,
     typer.Option(
         "--demand",
+        parser=_demand,
+        metavar="<stated|predicted>",
         help="What policies see of jobs that state no work: nothing, or predictions that learn as jobs end.",
         show_default="as before; at first stated",
     ),

@@ -21,8 +21,8 @@ class RunMetrics(Record):
     simulated: bool
     oracle: bool = False
     """The policy received facts that a real scheduler could not know."""
-    demand: Literal["stated", "predicted"] = "stated"
-    """What the policy saw of the work of jobs: what they state, or predictions."""
+    demand: Literal["stated", "predicted", "oracle"] = "stated"
+    """What the policy saw of the work of jobs: what they state, predictions, or the truth."""
     jobs_submitted: NonNegativeInt
     jobs_finished: NonNegativeInt
     jobs_rejected: NonNegativeInt

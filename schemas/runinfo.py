@@ -55,9 +55,9 @@ class RunInfo(Record):
     simulated: bool
     oracle: bool = False
     """Whether the policy received facts that no scheduler could know."""
-    demand: Literal["stated", "predicted"] = "stated"
-    """What the policy saw of the work of jobs: what they state, or predictions where they state none; a
-    simulation with predictions shows no work at all."""
+    demand: Literal["stated", "predicted", "oracle"] = "stated"
+    """What the policy saw of the work of jobs: what they state; predictions where they state none (a
+    simulation with predictions shows no work at all); or the truth, which only a simulation has."""
     progress: str = "samples"
     """The progress model of a simulation."""
     compat: str | None = None

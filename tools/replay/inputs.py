@@ -53,9 +53,10 @@ class Sources:
         """
         profile = None if self.profile is None else read_profile(self.profile)
         jobs = sorted(read_jobs(self.jobs), key=lambda job: (job.submit_time, job.id))
-        found = inputs(jobs[: self.jobs_limit], read_cluster(self.cluster), profile, source_name(self.jobs))
         tables = {} if self.convergence is None else validations(read_convergence(self.convergence))
-        return replace(found, tables=tables, name=trace_name(self.jobs))
+        cluster = read_cluster(self.cluster)
+        found = inputs(jobs[: self.jobs_limit], cluster, profile, source_name(self.jobs), tables)
+        return replace(found, name=trace_name(self.jobs))
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,15 @@ def trace_name(path: str) -> str | None:
 
 
 def inputs(
-    jobs: Sequence[Job], cluster: Cluster, profile: Profile | None = None, source: str = "jobs"
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    profile: Profile | None = None,
+    source: str = "jobs",
+    tables: Mapping[str, Validation] | None = None,
 ) -> Inputs:
     """Check a trace against cluster and profile; ``source`` is what messages call it.
+
+    A job that states no work does that of its validation run in ``tables``.
 
     A job that is too large for the cluster is not an error: the replay says what becomes of it.
 
@@ -108,11 +115,13 @@ def inputs(
     throughput = throughput_for(profile, cluster)
     if throughput.models():
         check_profiled(jobs, throughput.models(), source)
-    unknown = [Problem(source, None, "", text) for text in _unknown_work(jobs, cluster, throughput)]
+    tables = tables or {}
+    stating = [job for job in jobs if job.work is not None or job.convergence not in tables]
+    unknown = [Problem(source, None, "", text) for text in _unknown_work(stating, cluster, throughput)]
     if unknown:
         raise BadInputError(unknown)
     ordered = tuple(sorted(jobs, key=lambda job: (job.submit_time, job.id)))
-    return Inputs(ordered, cluster, profile, throughput)
+    return Inputs(ordered, cluster, profile, throughput, tables)
 
 
 def _unknown_work(jobs: Sequence[Job], cluster: Cluster, throughput: Throughput) -> Iterator[str]:

@@ -22,7 +22,7 @@ _COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's ev
 
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
-DemandName = Literal["stated", "predicted"]
+DemandName = Literal["stated", "predicted", "oracle"]
 
 INPUTS: Final = "What is replayed"
 POLICIES: Final = "Policies"
@@ -68,8 +68,8 @@ class Conditions:
     demand: Annotated[
         DemandName,
         Option(
-            "What policies see of jobs' work: what the trace states, or predictions, which learn as jobs "
-            "end.",
+            "What policies see of jobs' work: what the trace states; predictions, which learn as jobs end; "
+            "or when each job will end, which no scheduler knows.",
             POLICIES,
         ),
     ] = "stated"

@@ -29,6 +29,7 @@ from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.speeds import Speeds
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -72,6 +73,8 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         refuse(assumptions)
     compat = preset(run.conditions.compat)
     policy = make_policy(run.policy, {**compat.parameters.get(run.policy, {}), **run.parameters})
+    stated = run.conditions.demand == "stated"
+    check_demand(inputs.jobs, policy, inputs.name or "jobs", "stated" if stated else "predicted")
     jobs = settle(compat, inputs.jobs, policy)
     trained = prepared(run.conditions, compat, replace(inputs, jobs=tuple(jobs)), policy, run.simulated)
     session = Session(
@@ -81,7 +84,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         seed=run.seed,
         oracle=trained.oracle,
         forecast=_forecast(run),
-        demand=run.conditions.demand,
+        demand="predicted" if run.conditions.demand == "predicted" else "stated",
     )
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
@@ -97,6 +100,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         interval_s=trained.interval_s,
         describe=submissions.describe,
         advance=advance,
+        reveals_work=run.conditions.demand == "oracle",
     )
     _ = session.rng  # made before the clock starts
     info_row = engine.log.add(first_s, "decision")
@@ -124,7 +128,7 @@ def _with_failures(
     if simulated.mtbf is None or not inputs.jobs:
         return replace(simulated, node_events=together(simulated.node_events))
     nodes = [node.name for node in session.nodes]
-    end_s = failures_end_s(inputs.jobs, session.speeds)
+    end_s = failures_end_s(inputs.jobs, session.speeds, simulated.progress())
     drawn = drawn_failures(nodes, simulated.mtbf, run.seed, inputs.jobs[0].submit_time, end_s)
     return replace(simulated, node_events=together(simulated.node_events, drawn))
 
@@ -172,8 +176,8 @@ def _info(inputs: Inputs, trained: Prepared, assumptions: tuple[Assumption, ...]
         parameters=dict(policy.parameters),
         seed=run.seed,
         simulated=True,
-        oracle=done.session.oracle is not None,
-        demand=done.session.demand,
+        oracle=done.session.oracle is not None or run.conditions.demand == "oracle",
+        demand=run.conditions.demand,
         progress=trained.progress,
         compat=run.conditions.compat,
         trace_hash=inputs.trace_hash,

@@ -38,6 +38,8 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
     parts = []
     if len({other.info.simulated for other in alike}) > 1:
         parts.append(kind(run))
+    if len({other.info.demand for other in alike}) > 1:
+        parts.append(f"{run.info.demand} demand")
     names = sorted({name for other in alike for name in other.info.parameters})
     for name in names:
         values = {_value(other.info.parameters.get(name)) for other in alike}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pliant.schemas.text.wording import counted
 from pliant.tools.report.fairness import Fairness
@@ -10,6 +11,10 @@ from pliant.tools.report.labels import kind, parameters_text
 from pliant.tools.report.records import Outcome, RunRecord
 from pliant.tools.report.usage import Usage
 
+_DEMANDS: Final = {
+    "predicted": "predicted demand",
+    "oracle": "oracle demand (knows when jobs end, as no scheduler can)",
+}
 _OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
 
 
@@ -24,10 +29,10 @@ def provenance(run: RunRecord) -> str:
         *parameters_text(run),
         f"pliant {info.pliant_version}",
     ]
-    if info.oracle:
+    if info.oracle and info.demand != "oracle":
         parts.insert(1, "oracle (knows what no scheduler can know)")
-    if info.demand == "predicted":
-        parts.insert(1, "predicted demand")
+    if info.demand != "stated":
+        parts.insert(1, _DEMANDS[info.demand])
     return " · ".join(parts)
 
 
@@ -60,6 +65,8 @@ def _forecasts(run: RunRecord) -> list[str]:
         ]
     if run.info.demand == "predicted":
         return ["the work of jobs was predicted where they state none"]
+    if run.info.demand == "oracle":
+        return ["the policy saw when each job would end, whatever the job states"]
     return []
 
 
@@ -88,5 +95,6 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
     if len({run.info.oracle for run in runs}) > 1:
         found.append("some policies knew what no scheduler can know (oracle), the others were not")
     if len({run.info.demand for run in runs}) > 1:
-        found.append("some policies knew the work that jobs state, the others predicted it")
+        seen = " and ".join(sorted({f"{run.info.demand} demand" for run in runs}))
+        found.append(f"the policies did not see the same of the work of jobs: {seen}")
     return found

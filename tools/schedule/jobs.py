@@ -120,6 +120,8 @@ class JobState:
     """Ends of epochs that it reported, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
     predicted: bool = False
     """Whether ``total_samples`` is a prediction: the job states no work, or a replay does not show it."""
+    revealed: bool = False
+    """Whether ``total_samples`` is where a replay will end the job, as no scheduler could know it."""
     _hidden_samples: float | None = None
     _samples_done: float = 0.0
     _attained_gpu_s: float = 0.0
@@ -150,7 +152,7 @@ class JobState:
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
-        total = self._hidden_samples if self.predicted else self.total_samples
+        total = self._hidden_samples if self.predicted or self.revealed else self.total_samples
         return done if total is None or done <= total else total
 
     @property
@@ -167,7 +169,7 @@ class JobState:
         if self.total_samples is None:
             return None
         left = self.total_samples - self.samples_done(time_s)
-        return max(0.0, left) if self.predicted else left
+        return max(0.0, left) if self.predicted or self.revealed else left
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, those without progress included."""
@@ -189,11 +191,16 @@ class JobState:
     @property
     def work_samples(self) -> float | None:
         """The samples at which the job ends, whatever is predicted; None: unknown."""
-        return self._hidden_samples if self.predicted else self.total_samples
+        return self._hidden_samples if self.predicted or self.revealed else self.total_samples
 
-    def hide_work(self) -> None:
-        """The job ends as before, and states no work."""
-        self._hidden_samples, self.total_samples, self.predicted = self.work_samples, None, True
+    def hide_work(self, work_samples: float | None = None) -> None:
+        """The job has that much work, or what it states, and shows none."""
+        known = self.work_samples if work_samples is None else work_samples
+        self._hidden_samples, self.total_samples, self.predicted = known, None, True
+
+    def reveal_work(self, end_samples: float | None) -> None:
+        """Say where the job ends, after :meth:`hide_work`."""
+        self.total_samples, self.predicted, self.revealed = end_samples, False, True
 
     def report_loss(self, loss: float) -> None:
         """The job reported a training loss."""

@@ -119,7 +119,7 @@ def test_a_change_of_policy_is_told():
         ),
         (
             {"demand": "predicted"},
-            "some policies knew the work that jobs state, the others predicted it",
+            "the policies did not see the same of the work of jobs: predicted demand and stated demand",
         ),
     ],
 )

@@ -70,8 +70,12 @@ class Engine:
         interval_s: float | None = None,
         describe: Describe | None = None,
         advance: Advance | None = None,
+        reveals_work: bool = False,
     ) -> None:
-        """``interval_s``: ask the policy at multiples of it only; None: at every change."""
+        """
+        :param interval_s: ask the policy at multiples of it only; None: at every change.
+        :param reveals_work: policies see at which progress each job ends, whatever it states.
+        """
         self.session = session
         self.simulated = simulated or SimulatedCluster()
         self.log = EventLog()
@@ -88,7 +92,9 @@ class Engine:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
         self._node_events_ahead = len(self.simulated.node_events)
         self._rounds = Rounds(interval_s, self.simulated.quirks.first_round) if interval_s else None
-        self._running = RunningJobs(session, self.simulated, self._agenda, self.log, interval_s)
+        self._running = RunningJobs(
+            session, self.simulated, self._agenda, self.log, interval_s, reveals_work=reveals_work
+        )
         self._now_s = 0.0
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
@@ -199,8 +205,7 @@ class Engine:
         self._arrived += 1
         self._quiet_decisions = 0
         state = self.session.submit(spec, now_s)
-        if self.session.demand == "predicted":
-            state.hide_work()
+        self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
         self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
@@ -208,10 +213,10 @@ class Engine:
     def _finish(self, job_id: str, now_s: float) -> None:
         self._quiet_decisions = 0
         self.counters.finished += 1
-        self._running.finish(job_id)
+        trained = self._running.finish(job_id)
         job = self.session.end(job_id, now_s)
-        job.report_progress(now_s, job.work_samples or 0.0)
-        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=job.work_samples)
+        job.report_progress(now_s, trained)
+        self.log.add(now_s, "finish", job_id, gpus=0, samples_done=trained)
         self._tell_progress()
 
     def _node_event(self, node: str, now_s: float, *, up: bool) -> None:

@@ -19,6 +19,8 @@ from pliant.tools.schedule.speeds import Speeds
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.tools.replay.progress.protocol import ProgressModel
+
 CHECKPOINT_S: Final = 60.0
 """Seconds between checkpoints of a job that states none."""
 _HOUR_S: Final = 3600.0
@@ -140,14 +142,14 @@ def last_checkpoint_s(job: Job, since_s: float, now_s: float) -> float:
     return since_s + trained_s - trained_s % (job.checkpoint_seconds or CHECKPOINT_S)
 
 
-def failures_end_s(jobs: Sequence[Job], speeds: Speeds) -> float:
+def failures_end_s(jobs: Sequence[Job], speeds: Speeds, progress: ProgressModel) -> float:
     """Until when failures are drawn for a trace: long enough for twice its work.
 
     That is the last submission, twice the time in which the whole cluster does all the work at the requested
     sizes, and twice the longest job. Without an end the replay would wait
     indefinitely for a job that can never run.
     """
-    seconds = [_alone(job, speeds) for job in jobs]
+    seconds = [_alone(job, speeds, progress) for job in jobs]
     gpus = max(1, sum(speeds.gpu_types.values()))
     gpu_seconds = math.fsum(
         time_s * job.gpus.requested for job, (time_s, _) in zip(jobs, seconds, strict=True)
@@ -156,9 +158,9 @@ def failures_end_s(jobs: Sequence[Job], speeds: Speeds) -> float:
     return last_s + 2 * gpu_seconds / gpus + 2 * max((longest_s for _, longest_s in seconds), default=0.0)
 
 
-def _alone(job: Job, speeds: Speeds) -> tuple[float, float]:
+def _alone(job: Job, speeds: Speeds, progress: ProgressModel) -> tuple[float, float]:
     """Seconds at the requested size, and at the smallest or requested one, whichever takes longer."""
     state = job_state(job, speeds)
     rates = [speeds.rate(state, gpus) for gpus in (job.gpus.requested, job.min_gpus)]
-    requested_s, least_s = ((state.total_samples or 0.0) / rate if rate else 0.0 for rate in rates)
+    requested_s, least_s = ((progress.all_samples(state) or 0.0) / rate if rate else 0.0 for rate in rates)
     return requested_s, max(requested_s, least_s)

@@ -49,8 +49,13 @@ class RunningJobs:
         agenda: Agenda,
         log: EventLog,
         interval_s: float | None,
+        *,
+        reveals_work: bool = False,
     ) -> None:
-        """``interval_s``: between the rounds in which the policy is asked; None: there are none."""
+        """
+        :param interval_s: between the rounds in which the policy is asked; None: there are none.
+        :param reveals_work: policies see at which progress each job ends.
+        """
         self._session = session
         self._simulated = simulated
         self._agenda = agenda
@@ -61,12 +66,19 @@ class RunningJobs:
         self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
         self._interference = Interference(simulated.interference) if simulated.interference else None
+        self._reveals_work = reveals_work
         self._held: dict[str, Allocation] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._held
+
+    def arrive(self, job: JobState) -> None:
+        """A job has arrived: policies see of its work what they may."""
+        if self._session.demand == "predicted" or self._reveals_work or job.total_samples is None:
+            job.hide_work(self._progress.all_samples(job))
+            self._end_samples(job, 0.0)
 
     def cost_s(self, transition: Transition, left: Allocation | None, now_s: float) -> float:
         """Seconds without training that a change costs; ``left``: what the job held before."""
@@ -102,9 +114,9 @@ class RunningJobs:
             self._trained.add(job_id)
         return held
 
-    def finish(self, job_id: str) -> None:
-        """The job has done its work."""
-        self._drop(job_id)
+    def finish(self, job_id: str) -> float:
+        """The job has done its work; returns the samples that it trained."""
+        return self._drop(job_id).goal
 
     def next_segment(self, job_id: str, now_s: float) -> None:
         """A segment has ended: what it led to is reached, and the next begins."""
@@ -145,8 +157,8 @@ class RunningJobs:
         held.epoch_end = segment.epoch_end
         if self._simulated.measured:
             self._measure(job, segment, factor)
-        total = math.inf if job.work_samples is None else job.work_samples
-        held.goal = total if segment.until_samples is None else min(total, segment.until_samples)
+        end = self._end_samples(job, done)
+        held.goal = end if segment.until_samples is None else min(end, segment.until_samples)
         if (trajectory := segment.trajectory) is not None:
             job.train_along(from_s, trajectory, held.rate)
             end_s = from_s + trajectory.seconds
@@ -159,8 +171,15 @@ class RunningJobs:
                 from_s, (held.goal - done) / held.rate, self._interval_s
             )
         if end_s < math.inf:
-            kind = FINISH if held.goal == total else SEGMENT_END
+            kind = FINISH if held.goal == end else SEGMENT_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
+
+    def _end_samples(self, job: JobState, done: float) -> float:
+        """Progress at which the job ends if it goes on like this, which an oracle says as well."""
+        end = self._progress.end_samples(job, done)
+        if self._reveals_work:
+            job.reveal_work(end)
+        return math.inf if end is None else end
 
     def _measure(self, job: JobState, segment: Segment, speed_factor: float) -> None:
         """What the job learns about itself in a segment, as a real one would from its own steps."""

@@ -38,7 +38,7 @@ class Prepared(NamedTuple):
     """Name of the progress model; "epochs" where some jobs have a table and others advance by samples."""
 
 
-class ByJob:
+class ByJob(ProgressModel):
     """Epochs for the jobs that have a table, samples for the others."""
 
     def __init__(self, tables: Mapping[str, Validation], epochs: Epochs) -> None:
@@ -48,8 +48,18 @@ class ByJob:
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """As the job's own model says."""
-        model: ProgressModel = self._epochs if job.spec.convergence in self._tables else self._samples
-        return model.segment(job, samples_done, speed_factor)
+        return self._model(job).segment(job, samples_done, speed_factor)
+
+    def all_samples(self, job: JobState) -> float | None:
+        """As the job's own model says."""
+        return self._model(job).all_samples(job)
+
+    def end_samples(self, job: JobState, samples_done: float) -> float | None:
+        """As the job's own model says."""
+        return self._model(job).end_samples(job, samples_done)
+
+    def _model(self, job: JobState) -> ProgressModel:
+        return self._epochs if job.spec.convergence in self._tables else self._samples
 
 
 @garbage_collection_paused()
@@ -108,8 +118,19 @@ def _check(conditions: Conditions, compat: Compat, inputs: Inputs) -> None:
         if not inputs.tables:
             raise UsageError(f"{wanted} needs a --convergence table")
         _check_tables(inputs)
+    elif conditions.progress is not None:
+        _check_work(conditions.progress, inputs)
     if conditions.progress == "goodput":
         _check_noise(conditions, inputs)
+
+
+def _check_work(progress: ProgressName, inputs: Inputs) -> None:
+    silent = next((job.id for job in inputs.jobs if job.work is None), None)
+    if silent is not None:
+        raise UsageError(
+            f'--progress {progress}: job "{silent}" states no work, and only epochs take it from the '
+            "--convergence table"
+        )
 
 
 def _check_tables(inputs: Inputs) -> None:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
     """What the job measures by it; None: what the throughput model says."""
 
 
-class Epochs:
+class Epochs(ProgressModel):
     """Per validated batch size a table of epochs, linear between neighbouring batch sizes.
 
     Work is counted in samples as everywhere: an epoch is the total over the number of epochs. A job ends
@@ -65,7 +65,7 @@ class Epochs:
 
     def samples_per_epoch(self, job: JobState) -> float:
         """The total over the number of epochs."""
-        return (job.work_samples or 0.0) / self.epochs(job)
+        return self.all_samples(job) / self.epochs(job)
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         """The trajectory to the end of the work, or the segment to the end of the epoch."""
@@ -77,6 +77,19 @@ class Epochs:
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)
         return pieces.to_the_end(samples_done)
+
+    def end_samples(self, job: JobState, samples_done: float) -> float:
+        """At the end of all epochs, or of the first that reaches the target metric."""
+        cut = self.cut(job) if job.gpus else None
+        goal = self._goal(job, job.global_batch if cut is None else cut.batch, samples_done)
+        return goal * self.samples_per_epoch(job) if goal < self.epochs(job) else self.all_samples(job)
+
+    def all_samples(self, job: JobState) -> float:
+        """The stated work; where none is stated, all that the job's validation run trained."""
+        if job.work_samples is not None:
+            return job.work_samples
+        table = self.table(job)
+        return table.iterations(job.reference_batch, table.epochs - 1) * job.reference_batch
 
     def _one_epoch(self, job: JobState, cut: Cut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)
@@ -93,15 +106,19 @@ class Epochs:
         )
 
     def _pieces_of(self, job: JobState, cut: Cut, samples_done: float) -> Pieces:
-        target = _target(job)
-        goal = self.epochs(job)
-        if target is not None:
-            reached = self._epoch_of_metric(self.table(job), cut.batch, target, goal)
-            goal = min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
+        goal = self._goal(job, cut.batch, samples_done)
         key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.work_samples)
         if key not in self._pieces:
             self._pieces[key] = self._make(job, cut, goal)
         return self._pieces[key]
+
+    def _goal(self, job: JobState, batch: int, samples_done: float) -> float:
+        """Epochs after which the job ends at that batch; at the end of the present one at the earliest."""
+        target, goal = _target(job), self.epochs(job)
+        if target is None:
+            return goal
+        reached = self._epoch_of_metric(self.table(job), batch, target, goal)
+        return min(goal, max(reached, epoch_of(samples_done, self.samples_per_epoch(job)) + 1))
 
     def _make(self, job: JobState, cut: Cut, goal: float) -> Pieces:
         table, width = self.table(job), self.samples_per_epoch(job)

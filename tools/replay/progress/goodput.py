@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.progress.tables import Validation
 from pliant.tools.replay.progress.trajectory import Pieces
 from pliant.tools.schedule.jobs import JobState
 
 
-class Goodput:
+class Goodput(ProgressModel):
     """Goodput of Pollux (OSDI '21): throughput times the statistical efficiency (φ + B0) / (φ + B).
 
     φ is the gradient noise scale, from the convergence table that the job names: that of the epoch in which

@@ -46,8 +46,17 @@ class ProgressModel(Protocol):
         """
         ...
 
+    def all_samples(self, job: JobState) -> float | None:
+        """Samples of all the work, also of a job that states none; None: not known."""
+        return job.work_samples
 
-class Samples:
+    def end_samples(self, job: JobState, samples_done: float) -> float | None:
+        """Progress at which the job ends if it trains on as it does now; None: not known."""
+        del samples_done
+        return self.all_samples(job)
+
+
+class Samples(ProgressModel):
     """Work is a number of samples: the batch size changes the speed and nothing else."""
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:

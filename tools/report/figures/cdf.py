@@ -69,8 +69,10 @@ def _draw(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
 
 def _name(each: RunReport, shown: int) -> str:
     missing = len(each.run.jobs) - shown
-    predicted = ["predicted demand"] if each.run.info.demand == "predicted" else []
-    facts = [kind(each.run), *(["oracle"] if each.run.info.oracle else []), *predicted]
+    info = each.run.info
+    demand = [f"{info.demand} demand"] if info.demand != "stated" else []
+    oracle = ["oracle"] if info.oracle and info.demand != "oracle" else []
+    facts = [kind(each.run), *oracle, *demand]
     return f"{each.label} ({', '.join([*facts, *([f'{missing} jobs missing'] if missing else [])])})"
 
 

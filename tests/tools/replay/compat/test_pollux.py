@@ -20,7 +20,7 @@ from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluste
 from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.tiresias.policy import Tiresias
 from tests.builders import cluster, job
@@ -77,7 +77,7 @@ def test_jobs_are_in_the_order_of_the_file():
 WHOLE_SECONDS = Quirks(segment_end=whole_second_end)
 
 
-class Rounded:
+class Rounded(ProgressModel):
     """One piece of 59.6 or 60.4 seconds, as a simulator of whole seconds sees it."""
 
     def __init__(self, seconds: float, *, stepwise: bool = False) -> None:

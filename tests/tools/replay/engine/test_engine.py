@@ -6,7 +6,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress.protocol import ProgressModel, Segment
 from pliant.tools.replay.summary import unfinished
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares
@@ -172,7 +172,7 @@ def test_a_job_waits_until_its_node_is_back() -> None:
     assert ends(engine) == {"a": 70}
 
 
-class HalfSpeedFromTheMiddle:
+class HalfSpeedFromTheMiddle(ProgressModel):
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         middle = (job.total_samples or 0) / 2
         if samples_done < middle:
@@ -268,7 +268,7 @@ def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_neve
     assert ends(engine) == {"a": 15 + 1 + 10}
 
 
-class FastThenSlow:
+class FastThenSlow(ProgressModel):
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         if samples_done < 100:
             return Segment(job.samples_per_second, until_samples=100)
