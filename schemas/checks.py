@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pliant.schemas.cluster import Cluster, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job
+from pliant.schemas.resources import Capacities
 from pliant.schemas.text.wording import in_gpus
 
 
@@ -22,6 +23,8 @@ class Room(NamedTuple):
     """How many GPU types there are."""
     limit_of: Callable[[str], UserLimit | None] = lambda _: None
     """What a user may hold."""
+    capacities: Capacities | None = None
+    """What jobs that state demands can get; None: of them GPUs alone count."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> Room:
@@ -29,7 +32,8 @@ class Room(NamedTuple):
         by_type: Counter[str] = Counter()
         for node in cluster.nodes:
             by_type[node.gpu_type] += node.gpus * (node.count or 1)
-        return cls(max(by_type.values(), default=0), len(by_type), cluster.limit_of)
+        most = max(by_type.values(), default=0)
+        return cls(most, len(by_type), cluster.limit_of, Capacities(cluster.nodes))
 
 
 def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> None:
@@ -46,7 +50,7 @@ def check_fits(jobs: Iterable[Job], cluster: Cluster | Room, source: str) -> Non
 
 
 def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
-    """The jobs that no GPU type or no limit of their user has room for, and why, as a clause."""
+    """The jobs that no GPU type, no node or no limit of their user has room for, and why, as a clause."""
     room = cluster if isinstance(cluster, Room) else Room.of(cluster)
     of_one_type = " of one type" if room.types > 1 else ""
     found = {}
@@ -57,6 +61,8 @@ def oversized(jobs: Iterable[Job], cluster: Cluster | Room) -> dict[str, str]:
         elif limit is not None and limit.gpus is not None and job.gpus.requested > limit.gpus:
             requested = in_gpus(job.gpus.requested)
             found[job.id] = f'requests {requested}, user "{job.user}" may hold {limit.gpus}'
+        elif room.capacities is not None and (why := room.capacities.why_too_large(job)) is not None:
+            found[job.id] = why
     return found
 
 

@@ -31,7 +31,8 @@ class Node(Record):
 
     name: Annotated[str, Field(pattern=NODE_NAME)]
     gpus: Annotated[int, Field(ge=0, le=1024)]
-    """GPUs, or CPU slots where the cluster's ``slots`` is "cpu"."""
+    """GPUs, or CPU slots where the cluster's ``slots`` is "cpu": room for one worker each. A node with 0 can
+    hold parameter servers only."""
     gpu_type: str = "gpu"
     """Key into the profile; one type a node."""
     count: Annotated[int, Field(gt=0, le=MOST_NODES)] | None = None
@@ -39,12 +40,15 @@ class Node(Record):
     address: str | None = None
     """Address other nodes reach it at. Default: its name; the loopback address on a local cluster."""
     cpus: PositiveFloat | None = None
+    """CPU cores. What a node states limits the jobs that state a demand of it (``resources``)."""
     memory: NonNegativeInt | None = None
     """Main memory, bytes."""
     gpu_memory: NonNegativeInt | None = None
     """Memory of one GPU (or allowed to one CPU slot), bytes: the limit that profile probes against."""
     bandwidth: NonNegativeFloat | None = None
     """Network bandwidth, bytes per second."""
+    resources: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """Further capacities by name: disk, bytes; gpu, where ``gpus`` counts workers that use none or more."""
     switch: str | None = None
     """Name of the switch the node hangs on; nodes of one switch are near each other."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -150,7 +154,9 @@ class Cluster(Record):
 
     @property
     def minor(self) -> int:
-        """1: its nodes name their devices, it says how Slurm is asked, or it has rules for all policies."""
+        """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``."""
+        if any(node.resources for node in self.nodes):
+            return 2
         rules = (self.min_run_seconds, self.cooldown_seconds, self.user_limits)
         asks = self.slurm != SlurmOptions() or self.backend == "slurm-jobs"
         asks = asks or any(node.devices for node in self.nodes)

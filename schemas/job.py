@@ -140,19 +140,32 @@ _TaggedWork = Annotated[
 
 
 class Utility(Record):
-    """What finishing at a given time is worth (used by admission policies)."""
+    """What finishing a time t after the submission is worth; ``report`` sums it, admission goes by it.
+
+    constant: value, whenever. sigmoid: value / (1 + exp(decay · (t - target))). step: value until the target.
+    """
 
     shape: Literal["constant", "sigmoid", "step"] = "constant"
     value: WorkAmount = 1.0
+    """What finishing early enough is worth, in units of the owner's choice (γ1 of OASiS)."""
     decay: NonNegativeFloat = 0.0
+    """Of a sigmoid, per second: 0 does not mind the time (γ2)."""
     target: NonNegativeFloat | None = None
+    """Seconds from the submission in which it is to finish (γ3). Default: 0."""
 
 
 class ResourceDemand(Record):
-    """Resources of one worker or one parameter server, by name (gpu, cpu, memory, disk, bandwidth)."""
+    """What each worker and each parameter server needs of its node; every policy's placement respects it.
+
+    By name: gpu and cpu in numbers, memory and disk in bytes, bandwidth in bytes per second. A demand that a
+    node states no capacity for is not limited there.
+    """
 
     worker: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """Of one worker, which holds one of the job's GPUs (or CPU slots)."""
     ps: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """Of one parameter server; there are enough of them for the bandwidth of all workers, at least one, and
+    at most as many as workers. Default: the job has none."""
 
 
 _NO_DEMAND: Final = ResourceDemand()

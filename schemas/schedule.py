@@ -34,6 +34,18 @@ class BatchPlan(Record):
     accum: PositiveInt = 1
 
 
+class Reservation(Record):
+    """What a job is to hold in a span of time to come."""
+
+    from_: NonNegativeFloat = Field(alias="from")
+    """Seconds, on the clock of the schedule."""
+    until: NonNegativeFloat
+    gpus: PositiveInt
+    placement: tuple[tuple[str, PositiveInt], ...] = ()
+    servers: tuple[tuple[str, PositiveInt], ...] = ()
+    """(node name, parameter servers on it)."""
+
+
 class Allocation(Record):
     """What one job holds from now on. ``gpus`` 0 (action preempt): it holds nothing."""
 
@@ -41,12 +53,16 @@ class Allocation(Record):
     gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)]
     placement: tuple[tuple[str, PositiveInt], ...] = ()
     """(node name, GPUs on it), in the order of the nodes."""
+    servers: tuple[tuple[str, PositiveInt], ...] = ()
+    """(node name, parameter servers on it)."""
     batch: BatchPlan | None = None
     lr_scale: PositiveFloat = 1.0
     action: Action
     reason: str = ""
     predicted_end: NonNegativeFloat | None = None
     """When it ends at this size and its speed, seconds (with --explain)."""
+    reserved: tuple[Reservation, ...] = ()
+    """What it is to hold later, where the policy plans that (with --explain)."""
 
     @model_validator(mode="after")
     def _placement_adds_up(self) -> Self:
@@ -92,6 +108,8 @@ class Verdict(Record):
     """The fewest GPUs it would start with (with --explain)."""
     predicted_start: NonNegativeFloat | None = None
     """When it would start if nothing else arrived, seconds (with --explain)."""
+    reserved: tuple[Reservation, ...] = ()
+    """What it is to hold, where the policy plans that (with --explain)."""
 
 
 class PolicyUse(Record):
@@ -143,7 +161,11 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """2 where work is predicted, else that of its cluster."""
+        """2 where work is predicted, 3 where jobs have more than GPUs, else that of its cluster."""
+        if self.cluster.minor > 1 or any(given.servers or given.reserved for given in self.allocations):
+            return 3
+        if any(verdict.reserved for verdict in self.waiting):
+            return 3
         predicts = self.forecast is not None or self.demand != "stated"
         return 2 if predicts else self.cluster.minor
 

@@ -226,6 +226,7 @@ class Submissions:
             spec.batch.per_gpu_max,
             spec.gpus.requested,
             spec.max_gpus(self._cluster_gpus),
+            None if job.room is None else tuple(job.room.items()),
         )
         if key not in self._curves:
             sizes = self._measured_sizes.get(spec.model, ())

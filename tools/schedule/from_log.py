@@ -27,7 +27,7 @@ from pliant.schemas.runinfo import SubmitDetail
 from pliant.schemas.schedule import ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.saved import (
     Basis,
@@ -140,7 +140,12 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.take_up if job.id in out else session.submit)(job, schedule.time)
     holdings = [
-        Holding(given.job, given.placement, given.batch.global_ if given.batch is not None else None)
+        Holding(
+            given.job,
+            given.placement,
+            given.batch.global_ if given.batch is not None else None,
+            given.servers,
+        )
         for given in schedule.allocations
     ]
     try:
@@ -226,12 +231,20 @@ def _tell_slot(session: Session, event: Event) -> None:
 
 def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     session.adopt(
-        [Holding(event.job or "", event.placement or (), event.global_batch) for event in events],
+        [
+            Holding(event.job or "", event.placement or (), event.global_batch, _servers(event))
+            for event in events
+        ],
         events[0].time if events else 0.0,
     )
     for event in events:
         correct(session.jobs[event.job or ""], event)
         _tell_wait(session, event)
+
+
+def _servers(event: Event) -> NodeGpus:
+    """Where the parameter servers of a job are after an event."""
+    return tuple((name, count) for name, count in (event.detail or {}).get("servers", ()))
 
 
 def _tell_job(session: Session, event: Event, job_id: str) -> None:

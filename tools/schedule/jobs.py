@@ -5,12 +5,13 @@ The caller owns these objects; a policy reads them and must not write to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pliant.schemas.job import EpochWork, Job
+from pliant.schemas.resources import capacities
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -93,10 +94,15 @@ class JobState:
     """Larger is more important."""
     most: int | None = None
     """The most GPUs that it may get under the limit of its user; None: its own limits alone count."""
+    room: Mapping[str, int] | None = None
+    """The most of its workers that the nodes of each GPU type have CPUs, memory and bandwidth for; None: it
+    states no demands, so that GPUs alone count."""
     phase: Phase = Phase.WAITING
     gpus: int = 0
     gpu_type: str | None = None
     placement: NodeGpus = ()
+    servers: NodeGpus = ()
+    """Where its parameter servers are: ((node name, how many), …)."""
     global_batch: int = field(init=False)
     samples_per_second: float = 0.0
     """Present speed: measured, or predicted by the throughput model."""
@@ -138,6 +144,8 @@ class JobState:
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""
         own = self.spec.max_gpus(cluster_gpus)
+        if self.room is not None:
+            own = min(own, max(self.room.values(), default=0))
         return own if self.most is None else min(own, self.most)
 
     @property
@@ -254,6 +262,8 @@ class NodeState:
     gpu_type: str
     switch: str | None
     up: bool = True
+    capacities: Mapping[str, float] = field(default_factory=dict)
+    """What it has for jobs that state demands, by resource; what is not named limits nothing."""
 
 
 def gpus_of(placement: NodeGpus) -> int:
@@ -264,6 +274,6 @@ def gpus_of(placement: NodeGpus) -> int:
 def node_states(cluster: Cluster) -> list[NodeState]:
     """The nodes of a cluster, all up."""
     return [
-        NodeState(index, node.name, node.gpus, node.gpu_type, node.switch)
+        NodeState(index, node.name, node.gpus, node.gpu_type, node.switch, capacities=capacities(node))
         for index, node in enumerate(cluster.expanded())
     ]

@@ -31,6 +31,8 @@ class Target(NamedTuple):
     placement: NodeGpus | None = None
     """Exact nodes in the order in which they are linked, for a policy that places itself; None: the placement
     step chooses."""
+    servers: NodeGpus | None = None
+    """Exact nodes of its parameter servers; None: the placement step chooses."""
 
 
 @dataclass(slots=True)

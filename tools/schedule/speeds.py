@@ -62,6 +62,8 @@ class Speeds:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if gpu_type is None:
             return self._mean_rate(job, gpus, batch)
+        if job.room is not None and gpus > job.room.get(gpu_type, 0):
+            return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
         key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)
         rate = self._rates.get(key)
         if rate is None:

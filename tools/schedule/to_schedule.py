@@ -112,6 +112,7 @@ def _allocation(
             "job": job.id,
             "gpus": job.gpus,
             "placement": job.placement,
+            "servers": job.servers,
             "batch": session.speeds.batch_plan(job),
             "lr_scale": job.global_batch / job.reference_batch,
             "action": "keep" if step == "rebatch" else step,

@@ -69,7 +69,8 @@ def test_oasis_states_utilities_and_what_workers_and_parameter_servers_need() ->
     for one in found:
         assert one.utility.shape == "sigmoid"
         assert set(one.resources.worker) == {"gpu", "cpu", "memory", "disk", "bandwidth"}
-        assert 5 <= one.resources.ps["bandwidth"] <= 20
+        assert 5 <= one.resources.ps["bandwidth"] * 8 / 1e9 <= 20
+        assert 2e9 <= one.resources.worker["memory"] <= 32e9
         assert one.gpus.requested <= (one.gpus.max or 0) == int(one.labels["chunks"]) <= 100
 
 
@@ -77,7 +78,7 @@ def test_the_work_of_an_oasis_job_follows_from_its_parts() -> None:
     one = made("oasis")[0]
     assert isinstance(one.work, GpuTimeWork)
     parts = {name: float(value) for name, value in one.labels.items()}
-    sync_slots = 2 * parts["gradient_mb"] * 8e6 / (one.resources.worker["bandwidth"] * 1e9) / parts["slot_s"]
+    sync_slots = 2 * parts["gradient_mb"] * 1e6 / one.resources.worker["bandwidth"] / parts["slot_s"]
     minibatches = parts["epochs"] * parts["chunks"] * parts["minibatches"]
     slots = one.work.gpu_seconds / parts["slot_s"]
     assert slots == pytest.approx(minibatches * (parts["minibatch_slots"] + sync_slots), abs=1)

@@ -268,6 +268,7 @@ class Engine:
             global_batch=job.global_batch,
             samples_done=done,
             overhead_s=cost_s,
+            detail=compact_json({"servers": job.servers}) if job.servers else None,
         )
         self._running.begin(job, row, cost_s, now_s)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _COUNTED: Final = frozenset({"gpu", "cpu"})
-_MEGABITS: Final = 8.0 / 1000.0
-"""Seconds that a megabyte takes at one Gbps."""
+_UNITS: Final = {"memory": 1e9, "disk": 1e9, "bandwidth": 1e9 / 8}
+"""What the units of the ranges (GB, Gbps) are in those of a job file (bytes, bytes per second)."""
 
 
 def _refuse_backwards(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def _job(job_id: str, submit_s: float, ranges: OasisRanges, rng: np.random.Gener
     )
     train_slots = _even(ranges.minibatch_slots, rng)
     gradient_mb = _even(ranges.gradient_mb, rng)
-    sync_s = 2 * gradient_mb * _MEGABITS / worker["bandwidth"] if worker.get("bandwidth") else 0.0
+    sync_s = 2 * gradient_mb * 1e6 / worker["bandwidth"] if worker.get("bandwidth") else 0.0
     slots = math.ceil(epochs * chunks * minibatches * (train_slots + sync_s / ranges.slot_s))
     return Job(
         id=job_id,
@@ -132,9 +132,10 @@ def _utility(ranges: OasisRanges, rng: np.random.Generator) -> Utility:
 
 
 def _demand(bounds: Mapping[str, Bounds], rng: np.random.Generator) -> dict[str, float]:
-    """Resources of one worker or parameter server; GPUs and CPUs are whole."""
+    """Resources of one worker or parameter server, in the units of a job file; GPUs and CPUs are whole."""
     return {
-        name: float(_whole(one, rng)) if name in _COUNTED else _even(one, rng) for name, one in bounds.items()
+        name: float(_whole(one, rng)) if name in _COUNTED else _even(one, rng) * _UNITS.get(name, 1.0)
+        for name, one in bounds.items()
     }
 
 

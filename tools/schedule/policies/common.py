@@ -150,6 +150,8 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     for kind in roomy:
         if speeds.rate(job, gpus, kind) > 0:
             return None
+    if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        return f"needs {in_gpus(gpus)}, the nodes have CPUs, memory and bandwidth for {most} of its workers"
     return (
         f'model "{job.spec.model}" at batch {job.reference_batch} does not run on {in_gpus(gpus)} of any type'
     )

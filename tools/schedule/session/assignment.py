@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Target
+from pliant.tools.schedule.session.demands import Demands
 from pliant.tools.schedule.session.withheld import Withheld
 from pliant.tools.schedule.speeds import Speeds
 
 Wish = tuple[JobState, Target]
+DemandsOf = Callable[[Mapping[str, Wish]], Demands]
+"""Gives what is left by the jobs that do not move."""
+
+
+class Place(NamedTuple):
+    """Where a job is from now on."""
+
+    gpus: NodeGpus
+    servers: NodeGpus = ()
+    """Its parameter servers."""
+
+
 _NO_PLACE: Final[NodeGpus] = ()
 
 
@@ -32,11 +45,12 @@ def differs(job: JobState, target: Target) -> bool:
 
 
 def changes_gpus(job: JobState, target: Target) -> bool:
-    """Whether a target asks for other GPUs than the job holds."""
+    """Whether a target asks for other GPUs, or other parameter servers, than the job holds."""
     return (
         target.gpus != job.gpus
         or (bool(target.gpus) and target.gpu_type not in (None, job.gpu_type))
         or target.placement not in (None, job.placement)
+        or target.servers not in (None, job.servers)
     )
 
 
@@ -47,45 +61,65 @@ def assign(
     withheld: Withheld | None = None,
     *,
     in_part: bool = False,
-) -> dict[str, NodeGpus]:
+    demands: DemandsOf | None = None,
+) -> dict[str, Place]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
-    On one GPU type every job that may get what it wishes for can have a place. On several, the GPUs left of
-    each may be too few for a job whose policy named no type: it then keeps its place, or goes on waiting.
+    On one GPU type every job that may get what it wishes for can have a place, unless jobs demand more than
+    GPUs. On several, the GPUs left of each may be too few for a job whose policy named no type: it then keeps
+    its place, or goes on waiting.
 
     :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
+    :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any. A job
+        that does not fit the place that its policy named gets another.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
+    moving = dict(wishes) if demands is not None else wishes
     stay: set[str] = set()
     limits = withheld or Withheld()
     while True:
-        moving = {job_id: wish for job_id, wish in wishes.items() if job_id not in stay} if stay else wishes
+        if stay:
+            moving = {job_id: wish for job_id, wish in moving.items() if job_id not in stay}
+        world = _World(free, speeds, limits, None if demands is None else demands(moving))
         try:
-            places, without = _attempt(moving, free, speeds, limits)
+            places, without = _attempt(moving, world)
         except PlacementTakenError as taken:
-            if limits.next_s == math.inf and not in_part:
+            if limits.next_s == math.inf and not in_part and demands is None:
                 raise
             places, without = {}, taken.job_id
         if without is None:
             return places
-        stay.add(without)
+        job, target = moving[without]
+        if job.room is not None and target.placement is not None and isinstance(moving, dict):
+            kind = free.node(target.placement[0][0]).gpu_type
+            moving[without] = (job, target._replace(gpu_type=kind, placement=None, servers=None))
+        else:
+            stay.add(without)
 
 
-def _attempt(
-    moving: Mapping[str, Wish], free: FreeGpus, speeds: Speeds, withheld: Withheld
-) -> tuple[dict[str, NodeGpus], str | None]:
+class _World(NamedTuple):
+    """What places are taken from."""
+
+    free: FreeGpus
+    speeds: Speeds
+    withheld: Withheld
+    demands: Demands | None
+
+
+def _attempt(moving: Mapping[str, Wish], world: _World) -> tuple[dict[str, Place], str | None]:
     """Assign GPUs to all jobs, or to none and say which job found no place."""
+    free = world.free
     for job, _ in moving.values():
         free.give(job.placement)
-    places: dict[str, NodeGpus] = {}
+    places: dict[str, Place] = {}
     turns = moving.items() if len(moving) == 1 else sorted(moving.items(), key=lambda item: _turn(*item[1]))
     try:
         for job_id, (job, target) in turns:
-            place = _allowed(job, target, free, speeds, withheld)
+            place = _place(job, target, world)
             if place is None:
                 _undo(moving, places, free)
                 return {}, job_id
-            free.take(place)
+            free.take(place.gpus)
             places[job_id] = place
     except PlacementTakenError:
         _undo(moving, places, free)
@@ -93,9 +127,9 @@ def _attempt(
     return places, None
 
 
-def _undo(moving: Mapping[str, Wish], places: Mapping[str, NodeGpus], free: FreeGpus) -> None:
+def _undo(moving: Mapping[str, Wish], places: Mapping[str, Place], free: FreeGpus) -> None:
     for taken in places.values():
-        free.give(taken)
+        free.give(taken.gpus)
     for job, _ in moving.values():
         free.take(job.placement)
 
@@ -107,10 +141,29 @@ def _turn(job: JobState, target: Target) -> int:
     return 1 if target.gpus <= job.gpus else 2
 
 
-def _allowed(
-    job: JobState, target: Target, free: FreeGpus, speeds: Speeds, withheld: Withheld
-) -> NodeGpus | None:
+def _place(job: JobState, target: Target, world: _World) -> Place | None:
+    """A place where all that the job demands is to be had, its parameter servers included."""
+    free, left = world.free, world.demands
+    if left is None or job.room is None:
+        gpus = _allowed(job, target, world)
+        return None if gpus is None else Place(gpus)
+    if target.placement is not None and not left.fits(job, target.placement):
+        return None
+    useless = () if target.placement is not None else left.hidden_from(job, free)
+    free.take(useless)
+    try:
+        gpus = _allowed(job, target, world)
+    finally:
+        free.give(useless)
+    if gpus is None:
+        return None
+    servers = left.take(job, gpus, target.servers, free)
+    return None if servers is None else Place(gpus, servers)
+
+
+def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     """A place without what is withheld from the job."""
+    free, speeds, withheld, _ = world
     if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
         return None
     own = dict(job.placement)

@@ -8,6 +8,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
+from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.free_gpus import FreeGpus
@@ -30,6 +31,8 @@ class ClusterState:
         self.nodes: Sequence[NodeState] = node_states(cluster)
         self.speeds = Speeds(throughput, self.nodes)
         self.free = FreeGpus(self.nodes)
+        self.capacities = Capacities(cluster.expanded())
+        """What nodes have beside GPUs, for jobs that state demands."""
         self.jobs: dict[str, JobState] = {}
         """Active jobs, in order of submission."""
         self.ended: MutableMapping[str, JobState] = {}
@@ -58,6 +61,8 @@ class ClusterState:
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f'job "{job.id}" was submitted before')
         state = self.jobs[job.id] = job_state(job, self.speeds)
+        if self.capacities.limits(job):
+            state.room = self.capacities.room(job)
         self._arrive(state, min(self._at(time_s), job.submit_time))
         return state
 
@@ -107,7 +112,11 @@ class ClusterState:
         node, time_s = self.free.node(name), self._at(time_s)
         if not node.up:
             return []
-        hit = [job for job in self.jobs.values() if any(held == name for held, _ in job.placement)]
+        hit = [
+            job
+            for job in self.jobs.values()
+            if any(held == name for held, _ in (*job.placement, *job.servers))
+        ]
         self._take_away(node, time_s)
         return [self.lose(job.id, time_s) for job in sorted(hit, key=lambda job: job.id)]
 
@@ -190,7 +199,8 @@ class ClusterState:
                     f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
                 )
         self.free.take(self.in_service(holding.placement))
-        return self._change(job, holding.placement, holding.global_batch or job.global_batch, time_s)
+        batch = holding.global_batch or job.global_batch
+        return self._change(job, holding.placement, batch, time_s, holding.servers)
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
         """The part of a placement that counts in ``free``."""
@@ -219,12 +229,14 @@ class ClusterState:
         self.noted_until_s = max(self.noted_until_s, time_s)
         self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
-    def _change(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition | None:
+    def _change(
+        self, job: JobState, place: NodeGpus, batch: int, time_s: float, servers: NodeGpus = ()
+    ) -> Transition | None:
         before = job.placement
-        if place == before and (not place or batch == job.global_batch):
+        if place == before and (not place or (batch == job.global_batch and servers == job.servers)):
             return None
         step = step_of(job, place)
-        hold(job, time_s, place)
+        hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
             job.gpu_type = self.free.node(place[0][0]).gpu_type

@@ -149,7 +149,7 @@ class OrderedState(ClusterState):
             if job_id in self.held or job_id in self.limited or rest == job.placement:
                 continue
             stays = elastic and job.spec.elastic != "none" and gpus_of(rest) >= job.spec.min_gpus
-            found.append(Holding(job_id, rest if stays else ()))
+            found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
         return found
 
     # Jobs whose GPUs are out of the policy's hands.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.schemas.resources import servers_for
 from pliant.schemas.text.wording import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
@@ -18,6 +19,7 @@ class RuleBook:
     def __init__(self, policy: Policy, nodes: Sequence[NodeState]) -> None:
         self._policy = policy
         self._nodes = {node.name: node for node in nodes}
+        self._servers = {node.name for node in nodes if not node.gpus}
 
     def check(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int], up_gpus: int
@@ -84,6 +86,7 @@ class RuleBook:
             )
         self._check_batch(job, target)
         self._check_placement(job, target)
+        self._check_servers(job, target)
 
     def _check_batch(self, job: JobState, target: Target) -> None:
         batch = target.global_batch
@@ -112,6 +115,18 @@ class RuleBook:
         types = {self._nodes[name].gpu_type for name in names} | ({target.gpu_type} - {None})
         if len(types) > 1:
             raise self._error(f'places "{job.id}" on several GPU types: {", ".join(sorted(map(str, types)))}')
+
+    def _check_servers(self, job: JobState, target: Target) -> None:
+        if target.servers is None:
+            return
+        needed, found = servers_for(job.spec, target.gpus), sum(count for _, count in target.servers)
+        if found != needed:
+            raise self._error(f'gives "{job.id}" {found} parameter servers, it needs {needed}')
+        names = [name for name, _ in target.servers]
+        wrong = [name for name in names if name not in self._servers]
+        if wrong or len(set(names)) < len(names):
+            what = f'places parameter servers of "{job.id}" on {names}'
+            raise self._error(f"{what}: expected different nodes without GPUs")
 
     def _check_totals(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]

@@ -33,7 +33,19 @@ _ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
 """What a job has that has just arrived."""
 _PARTS: Final = frozenset(
     (
-        *("policy", "cluster", "nodes", "speeds", "free", "jobs", "ended", "changes", "past", "withheld"),
+        *(
+            "policy",
+            "cluster",
+            "capacities",
+            "nodes",
+            "speeds",
+            "free",
+            "jobs",
+            "ended",
+            "changes",
+            "past",
+            "withheld",
+        ),
         *("oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "_rules", "_dwell", "_index"),
     )
 )

@@ -15,10 +15,17 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.policy_error import PolicyError, blaming
-from pliant.tools.schedule.session.assignment import PlacementTakenError, Wish, assign, changes_gpus, differs
+from pliant.tools.schedule.session.assignment import (
+    Place,
+    PlacementTakenError,
+    Wish,
+    assign,
+    changes_gpus,
+    differs,
+)
+from pliant.tools.schedule.session.demands import Demands
 from pliant.tools.schedule.session.dwell import Dwell
 from pliant.tools.schedule.session.lazy_rng import lazy_rng
 from pliant.tools.schedule.session.ordered import OrderedState
@@ -226,11 +233,13 @@ class Session(OrderedState):
         for job_id, (job, target) in wishes.items():
             place = places.get(job_id)
             if place is None and changes_gpus(job, target):
-                if not job.gpus and (self.withheld.next_s < math.inf or self.kept_until_s):
+                scarce = self.withheld.next_s < math.inf or self.kept_until_s or job.room is not None
+                if not job.gpus and scarce:
                     self._refused.append(Change(time_s, "lost", job))
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
-            transition = self._change(job, job.placement if place is None else place, batch, time_s)
+            gpus, servers = (job.placement, job.servers) if place is None else place
+            transition = self._change(job, gpus, batch, time_s, servers)
             transitions.extend([transition] if transition else [])
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
@@ -244,10 +253,17 @@ class Session(OrderedState):
             self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
             self.quiet_until_s = min(again_s, self.quiet_until_s)
 
-    def _assign(self, wishes: Mapping[str, Wish]) -> dict[str, NodeGpus]:
+    def _assign(self, wishes: Mapping[str, Wish]) -> dict[str, Place]:
         movers = {job_id: wish for job_id, wish in wishes.items() if changes_gpus(*wish)}
+        demands = self._left_by_others if any(job.room is not None for job, _ in movers.values()) else None
+        in_part = bool(self.kept_until_s)
         try:
-            return assign(movers, self.free, self.speeds, self.withheld, in_part=bool(self.kept_until_s))
+            return assign(movers, self.free, self.speeds, self.withheld, in_part=in_part, demands=demands)
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None
+
+    def _left_by_others(self, moving: Mapping[str, Wish]) -> Demands:
+        """What jobs that do not move leave of CPUs, memory and bandwidth."""
+        staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
+        return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))

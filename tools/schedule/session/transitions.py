@@ -31,6 +31,8 @@ class Holding:
     placement: NodeGpus = ()
     global_batch: int | None = None
     """None: as it is."""
+    servers: NodeGpus = ()
+    """Where its parameter servers are."""
 
 
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:
@@ -67,13 +69,13 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
     return "move" if place != job.placement else "rebatch"
 
 
-def hold(job: JobState, time_s: float, place: NodeGpus) -> None:
+def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
     """Book what was done until now; the job holds this place from now on, nothing if it is empty."""
     job.settle(time_s)
     if not job.gpus:
         job.granted_s = time_s
     job.changed_s = time_s
-    job.gpus, job.placement = gpus_of(place), place
+    job.gpus, job.placement, job.servers = gpus_of(place), place, servers
     if place:
         job.phase = Phase.RUNNING
         if job.first_start_s is None:

@@ -116,6 +116,7 @@ class SizesByJob:
             spec.gpus.min,
             spec.gpus.max,
             job.most,
+            None if job.room is None else tuple(job.room.items()),
             spec.elastic == "none",
             job.reference_batch,
             spec.batch.per_gpu_max,

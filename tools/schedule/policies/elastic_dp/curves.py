@@ -75,6 +75,7 @@ class Curves:
             spec.model,
             gpu_type,
             limits,
+            None if job.room is None else job.room.get(gpu_type),
             batches,
             job.reference_batch,
             largest,

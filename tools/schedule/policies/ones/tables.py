@@ -38,7 +38,7 @@ class Tables:
 
     def row(self, job: JobState, gpu_type: str, gpus: int, limit: Limit) -> Row:
         """What the job may have of a pool of ``gpus`` GPUs under its limit."""
-        least, most = job.spec.min_gpus, job.spec.max_gpus(gpus)
+        least, most = job.spec.min_gpus, job.max_gpus(gpus)
         most = min(most, max(least, math.floor(limit.samples / limit.local * (1 + 1e-9))))
         key = (gpu_type, most, limit.samples, limit.local)
         known = self._known.get(job.id)

@@ -1,0 +1,120 @@
+"""What nodes have beside GPUs, what workers and parameter servers need of it, and how many of them fit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pliant.schemas.cluster import Node
+from pliant.schemas.job import Job, ResourceDemand
+
+Amounts = Mapping[str, float]
+"""By the name of the resource, in the units of job and cluster files."""
+_Kind = tuple[str, int, tuple[tuple[str, float], ...]]
+"""GPU type, GPUs, capacities."""
+_SLACK: Final = 1e-9
+"""Part of a worker by which sums of fractions may miss a whole number."""
+
+
+def capacities(node: Node) -> dict[str, float]:
+    """What a node states; what it does not state limits no job."""
+    stated = {"gpu": node.gpus, "cpu": node.cpus, "memory": node.memory, "bandwidth": node.bandwidth}
+    return {name: float(amount) for name, amount in (stated | node.resources).items() if amount is not None}
+
+
+def fitting(left: Amounts, demand: Amounts, most: int) -> int:
+    """How many of one demand fit into what is left, at most ``most``."""
+    for name, amount in demand.items():
+        if amount > 0 and name in left:
+            most = min(most, math.floor(left[name] / amount + _SLACK))
+    return max(0, most)
+
+
+def servers_for(job: Job, workers: int) -> int:
+    """Parameter servers of a job with that many workers: for all their bandwidth, at least one, if any."""
+    ps, worker = job.resources.ps, job.resources.worker
+    if not ps or not workers:
+        return 0
+    needed, each = worker.get("bandwidth", 0.0) * workers, ps.get("bandwidth", 0.0)
+    return max(1, math.ceil(needed / each - _SLACK)) if each else 1
+
+
+_MANY: Final = 10_000_000
+
+
+class Capacities:
+    """The nodes of a cluster, and how many workers of a job fit them while they are empty."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.of_node = [capacities(node) for node in nodes]
+        """In the order of the nodes."""
+        self._kinds = Counter[_Kind]()
+        """Nodes that are alike count as one kind: what is asked of each job stays cheap."""
+        for node, found in zip(nodes, self.of_node, strict=True):
+            self._kinds[node.gpu_type, node.gpus, tuple(sorted(found.items()))] += node.count or 1
+
+    def limits(self, job: Job) -> bool:
+        """Whether where the job fits depends on more than GPUs."""
+        return bool(job.resources.worker or job.resources.ps)
+
+    def room(self, job: Job) -> dict[str, int]:
+        """The most workers of a job by GPU type, its parameter servers included, on empty nodes."""
+        demand, found = job.resources.worker, Counter[str]()
+        for (gpu_type, gpus, stated), count in self._kinds.items():
+            found[gpu_type] += count * fitting(dict(stated), demand, gpus)
+        if job.resources.ps:
+            servers = sum(
+                count * fitting(dict(stated), job.resources.ps, _MANY)
+                for (_, gpus, stated), count in self._kinds.items()
+                if not gpus
+            )
+            found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
+        return dict(found)
+
+    def why_too_large(self, job: Job) -> str | None:
+        """Why the job's smallest size fits no GPU type, as a clause; None: it does, or has too few GPUs."""
+        least = job.min_gpus
+        if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
+            return None
+        workers = "a worker" if least == 1 else f"{least} workers"
+        for name, amount in sorted(job.resources.worker.items()):
+            alone = ResourceDemand(worker={name: amount})
+            room = max(self.room(job.model_copy(update={"resources": alone})).values(), default=0)
+            if room < least:
+                each = f"{amount_text(name, amount)}{'' if least == 1 else ' each'}"
+                return f"needs {workers} with {each}, the nodes have room for {room}"
+        if not job.resources.ps:
+            return f"needs {workers} with all of their demands together, more than the nodes have room for"
+        if all(node.gpus for node in self.nodes):
+            return "needs parameter servers, and no node without GPUs is there to hold them"
+        needed = servers_for(job, least)
+        if needed > least:
+            return f"needs {needed} parameter servers for {workers}, expected at most one for each worker"
+        return (
+            f"needs {needed} parameter servers for {workers}, more than the nodes without GPUs have room for"
+        )
+
+
+def _served(job: Job, workers: int, servers: int) -> int:
+    """Of that many workers, those that as many parameter servers can serve."""
+    low, high = 0, workers
+    while low < high:
+        middle = (low + high + 1) // 2
+        if servers_for(job, middle) <= servers:
+            low = middle
+        else:
+            high = middle - 1
+    # bandwidth grows alike for workers and servers, so a job either always has too many servers, or never
+    return low if servers_for(job, low) <= low else 0
+
+
+def amount_text(name: str, amount: float) -> str:
+    """An amount in words: ``8 cpu``, ``32 GB memory``, ``2 Gbit/s bandwidth``."""
+    if name in ("memory", "disk"):
+        return f"{amount / 1e9:.4g} GB {name}"
+    if name == "bandwidth":
+        return f"{amount * 8 / 1e9:.4g} Gbit/s bandwidth"
+    return f"{amount:.4g} {name}"

@@ -1,0 +1,89 @@
+"""How many workers and parameter servers fit nodes that have more than GPUs to give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pliant.schemas.checks import oversized
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import document_bytes, read_cluster
+from pliant.schemas.job import Job
+from pliant.schemas.resources import Capacities, fitting, servers_for
+from tests.builders import job
+
+GB = 10**9
+
+
+def cluster_of(*nodes: dict[str, Any]) -> Cluster:
+    named = tuple({"name": f"n{index}", **node} for index, node in enumerate(nodes))
+    return Cluster.model_validate({"nodes": named})
+
+
+def demanding(gpus: int = 1, ps: dict[str, float] | None = None, **worker: float) -> Job:
+    return job("j", gpus=gpus, resources={"worker": worker, "ps": ps or {}})
+
+
+def test_the_scarcest_resource_says_how_many_fit():
+    assert fitting({"cpu": 8.0, "memory": 32.0}, {"cpu": 1.0, "memory": 10.0}, 9) == 3
+
+
+def test_what_a_node_does_not_state_limits_nothing():
+    assert fitting({}, {"cpu": 100.0}, 4) == 4
+
+
+def test_fractions_of_a_cpu_add_up_to_whole_ones():
+    assert fitting({"cpu": 0.3}, {"cpu": 0.1}, 9) == 3
+
+
+def test_room_is_counted_on_each_node_by_itself():
+    nodes = cluster_of({"gpus": 4, "cpus": 6.0, "count": 2, "name": "n{}"})
+    assert Capacities(nodes.nodes).room(demanding(cpu=4.0)) == {"gpu": 2}
+
+
+def test_workers_that_use_no_gpu_are_limited_by_their_slots():
+    nodes = cluster_of({"gpus": 16, "resources": {"gpu": 4.0}})
+    assert Capacities(nodes.nodes).room(demanding(gpu=0.0)) == {"gpu": 16}
+    assert Capacities(nodes.nodes).room(demanding(gpu=2.0)) == {"gpu": 2}
+
+
+@pytest.mark.parametrize(("workers", "needed"), [(1, 1), (3, 1), (4, 2), (0, 0)])
+def test_parameter_servers_have_the_bandwidth_of_all_workers(workers, needed):
+    assert servers_for(demanding(4, ps={"bandwidth": 3.0}, bandwidth=1.0), workers) == needed
+
+
+def test_parameter_servers_limit_the_workers():
+    nodes = cluster_of({"gpus": 8}, {"gpus": 0, "bandwidth": 6.0})
+    asks = demanding(8, ps={"bandwidth": 3.0}, bandwidth=1.0)
+    assert Capacities(nodes.nodes).room(asks) == {"gpu": 6}
+
+
+@pytest.mark.parametrize(
+    ("asks", "reason"),
+    [
+        (demanding(memory=64.0 * GB), "needs a worker with 64 GB memory, the nodes have room for 0"),
+        (demanding(3, cpu=5.0), "needs 3 workers with 5 cpu each, the nodes have room for 2"),
+        (
+            demanding(2, ps={"cpu": 1.0}),
+            "needs parameter servers, and no node without GPUs is there to hold them",
+        ),
+    ],
+)
+def test_a_job_that_can_never_fit_is_rejected_with_the_reason(asks, reason):
+    nodes = cluster_of(*[{"gpus": 4, "cpus": 8.0, "memory": 32 * GB}] * 2)
+    assert oversized([asks], nodes) == {"j": reason}
+
+
+def test_servers_that_are_slower_than_their_workers_are_never_enough():
+    nodes = cluster_of({"gpus": 4}, {"gpus": 0})
+    asks = demanding(2, ps={"bandwidth": 1.0}, bandwidth=2.0)
+    reason = "needs 4 parameter servers for 2 workers, expected at most one for each worker"
+    assert oversized([asks], nodes) == {"j": reason}
+
+
+def test_a_cluster_with_further_capacities_names_the_version_that_knows_them(tmp_path):
+    nodes = cluster_of({"gpus": 4, "resources": {"disk": 1e12}})
+    (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
+    assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()
+    assert read_cluster(tmp_path / "cluster.json") == nodes
