@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,9 @@ from hypothesis import HealthCheck, settings
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
+PYTEST_S_OWN = "PYTEST_CURRENT_TEST"
 TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-OURS = (
-    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
-    *("PLIANT_DATA", "PLIANT_TEST_HOSTS"),
-)
+OURS = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PLIANT_DATA")
 
 # Tests expect what commands do without such variables; some modules read the environment when imported.
 for name in [name for name in os.environ if name.startswith(FOREIGN) or name in TERMINAL]:
@@ -48,10 +46,13 @@ def heard_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    """Commands that a test calls in its own process set up the logger and heed SIGTERM in their own way.
+    """Code that a test calls in its own process sets up the logger, heeds SIGTERM, and sets variables.
 
-    The next test gets both as they were, and SIGTERM ends the tests.
+    The next test gets all three as they were, and SIGTERM ends the tests. A variable that one test leaves
+    behind reaches the processes of another one: workers that are kept on the loopback interface never find
+    those on other hosts.
     """
+    environment = dict(os.environ)
     logger = logging.getLogger("pliant")
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
     terminate = signal.getsignal(signal.SIGTERM)
@@ -59,6 +60,16 @@ def as_it_was() -> Iterator[None]:
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
     signal.signal(signal.SIGTERM, terminate)
+    _set_environment(environment)
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    """pytest keeps the name of the test, and of its phase, in a variable of its own."""
+    for name in os.environ.keys() - wanted.keys() - {PYTEST_S_OWN}:
+        del os.environ[name]
+    for name in wanted.keys() - {PYTEST_S_OWN}:
+        if os.environ.get(name) != wanted[name]:
+            os.environ[name] = wanted[name]
 
 
 @pytest.fixture

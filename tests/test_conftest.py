@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,3 +48,10 @@ def test_a_command_leaves_no_handler_of_signals_to_the_next_test(time: str) -> N
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     command(lambda: None)()
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_what_a_test_changes_in_the_environment_does_not_reach_the_next_one(time: str) -> None:
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert os.environ.pop("PATH")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"

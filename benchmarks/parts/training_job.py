@@ -70,14 +70,31 @@ class TrainingJob:
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first such event of the job from now on."""
-        deadline = time.monotonic() + PATIENCE_S
         self._events.clear()
+        found: list[Event] = []
+
+        def seen() -> bool:
+            found.extend(event for event in self._events if event.event == "progress" and wanted(event))
+            return bool(found)
+
+        self.wait(seen)
+        return found[0]
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        """Let it train until something is so.
+
+        :raises TimeoutError: that takes longer than anything that a job does.
+        """
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self.turn()
-            found = [event for event in self._events if event.event == "progress" and wanted(event)]
-            if found:
-                return found[0]
+            if reached():
+                return
         raise TimeoutError("the job did not get there")
+
+    def ends(self) -> None:
+        """Wait for the end of its attempt, which was asked for or is near."""
+        self.wait(lambda: not self.executor.gangs and not self.executor.targets)
 
     def train_for(self, seconds: float) -> None:
         """Let it train."""

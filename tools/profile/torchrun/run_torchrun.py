@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-import psutil
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -30,6 +29,9 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 from torch.distributed.run import main
+
+from pliant.schemas.errors import UsageError
+from pliant.tools.profile.torchrun.interfaces import VARIABLES, interface_of, refuse_loopback
 
 NAME: Final = "one-node"
 
@@ -73,21 +75,28 @@ class OneNode(RendezvousHandler):
 
 
 def stay_on_interface(arguments: Sequence[str]) -> None:
-    """Keep the workers of one node of several on the interface of its address, unless the user has chosen."""
+    """Keep the workers of one node of several on the interface of its address, unless the user has chosen.
+
+    :raises UsageError: the user's choice keeps other nodes out.
+    """
     given = dict(word.partition("=")[::2] for word in arguments)
     if given.get("--rdzv-backend") != "static":
         return
     address = given.get("--local-addr", "")
-    for name, found in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in found):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-            return
+    interface = interface_of(address)
+    if interface is not None:
+        refuse_loopback(address)
+        for variable, form in VARIABLES.items():
+            os.environ.setdefault(variable, form.format(interface))
 
 
 def run() -> int:
     """The exit code of the worker that failed first (negative: its signal); 0: none failed."""
-    stay_on_interface(sys.argv[1:])
+    try:
+        stay_on_interface(sys.argv[1:])
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 1
     rendezvous_handler_registry.register(NAME, OneNode)
     try:
         main()

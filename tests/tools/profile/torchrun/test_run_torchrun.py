@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from pliant.tools.profile.torchrun.run_torchrun import stay_on_interface
+from pliant.tools.profile.torchrun.run_torchrun import run, stay_on_interface
 
 pytestmark = pytest.mark.torch
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -19,6 +20,7 @@ ONE = ("--nnodes=1", "--rdzv-backend=one-node", "--local-addr=10.0.0.2", "--", "
 @pytest.fixture(autouse=True)
 def _two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
+        "lo": [SimpleNamespace(address="127.0.0.1")],
         "eth0": [SimpleNamespace(address="192.168.0.2")],
         "ib0": [SimpleNamespace(address="fe80::1%ib0"), SimpleNamespace(address="10.0.0.2")],
     }
@@ -43,3 +45,13 @@ def test_what_the_job_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     stay_on_interface(SEVERAL)
     assert [os.environ[name] for name in VARIABLES] == ["eth0", "=ib0"]
+
+
+def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    stay_on_interface(ONE)
+    monkeypatch.setattr(sys, "argv", ["run_torchrun.py", *SEVERAL])
+    assert run() == 1
+    assert "unset it, or name the interface of 10.0.0.2" in capsys.readouterr().err

@@ -12,16 +12,12 @@ import os
 import socket
 from typing import Final
 
-import psutil
-
 from pliant.schemas.errors import UsageError
+from pliant.tools.profile.torchrun.interfaces import LOOPBACK, VARIABLES, interface_of, refuse_loopback
 from pliant.tools.run.statedir.contract.addresses import refuse_public
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Member, Plan
 
-LOOPBACK: Final = "127.0.0.1"
 _ANY_PORT: Final = 9
-_VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-"""And how they name an interface: without "=", NCCL takes all whose names begin like this."""
 _chosen_here: Final = dict[str, str]()
 """Interfaces that this process has chosen itself, not its user."""
 
@@ -76,13 +72,17 @@ def _reached_from(address: str) -> str:
 def use_interface(address: str) -> None:
     """Keep the collectives of this process on the interface of this address, unless the user has chosen one.
 
-    :raises UsageError: this machine has no such address.
+    :raises UsageError: this machine has no such address, or the user's choice keeps other hosts out.
     """
-    free = [name for name in _VARIABLES if os.environ.get(name) in (None, _chosen_here.get(name))]
+    chosen = {name: os.environ.get(name) for name in VARIABLES}
+    free = [name for name, value in chosen.items() if value in (None, _chosen_here.get(name))]
+    refuse_loopback(address, {name: value for name, value in chosen.items() if value and name not in free})
     if free:
-        interface = _interface_of(address)
+        interface = interface_of(address)
+        if interface is None:
+            raise UsageError(f"{address} is not an address of this machine; its workers need one to connect")
         for name in free:
-            os.environ[name] = _chosen_here[name] = _VARIABLES[name].format(interface)
+            os.environ[name] = _chosen_here[name] = VARIABLES[name].format(interface)
 
 
 def stay_on_this_machine() -> None:
@@ -90,11 +90,3 @@ def stay_on_this_machine() -> None:
     here, all_workers = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     if here is not None and here == all_workers:
         use_interface(LOOPBACK)
-
-
-def _interface_of(address: str) -> str:
-    wanted = LOOPBACK if ipaddress.ip_address(address).is_loopback and ":" not in address else address
-    for name, found in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == wanted for entry in found):
-            return name
-    raise UsageError(f"{address} is not an address of this machine, which its workers need to connect")

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.profile.torchrun import interfaces
 from pliant.tools.run.elastic.membership import interface
 from pliant.tools.run.elastic.membership.interface import own_address, stay_on_this_machine, use_interface
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
@@ -51,6 +52,18 @@ class TestInterface:
             monkeypatch.setenv(name, "ib0")
         use_interface("203.0.113.7")
         assert [os.environ[name] for name in VARIABLES] == ["ib0", "ib0"]
+
+    @pytest.mark.parametrize("choice", [{"GLOO_SOCKET_IFNAME": "lo"}, {"NCCL_SOCKET_IFNAME": "=lo"}])
+    def test_a_loopback_interface_is_refused_where_workers_of_other_hosts_have_to_reach_this_one(
+        self, monkeypatch: pytest.MonkeyPatch, choice: dict[str, str]
+    ) -> None:
+        """They would connect to themselves, fail, and meet in round after round."""
+        monkeypatch.setattr(interfaces, "interface_of", {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get)
+        for name, value in choice.items():
+            monkeypatch.setenv(name, value)
+        use_interface("127.0.0.1")
+        with pytest.raises(UsageError, match=f"{next(iter(choice))} is .*lo, the loopback interface"):
+            use_interface("10.0.0.2")
 
     def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(UsageError, match=r"203\.0\.113\.7 is not an address of this"):
