@@ -90,6 +90,19 @@ class JobFigures(Record):
     last_loss: Number = None
 
 
+class PairedJcts(Record):
+    """Wilcoxon's signed-rank test of a run's JCTs against the baseline's, job by job."""
+
+    pairs: NonNegativeInt
+    """Jobs that finished in both runs."""
+    two_sided: float
+    """p of: they are alike. Small: they differ."""
+    greater: float
+    """p of: they are not larger. Small: they are larger than the baseline's."""
+    less: float
+    """p of: they are not smaller. Small: they are smaller than the baseline's."""
+
+
 class ReportedRun(RunMetrics):
     """The figures of one run as a report names it, with what they leave out."""
 
@@ -101,6 +114,8 @@ class ReportedRun(RunMetrics):
     """What its inputs left open and its figures do not say."""
     ratios: dict[str, float] | None = None
     """Each figure divided by the baseline's (with --baseline)."""
+    paired: PairedJcts | None = None
+    """The JCTs beside the baseline's (with --baseline); null: no job finished in both, or another trace."""
     jobs: tuple[JobFigures, ...] | None = None
     """In order of submission (with --jobs)."""
 

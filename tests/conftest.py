@@ -16,7 +16,10 @@ from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
 PYTEST_S_OWN = "PYTEST_CURRENT_TEST"
 TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-OURS = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PLIANT_DATA")
+OURS = (
+    *("PYTHONPATH", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
+    *("PLIANT_DATA", "PLIANT_WRITE_GOLDEN"),
+)
 
 # Tests expect what commands do without such variables; some modules read the environment when imported.
 for name in [name for name in os.environ if name.startswith(FOREIGN) or name in TERMINAL]:

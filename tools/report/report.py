@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from pliant.tools.report.metrics import NOTHING_MORE, Wanted, run_metrics
 from pliant.tools.report.notes import bound_caveats, caveats, differences, provenance
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
+from pliant.tools.report.significance import Significance, compare_jcts, paired_jcts_s
 from pliant.tools.report.usage import Usage, gpu_usage
 
 
@@ -44,6 +45,8 @@ class Report:
     reference: Reference = "fair-share"
     baseline: RunReport | None = None
     """The run that the others are divided by."""
+    paired: Mapping[str, Significance] = field(default_factory=dict)
+    """The test of each run's JCTs against those of the baseline, by label, where there are pairs."""
 
 
 @garbage_collection_paused()
@@ -111,7 +114,14 @@ def make_report(
     named = zip(runs, labels(runs), strict=True)
     made = tuple(_run_report(run, label, references, wanted) for run, label in named)
     base = None if baseline is None else find_run(made, baseline)
-    return Report(made, tuple(differences(runs)), reference, base)
+    return Report(
+        made, tuple(differences(runs)), reference, base, {} if base is None else _paired(made, base)
+    )
+
+
+def _paired(runs: Sequence[RunReport], base: RunReport) -> dict[str, Significance]:
+    others = [each for each in runs if each is not base and paired_jcts_s(each.run, base.run)]
+    return {each.label: compare_jcts(each.run, base.run) for each in others}
 
 
 def find_run(runs: Sequence[RunReport], name: str) -> RunReport:

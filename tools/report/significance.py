@@ -61,10 +61,20 @@ def compare_jcts(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> S
     """
     if first.info.trace_hash != second.info.trace_hash:
         raise UsageError(f"{first.source} and {second.source} are runs of different traces")
+    pairs = paired_jcts_s(first, second, dropped)
+    return wilcoxon([left for left, _ in pairs], [right for _, right in pairs])
+
+
+def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> list[tuple[float, float]]:
+    """Both JCTs of each job that finished in two runs of one trace; empty for runs of different traces.
+
+    :param dropped: as :func:`steady`.
+    """
+    if first.info.trace_hash != second.info.trace_hash:
+        return []
     theirs = {job.id: job.jct_s for job in second.jobs}
-    pairs = [
+    return [
         (job.jct_s, jct_s)
         for job in steady(first, dropped)
         if job.jct_s is not None and (jct_s := theirs.get(job.id)) is not None
     ]
-    return wilcoxon([left for left, _ in pairs], [right for _, right in pairs])

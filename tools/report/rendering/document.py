@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, PairedJcts, ReportedRun
 from pliant.tools.report.comparisons import ComparedJob
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.jobs_table import job_rows
 from pliant.tools.report.rendering.sections import FIGURES, ratio_to
 from pliant.tools.report.report import Report, RunReport
+from pliant.tools.report.significance import Significance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def _run(each: RunReport, report: Report, *, with_jobs: bool) -> ReportedRun:
         trace=each.run.info.trace,
         caveats=tuple(each.caveats),
         ratios=_ratios(each, report.baseline),
+        paired=_paired(report.paired.get(each.label)),
         jobs=_jobs(each) if with_jobs else None,
     )
 
@@ -52,6 +54,10 @@ def _ratios(each: RunReport, baseline: RunReport | None) -> dict[str, float] | N
         return None
     found = {row.name: ratio_to(each.metrics, baseline.metrics, row.name) for row in FIGURES}
     return {name: ratio for name, ratio in found.items() if ratio is not None}
+
+
+def _paired(found: Significance | None) -> PairedJcts | None:
+    return None if found is None else PairedJcts(**asdict(found))
 
 
 def _jobs(each: RunReport) -> tuple[JobFigures, ...]:

@@ -12,7 +12,7 @@ from pliant.tools.report.comparisons import comparison_rows, comparison_section
 from pliant.tools.report.expect import expectations_section
 from pliant.tools.report.rendering.document import Extras, document
 from pliant.tools.report.rendering.jobs_table import job_rows, jobs_section
-from pliant.tools.report.rendering.sections import Section, metrics_section
+from pliant.tools.report.rendering.sections import Section, metrics_section, paired_section
 from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
 from pliant.tools.report.report import Report
 
@@ -48,6 +48,8 @@ def shows_expectations(kind: Format) -> bool:
 
 def _sections(report: Report, extras: Extras) -> Sequence[Section]:
     sections = [metrics_section(report)]
+    if report.paired:
+        sections.append(paired_section(report))
     if extras.checked:
         sections.append(expectations_section(extras.checked))
     if extras.simulated is not None:

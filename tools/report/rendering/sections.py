@@ -8,7 +8,15 @@ from functools import partial
 from typing import Final, Literal
 
 from pliant.schemas.metrics import RunMetrics
-from pliant.tools.report.rendering.units import TimeUnit, duration, number, percent, ratio_text, time_unit
+from pliant.tools.report.rendering.units import (
+    TimeUnit,
+    duration,
+    number,
+    p_text,
+    percent,
+    ratio_text,
+    time_unit,
+)
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
@@ -94,6 +102,21 @@ def metrics_section(report: Report) -> Section:
     base = (f"in brackets: relative to {report.baseline.label}",) if report.baseline and compared else ()
     headers = ("", "", *(each.label for each in report.runs))
     return Section("Runs", headers, tuple(rows), 2, (*notes, *base, *report.warnings), keys=2)
+
+
+def paired_section(report: Report) -> Section:
+    """Whether jobs fare differently than under the baseline; without rows where there is nothing to test."""
+    base = "" if report.baseline is None else report.baseline.label
+    headers = ("", "jobs in both", "p, two-sided", "p, larger", "p, smaller")
+    rows = tuple(
+        (label, str(found.pairs), *map(p_text, (found.two_sided, found.greater, found.less)))
+        for label, found in report.paired.items()
+    )
+    notes = (
+        "JCTs of the same jobs, paired; two-sided: near 0, they differ",
+        f"larger, smaller: near 0, they are larger or smaller than under {base}",
+    )
+    return Section(f"Against {base}: Wilcoxon's signed-rank tests", headers, rows, 1, notes)
 
 
 def value_of(metrics: RunMetrics, name: str) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any
 
+from pliant.schemas.metrics import PairedJcts
 from pliant.tools.report.labels import parameters_text
 from pliant.tools.report.rendering.blocks import drawn
 from pliant.tools.report.rendering.markdown import markdown_table
@@ -40,6 +41,8 @@ def metrics_rows(report: Report) -> list[dict[str, Any]]:
         if report.baseline is not None:
             base = report.baseline.metrics
             row |= {f"{f.name}_ratio": ratio_to(each.metrics, base, f.name) for f in FIGURES}
+            found = report.paired.get(each.label)
+            row |= {f"paired_{name}": getattr(found, name, None) for name in PairedJcts.model_fields}
         rows.append(row)
     return rows
 

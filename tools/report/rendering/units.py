@@ -56,6 +56,11 @@ def ratio_text(value: float) -> str:
     return number(value, 2)
 
 
+def p_text(p: float) -> str:
+    """A p value: five decimals, or its power of ten where they would all be 0."""
+    return f"{p:.5f}" if p >= 0.00001 or not p else f"{p:.1e}"
+
+
 def percent(value: float | None) -> str:
     """A fraction as a percentage, without the sign."""
     return NOTHING if value is None else number(100 * value, 1)
