@@ -52,7 +52,7 @@ def trace_import(
     """Turn a public trace into jobs, and measurements into a profile and convergence tables.
 
     Says on stderr how many rows it read, which it dropped and why, and what it had to assume. pollux, sia,
-    ones and gavel write a folder: jobs.jsonl, profile.parquet, convergence.parquet, interference.json and
+    ones and gavel write a folder: jobs.jsonl, profile.parquet, convergence.parquet and
     history.jsonl (what jobs reported that ran), as far as the data goes. slurm reads what this prints:
     sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES
 

@@ -76,6 +76,20 @@ class UserLimit(Record):
     """Jobs. Default: any number."""
 
 
+class Sharing(Record):
+    """When two jobs may train on the same GPUs, and how fast, where the profile has not measured the pair.
+
+    Jobs that a profile has measured together are taken as measured. The memory of others is known where the
+    profile has measured both alone and every node of the type states its ``gpu_memory``: then they share
+    where both fit.
+    """
+
+    unmeasured: Literal["alone", "together"] = "alone"
+    """What jobs do of which it is not known whether the memory of a GPU holds both."""
+    speed: Annotated[float, Field(gt=0, le=1)] = 0.65
+    """Part of its speed alone that each keeps, where that was not measured."""
+
+
 class SlurmOptions(Record):
     """How nodes are asked for where the backend is Slurm."""
 
@@ -124,6 +138,8 @@ class Cluster(Record):
     """No policy changes the GPUs or the batch of a job whose last change is less than this ago."""
     user_limits: dict[str, UserLimit] = Field(default_factory=dict)
     """Limits by the user that jobs name; "*": those of each user that is not named here."""
+    sharing: Sharing = Sharing()
+    """What policies that pack jobs may assume of two jobs on one GPU."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -154,8 +170,10 @@ class Cluster(Record):
 
     @property
     def minor(self) -> int:
-        """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``."""
-        if any(node.resources for node in self.nodes):
+        """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
+        it says when jobs share GPUs.
+        """
+        if self.sharing != Sharing() or any(node.resources for node in self.nodes):
             return 2
         rules = (self.min_run_seconds, self.cooldown_seconds, self.user_limits)
         asks = self.slurm != SlurmOptions() or self.backend == "slurm-jobs"

@@ -63,12 +63,13 @@ def _document_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
 
 def _allow_minors(kind: str, named: dict[str, Any]) -> None:
     """A file says the minor version that first had all that it holds."""
-    named["enum"] = [named.pop("const"), *(schema_id(kind, n + 1) for n in range(MINORS[kind]))]
+    named["enum"] = [named.pop("const"), *(schema_id(kind, n + 1) for n in range(MINORS.get(kind, 0)))]
 
 
 def _lines_schema(kind: str, described: dict[str, Any]) -> dict[str, Any]:
     """The schema of one line, which may name its own schema."""
     named = {"const": schema_id(kind), "description": "On every line, or alone in a first header line."}
+    _allow_minors(kind, named)
     described["properties"] = {"schema": named, **described["properties"]}
     return {"$schema": _DIALECT, "$id": schema_id(kind), **described}
 
@@ -88,7 +89,6 @@ def _table_schema(table: Table[Any]) -> dict[str, Any]:
 def _log_schema() -> dict[str, Any]:
     """A line of a live log may end in a checksum; then its header names the minor version that brought it."""
     described = _lines_schema(EVENT.kind, _object_schema(EVENT))
-    _allow_minors(EVENT.kind, described["properties"]["schema"])
     described["properties"]["crc"] = {"type": "string", "pattern": "^[0-9a-f]{16}$", "description": CRC_DOC}
     return described
 

@@ -27,7 +27,7 @@ from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_colum
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import Metrics
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import PROFILE, Profile, ProfileRow
+from pliant.schemas.profile import OF_PAIRS, PROFILE, Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 
 
@@ -38,7 +38,9 @@ def read_jobs(path: str | Path) -> tuple[Job, ...]:
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
     """Write jobs as JSON Lines; fields that equal their default are left out."""
-    write_bytes(path, header("job") + job_lines(jobs), mode=mode)
+    listed = list(jobs)
+    minor = max((job.minor for job in listed), default=0)
+    write_bytes(path, header("job", minor) + job_lines(listed), mode=mode)
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -120,7 +122,11 @@ def write_events(events: Iterable[Event], path: str | Path) -> None:
 
 def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
     """Profile rows as columns: the form embedded in schedules and event files."""
-    return to_columns(rows, PROFILE)
+    columns = to_columns(rows, PROFILE)
+    if all(row.kind != "pair" for row in rows):
+        for name in OF_PAIRS:
+            del columns[name]
+    return columns
 
 
 def profile_hash(columns: Mapping[str, Sequence[Any]]) -> str:

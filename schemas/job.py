@@ -205,6 +205,8 @@ class Job(Record):
     """Key into a convergence table."""
     utility: Utility = Utility()
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
+    shares_gpus: bool = True
+    """Whether another job may train on its GPUs at the same time, under a policy that packs jobs."""
     checkpoint_seconds: PositiveFloat | None = None
     """Seconds between checkpoints while running. Default: 60."""
     seed: Seed = 0
@@ -226,6 +228,11 @@ class Job(Record):
                 text = f"is too long, expected at most {LONGEST_TEXT:,} bytes each and {MOST_TEXT:,} in all"
                 raise broken_rule(text, f"/{field}")
         return self
+
+    @property
+    def minor(self) -> int:
+        """1: it refuses to share its GPUs."""
+        return int(not self.shares_gpus)
 
     @property
     def min_gpus(self) -> int:

@@ -23,8 +23,10 @@ class ProfileRow:
     """One row of a profile."""
 
     kind: Annotated[
-        Literal["train", "allreduce"],
-        About("train: a training step; allreduce: one all-reduce of `parameters` weights"),
+        Literal["train", "allreduce", "pair"],
+        About(
+            "train: a training step; allreduce: one all-reduce of `parameters` weights; pair: a training step while another job trains on the same GPUs"
+        ),
     ]
     model: Annotated[str, About("key that jobs name in `model`; empty in allreduce rows")]
     gpu_type: Annotated[str, About("type of GPU (or CPU slot) measured on")]
@@ -88,6 +90,17 @@ class ProfileRow:
             added=True,
         ),
     ] = None
+    beside_model: Annotated[
+        str | None, About("pair: the model of the other job on these GPUs; else null", added=True)
+    ] = None
+    beside_batch: Annotated[
+        int | None,
+        About("pair: samples per GPU per micro-step of the other job; else null", least=1, added=True),
+    ] = None
+
+
+OF_PAIRS: Final = ("beside_model", "beside_batch")
+"""The columns that rows of pairs have, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +119,39 @@ def _broken(row: ProfileRow) -> Broken:
             (f"/{name}", f"is {getattr(row, name)} in a row that is not feasible, expected null")
             for name in MEASURED
             if getattr(row, name) is not None
-        ] + _placement_rules(row)
-    found = _placement_rules(row)
+        ] + _rules(row)
+    found = _rules(row)
     if row.step_seconds is None:
         found.append(("/step_seconds", "is null in a feasible row, expected a number"))
-    elif row.kind == "train" and row.step_seconds == 0:
+    elif row.kind != "allreduce" and row.step_seconds == 0:
         found.append(("/step_seconds", "0.0 is not above 0, expected more than 0 in a training row"))
-    if row.kind == "train" and row.local_batch == 0:
+    if row.kind != "allreduce" and row.local_batch == 0:
         found.append(("/local_batch", "0 is below 1, expected 1 or more in a training row"))
     return found + _rate_rules(row)
 
 
 def _rate_rules(row: ProfileRow) -> Broken:
     """Whether the samples per second of a training row are those of its batch and its step."""
-    if row.kind != "train" or not (row.step_seconds and row.local_batch) or row.samples_per_second is None:
+    if (
+        row.kind == "allreduce"
+        or not (row.step_seconds and row.local_batch)
+        or row.samples_per_second is None
+    ):
         return []
     expected = row.gpus * row.local_batch * row.accum_steps / row.step_seconds
     if math.isclose(row.samples_per_second, expected, rel_tol=_RATE_TOLERANCE):
         return []
     text = f"{row.samples_per_second:g} contradicts the row, expected {expected:g}"
     return [("/samples_per_second", f"{text} (gpus × local_batch × accum_steps / step_seconds)")]
+
+
+def _rules(row: ProfileRow) -> Broken:
+    """Where its GPUs are, and what ran beside it."""
+    found = _placement_rules(row)
+    for name in OF_PAIRS:
+        if (getattr(row, name) is None) == (row.kind == "pair"):
+            found.append((f"/{name}", f"contradicts kind {row.kind!r}, expected it in rows of pairs alone"))
+    return found
 
 
 def _placement_rules(row: ProfileRow) -> Broken:

@@ -59,6 +59,8 @@ class Allocation(Record):
     lr_scale: PositiveFloat = 1.0
     action: Action
     reason: str = ""
+    beside: str | None = None
+    """The job that trains on the same GPUs at the same time; both have one placement. Null: it is alone."""
     predicted_end: NonNegativeFloat | None = None
     """When it ends at this size and its speed, seconds (with --explain)."""
     reserved: tuple[Reservation, ...] = ()
@@ -161,8 +163,10 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """2 where work is predicted, 3 where jobs have more than GPUs, else that of its cluster."""
-        if self.cluster.minor > 1 or any(given.servers or given.reserved for given in self.allocations):
+        """2 where work is predicted, 3 where jobs have more than GPUs or share them, else that of its cluster."""
+        if self.cluster.minor > 1 or any(job.minor for job in self.jobs):
+            return 3
+        if any(given.servers or given.reserved or given.beside for given in self.allocations):
             return 3
         if any(verdict.reserved for verdict in self.waiting):
             return 3
@@ -175,6 +179,23 @@ class Schedule(Record):
         _refuse_twice("waiting", [verdict.job for verdict in self.waiting], "job")
         _refuse_twice("rejected", [verdict.job for verdict in self.rejected], "job")
         _refuse_twice("jobs", [job.id for job in self.jobs], "id")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_agree(self) -> Self:
+        if all(given.beside is None for given in self.allocations):
+            return self
+        held = {given.job: given for given in self.allocations}
+        for index, given in enumerate(self.allocations):
+            if given.beside is None:
+                continue
+            other = held.get(given.beside)
+            if other is None or other is given or other.beside != given.job:
+                text = f'is "{given.beside}", expected a job that holds the same GPUs beside this one'
+                raise broken_rule(text, f"/allocations/{index}/beside")
+            if not given.gpus or sorted(other.placement) != sorted(given.placement):
+                text = f'differs from that of "{given.beside}", expected the same GPUs'
+                raise broken_rule(text, f"/allocations/{index}/placement")
         return self
 
 

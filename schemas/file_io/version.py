@@ -10,12 +10,12 @@ from pliant.schemas.text.wording import shortened
 
 KINDS: Final = ("job", "cluster", "profile", "convergence", "schedule", "event", "metrics", "predictor")
 MAJOR: Final = 1
-MINORS: Final = {"event": 1, "cluster": 2, "schedule": 3}
+MINORS: Final = {"event": 1, "job": 1, "cluster": 2, "schedule": 3}
 """The newest minor version of each kind that this version knows, 0 where none is named. 1 of ``event``: lines
 may end in a checksum (:mod:`pliant.schemas.file_io.seals`); of ``cluster``, and of ``schedule``, which holds
 one: nodes may name their devices, and the cluster says how Slurm is asked; 2 of ``schedule``: the work of
 jobs may be predicted; 2 of ``cluster`` and 3 of ``schedule``: nodes may state further capacities, and jobs
-hold parameter servers and future time slots."""
+hold parameter servers and future time slots, or share GPUs; 1 of ``job``: it refuses to share its GPUs."""
 _FORM: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 

@@ -39,6 +39,7 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         :raises BadInputError: none of them is a training row.
         """
         self._speeds = dict(speeds or {})
+        self._profile = profile
         self._rows = training_rows(rows)
         if not self._rows:
             raise BadInputError.one(
@@ -57,6 +58,10 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
     def rescale_seconds(self, model: str) -> float | None:
         """The mean of the model's rows, or of all rows where the model has none; None: there is none."""
         return mean_rescale(self._rows, model)
+
+    def profile_rows(self) -> Collection[ProfileRow]:
+        """All rows of the profile."""
+        return self._profile.rows
 
     def table(self, model: str, gpu_type: str) -> tuple[AnyTable, float]:
         """The table that answers for a GPU type, and the factor on its times.

@@ -8,7 +8,7 @@ from statistics import fmean
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.throughput import Placement
 
-Key = tuple[str, str, str, Placement, int, int, int]
+Key = tuple[str, str, str, Placement, int, int, int, str, int]
 
 
 def shape(row: ProfileRow) -> Placement:
@@ -19,7 +19,8 @@ def shape(row: ProfileRow) -> Placement:
 def key(row: ProfileRow) -> Key:
     """What a row measures; two rows of one key contradict each other."""
     weights = row.parameters or 0 if row.kind == "allreduce" else 0
-    return (row.kind, row.model, row.gpu_type, shape(row), row.local_batch, row.accum_steps, weights)
+    beside = row.beside_model or "", row.beside_batch or 0
+    return (row.kind, row.model, row.gpu_type, shape(row), row.local_batch, row.accum_steps, weights, *beside)
 
 
 def merged(old: Iterable[ProfileRow], new: Iterable[ProfileRow]) -> tuple[ProfileRow, ...]:

@@ -7,7 +7,10 @@ given as numbers (toy examples, traces that state GPU-time only).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pliant.schemas.profile import ProfileRow
 
 Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
@@ -46,6 +49,10 @@ class Throughput(Protocol):
 
     def rescale_seconds(self, model: str) -> float | None:
         """Seconds that a change of its workers costs a job that trains; None: not measured."""
+        ...
+
+    def profile_rows(self) -> Collection[ProfileRow]:
+        """The measurements that it is made from; empty: it is made from none."""
         ...
 
 
@@ -108,6 +115,10 @@ class CurveThroughput:
     def rescale_seconds(self, model: str) -> None:
         """Nothing was measured."""
         del model
+
+    def profile_rows(self) -> Collection[ProfileRow]:
+        """Nothing was measured."""
+        return ()
 
     def _samples_per_second(self, model: str, gpus: int) -> float:
         curve = self._curves.get(model)

@@ -16,6 +16,7 @@ import pytest
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.tables import to_columns
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 
 ROW = ProfileRow("train", "m", "gpu", 2, 6, "4,2", 8, step_seconds=0.5, samples_per_second=96.0)
@@ -43,7 +44,7 @@ def write(path: Path, table: pa.Table, schema: str = "pliant.profile/1") -> Path
 
 
 def whole() -> pa.Table:
-    return pa.Table.from_pydict(columns(), schema=PROFILE.arrow())
+    return pa.Table.from_pydict(to_columns([ROW], PROFILE), schema=PROFILE.arrow())
 
 
 def test_a_truncated_file_is_told_as_such_at_every_length(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_rows_in_a_file_are_checked_and_counted_from_one(tmp_path: Path) -> None
         ({"step_seconds": [0.0]}, "/step_seconds: 0.0 is not above 0, expected more than 0 in a training row"),
         ({"local_batch": [0]}, "/local_batch: 0 is below 1, expected 1 or more in a training row"),
         ({"samples_per_second": [9.6]}, "/samples_per_second: 9.6 contradicts the row, expected 96 (gpus × local_batch × accum_steps / step_seconds)"),
-        ({"kind": ["test"]}, "/kind: \"test\" is unknown, expected 'train' or 'allreduce'"),
+        ({"kind": ["test"]}, "/kind: \"test\" is unknown, expected 'train', 'allreduce' or 'pair'"),
         ({"placement": ["2,4"]}, '/placement: "2,4" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
         ({"placement": ["6"]}, '/placement: "6" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),
         ({"placement": [""]}, '/placement: "" does not fit, expected 6 GPUs on 2 nodes, largest first, like "4,2"'),

@@ -46,7 +46,6 @@ class Imported:
     jobs: Iterable[Job] = ()
     profile: Sequence[ProfileRow] = ()
     convergence: Sequence[ConvergenceRow] = ()
-    interference: Mapping[str, Any] | None = None
     history: Sequence[Event] = ()
     """What jobs reported that ran."""
 

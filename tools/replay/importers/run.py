@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Final
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import atomic_write, write_chunks
+from pliant.schemas.file_io.files import write_chunks
 from pliant.schemas.file_io.outputs import check_folder, check_output
 from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.job import Job
@@ -25,7 +24,6 @@ from pliant.tools.replay.importers.registry import FORMATS
 JOBS: Final = "jobs.jsonl"
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
-INTERFERENCE: Final = "interference.json"
 HISTORY: Final = "history.jsonl"
 
 
@@ -172,7 +170,3 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         io.write_events(imported.history, out / HISTORY)
         summary.history_jobs = len({event.job for event in imported.history})
         summary.files.append(str(out / HISTORY))
-    if imported.interference is not None:
-        text = json.dumps(imported.interference, ensure_ascii=False, allow_nan=False, indent=1)
-        atomic_write(out / INTERFERENCE, text.encode() + b"\n")
-        summary.files.append(str(out / INTERFERENCE))

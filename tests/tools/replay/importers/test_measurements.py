@@ -205,19 +205,22 @@ def gavel(folder: Path) -> Path:
 def test_gavel_throughputs_count_the_batches_of_all_workers(tmp_path: Path) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
-    lm, a3c, gang, spread = rows
+    lm, a3c, gang, spread = (row for row in rows if row.kind == "train")
     assert (lm.model, lm.local_batch, lm.step_seconds, lm.samples_per_second) == ("LM", 20, 0.125, 160.0)
     assert (a3c.model, a3c.local_batch) == ("A3C", 1)
     assert (gang.gpus, gang.placement, gang.step_seconds, gang.samples_per_second) == (4, "4", 0.25, 320.0)
     assert (spread.placement, spread.feasible, spread.step_seconds) == ("1,1,1,1", False, None)
 
 
-def test_gavel_pairs_are_parts_of_the_speed_alone(tmp_path: Path) -> None:
+def test_gavel_pairs_say_how_fast_each_job_is_beside_the_other(tmp_path: Path) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
-    pairs = json.loads((result.out / "interference.json").read_text())["pairs"]
-    named = {tuple(job["model"] for job in pair["jobs"]): pair["speeds"] for pair in pairs}
-    assert named == {("A3C", "LM"): [0.25, 0.75], ("LM", "LM"): None}
-    assert {(pair["gpu_type"], pair["gpus"], pair["placement"]) for pair in pairs} == {("v100", 1, "1")}
+    rows = io.read_profile(result.out / "profile.parquet").rows
+    pairs = {(row.model, row.beside_model): row for row in rows if row.kind == "pair"}
+    found = {names: row.samples_per_second for names, row in pairs.items()}
+    assert found == {("A3C", "LM"): 1.0, ("LM", "A3C"): 120.0, ("LM", "LM"): None}
+    assert not pairs["LM", "LM"].feasible
+    assert {(row.gpu_type, row.placement) for row in pairs.values()} == {("v100", "1")}
+    assert (pairs["A3C", "LM"].local_batch, pairs["A3C", "LM"].beside_batch) == (1, 20)
 
 
 def test_gavel_traces_come_in_two_forms(tmp_path: Path) -> None:

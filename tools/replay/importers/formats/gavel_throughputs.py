@@ -1,8 +1,6 @@
-"""Gavel's throughputs (``simulation_throughputs.json``): job types alone as profile rows, pairs beside them.
+"""Gavel's throughputs (``simulation_throughputs.json``): rows of job types alone and of pairs.
 
-``interference.json`` holds what packing costs: ``{"pairs": [...]}``, each ``{"gpu_type", "gpus", "placement",
-"jobs": [{"model", "local_batch"}, …], "speeds": [a, b]}``: two jobs share the same GPUs, each at that part of
-its speed alone; speeds null: the two do not fit in memory together.
+A pair that Gavel gives the throughputs 0 does not fit the GPU's memory: its rows are not feasible.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Place:
 
 
 def read_throughputs(path: Path, conversion: Conversion) -> Imported:
-    """Job types alone as profile rows, and the document of pairs.
+    """The profile rows of job types alone and packed in pairs.
 
     :raises BadInputError: it is not JSON of the expected form.
     """
@@ -55,11 +53,11 @@ def read_throughputs(path: Path, conversion: Conversion) -> Imported:
     conversion.summary.assume("a job type without a batch size has a local batch of 1")
     document = _document(path)
     profile: list[ProfileRow] = []
-    pairs: list[dict[str, Any]] = []
+    pairs: list[ProfileRow] = []
     for row, packed in conversion.convert(_entries(document, path), _alone):
         profile.append(row)
         pairs += packed
-    return Imported(profile=profile, interference={"pairs": pairs})
+    return Imported(profile=[*profile, *pairs])
 
 
 def model_and_batch(job_type: str) -> tuple[str, int]:
@@ -105,7 +103,7 @@ def _parsed(key: str) -> tuple[str, int]:
     return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
 
 
-def _alone(record: InputRow) -> tuple[ProfileRow, list[dict[str, Any]]]:
+def _alone(record: InputRow) -> tuple[ProfileRow, list[ProfileRow]]:
     place: Place = record.values["place"]
     entry, name = record.values["entry"], record.values["name"]
     if not place.gpus:
@@ -126,12 +124,14 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
-def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
+def _row(job_type: str, place: Place, steps_per_second: float, beside: str | None = None) -> ProfileRow:
+    """A job type alone, or beside another one; no steps: it does not fit there."""
     model, local = model_and_batch(job_type)
     fits = steps_per_second > 0
+    other, other_batch = (None, None) if beside is None else model_and_batch(beside)
     return checked(
         ProfileRow(
-            kind="train",
+            kind="train" if beside is None else "pair",
             model=model,
             gpu_type=place.gpu_type,
             nodes=place.gpus if place.spread else 1,
@@ -142,15 +142,17 @@ def _row(job_type: str, place: Place, steps_per_second: float) -> ProfileRow:
             samples_per_second=local * steps_per_second if fits else None,
             feasible=fits,
             source="imported",
+            beside_model=other,
+            beside_batch=other_batch,
         ),
         PROFILE,
     )
 
 
-def _pairs(row: ProfileRow, record: InputRow) -> Iterator[dict[str, Any]]:
-    """Pairs with this job type first; of a pair and its mirror the one in order of names."""
+def _pairs(row: ProfileRow, record: InputRow) -> Iterator[ProfileRow]:
+    """Both jobs of each pair with this job type first; of a pair and its mirror the one in order of names."""
     place, types, name = (record.values[key] for key in ("place", "types", "name"))
-    this_key = name.partition("/")[2]
+    this_key, first = name.partition("/")[2], record.values["type"]
     for key, rates in record.values["entry"].items():
         if key == ALONE or (key < this_key and this_key in _entry(types, key)):
             continue
@@ -158,16 +160,8 @@ def _pairs(row: ProfileRow, record: InputRow) -> Iterator[dict[str, Any]]:
         if not (isinstance(rates, list) and len(rates) == 2 and all(map(_is_rate, [*rates, other]))):
             what = "expected the throughputs of both job types, each of which also stands alone"
             raise MalformedRowError(f"{name}/{key}", what)
-        alone = (row.samples_per_second or 0.0) / row.local_batch, other
-        second, second_batch = model_and_batch(_parsed(key)[0])
-        fits = all(rates) and all(alone)
-        yield {
-            "gpu_type": place.gpu_type,
-            "gpus": place.gpus,
-            "placement": place.placement,
-            "jobs": [
-                {"model": row.model, "local_batch": row.local_batch},
-                {"model": second, "local_batch": second_batch},
-            ],
-            "speeds": [rate / one for rate, one in zip(rates, alone, strict=True)] if fits else None,
-        }
+        second = _parsed(key)[0]
+        fits = all(rates) and row.feasible and bool(other)
+        yield _row(first, place, rates[0] if fits else 0.0, second)
+        if key != this_key:
+            yield _row(second, place, rates[1] if fits else 0.0, first)
