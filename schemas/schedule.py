@@ -163,7 +163,7 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """2 where work is predicted, 3 where jobs have more than GPUs or share them, else that of its cluster."""
+        """2 where work is predicted, 3 where jobs have more than GPUs or share them, else its cluster's."""
         if self.cluster.minor > 1 or any(job.minor for job in self.jobs):
             return 3
         if any(given.servers or given.reserved or given.beside for given in self.allocations):

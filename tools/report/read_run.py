@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import ENDS, HOLDS, RESCALES, Event
+from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.file_io.event_rows import EventRow, event_rows
 from pliant.schemas.file_io.events import parse_events
@@ -66,6 +66,8 @@ class _Fold:
         self.decision_seconds = 0.0
         self.policies: dict[str, None] = {}
         self.curves: dict[Curve, Curve] = {}
+        self.beside: dict[str, str] = {}
+        """Of two jobs on the same GPUs, which is beside which."""
         self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
@@ -91,6 +93,21 @@ class _Fold:
             self._problem(number, f'{event.event} of job "{event.job}", which was never submitted')
         else:
             _apply(job, event)
+            if event.event in HOLDS or event.event in FREES:
+                self._share(job, event)
+
+    def _share(self, job: JobRecord, event: AnyEvent) -> None:
+        """Who trains on the same GPUs from now on, and who no longer does."""
+        other_id = self.beside.pop(job.id, None)
+        if other_id is not None:
+            del self.beside[other_id]
+            _keep_on(self.jobs[other_id], event.time, shared=False)
+        named = _fields(event).get("beside") if event.detail and event.gpus else None
+        other = self.jobs.get(named) if isinstance(named, str) else None
+        if other is not None and other is not job and other.id not in self.beside:
+            self.beside |= {job.id: other.id, other.id: job.id}
+            job.steps[-1].shared = True
+            _keep_on(other, event.time, shared=True)
 
     def record(self) -> RunRecord:
         """Everything taken up, on a clock that starts with the first submission."""
@@ -247,6 +264,13 @@ def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
 def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
     if job.steps or gpus:
         job.steps.append(Step(_not_before(job, time_s), gpus, name))
+
+
+def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
+    """A job goes on with the GPUs that it holds, alone or not."""
+    if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
+        last = job.steps[-1]
+        job.steps.append(Step(_not_before(job, time_s), last.gpus, last.event, shared=shared))
 
 
 def _not_before(job: JobRecord, time_s: float) -> float:

@@ -30,6 +30,13 @@ class Step:
     """Time without training that the change cost."""
     checkpoint_s: float = 0.0
     """Time without training because of checkpoints."""
+    shared: bool = False
+    """Whether another job trains on the same GPUs."""
+
+    @property
+    def counted_gpus(self) -> float:
+        """What counts of its GPUs: of shared ones one half, so that both jobs together count them once."""
+        return self.gpus / 2 if self.shared else self.gpus
 
 
 class Forecast(NamedTuple):
@@ -108,8 +115,8 @@ class JobRecord:
                 yield step.time_s, after, step
 
     def gpu_seconds(self, until_s: float) -> float:
-        """GPU-seconds held, overheads included."""
-        return sum((end - start) * step.gpus for start, end, step in self.held(until_s))
+        """GPU-seconds held, overheads included; of GPUs shared with another job one half."""
+        return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Usage:
     """From ``times_s[i]`` to ``times_s[i + 1]``, ``held[i]`` of ``available[i]`` GPUs are held."""
 
     times_s: tuple[float, ...]
-    held: tuple[int, ...]
+    held: tuple[float, ...]
     available: tuple[int, ...]
 
     def share(self, start_s: float, end_s: float) -> float | None:
@@ -36,12 +36,15 @@ class Usage:
 
 
 def gpu_usage(run: RunRecord) -> Usage:
-    """Usage from the first submission (or the first event, if earlier) to the last event."""
-    changes: dict[float, int] = {0.0: 0, run.last_event_s: 0}
+    """Usage from the first submission (or the first event, if earlier) to the last event.
+
+    GPUs that two jobs share count once.
+    """
+    changes: dict[float, float] = {0.0: 0, run.last_event_s: 0}
     for job in run.jobs:
         for start, end, step in job.held(run.last_event_s):
-            changes[start] = changes.get(start, 0) + step.gpus
-            changes[end] = changes.get(end, 0) - step.gpus
+            changes[start] = changes.get(start, 0) + step.counted_gpus
+            changes[end] = changes.get(end, 0) - step.counted_gpus
     capacity = dict(run.capacity)
     times = sorted(changes.keys() | {time for time, _ in run.capacity[1:]})
     held = accumulate(changes.get(time, 0) for time in times)

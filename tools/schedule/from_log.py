@@ -24,7 +24,7 @@ from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
-from pliant.schemas.schedule import ForecastState, PolicyState, Schedule
+from pliant.schemas.schedule import Allocation, ForecastState, PolicyState, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus, Observation
@@ -139,15 +139,7 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.take_up if job.id in out else session.submit)(job, schedule.time)
-    holdings = [
-        Holding(
-            given.job,
-            given.placement,
-            given.batch.global_ if given.batch is not None else None,
-            given.servers,
-        )
-        for given in schedule.allocations
-    ]
+    holdings = [_holding(given) for given in schedule.allocations]
     try:
         for job_id in out:
             if job_id not in session.turned_away:
@@ -161,6 +153,11 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
     if schedule.policy_state is not None:
         session.carry(schedule.policy_state.model_copy(update=seen))
     return session
+
+
+def _holding(given: Allocation) -> Holding:
+    batch = None if given.batch is None else given.batch.global_
+    return Holding(given.job, given.placement, batch, given.servers, given.beside)
 
 
 def arrivals_until(jobs: Iterable[Job], time_s: float, out: Container[str] = ()) -> list[Job]:
@@ -232,7 +229,13 @@ def _tell_slot(session: Session, event: Event) -> None:
 def _tell_holdings(session: Session, events: Sequence[Event]) -> None:
     session.adopt(
         [
-            Holding(event.job or "", event.placement or (), event.global_batch, _servers(event))
+            Holding(
+                event.job or "",
+                event.placement or (),
+                event.global_batch,
+                _servers(event),
+                (event.detail or {}).get("beside"),
+            )
             for event in events
         ],
         events[0].time if events else 0.0,

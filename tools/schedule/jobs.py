@@ -20,6 +20,10 @@ NodeGpus = tuple[tuple[str, int], ...]
 """((node name, GPUs on it), …): where a job sits."""
 
 
+HALF: Final = 0.5
+"""What counts of a shared GPU for each of the two jobs that share it."""
+
+
 class Observation(NamedTuple):
     """What one job measured of its own speed in one configuration."""
 
@@ -103,6 +107,8 @@ class JobState:
     placement: NodeGpus = ()
     servers: NodeGpus = ()
     """Where its parameter servers are: ((node name, how many), …)."""
+    beside: str | None = None
+    """The job that holds the same GPUs and trains on them at the same time; None: it has them alone."""
     global_batch: int = field(init=False)
     samples_per_second: float = 0.0
     """Present speed: measured, or predicted by the throughput model."""
@@ -180,10 +186,11 @@ class JobState:
         return max(0.0, left) if self.predicted or self.revealed else left
 
     def attained_service_s(self, time_s: float) -> float:
-        """GPU-seconds received until ``time_s``, those without progress included."""
+        """GPU-seconds received until ``time_s``, those without progress included; of shared GPUs one half."""
         if not self.gpus or time_s <= self._holds_since_s:
             return self._attained_gpu_s
-        return self._attained_gpu_s + self.gpus * (time_s - self._holds_since_s)
+        gpus = self.gpus if self.beside is None else self.gpus * HALF
+        return self._attained_gpu_s + gpus * (time_s - self._holds_since_s)
 
     def finish_time_s(self) -> float | None:
         """When the job ends if nothing changes; None: not running, or work unknown."""
@@ -234,6 +241,11 @@ class JobState:
         self._trains_since_s = time_s
         self.samples_per_second = samples_per_second
         self._trajectory = None
+
+    def change_speed(self, time_s: float, samples_per_second: float) -> None:
+        """The job goes on at another rate; one that does not train yet begins when it would have."""
+        self.settle(time_s)
+        self.samples_per_second = samples_per_second
 
     def train_along(self, time_s: float, trajectory: Trajectory, samples_per_second: float) -> None:
         """From ``time_s`` on the job advances along a trajectory, which begins at the given rate."""

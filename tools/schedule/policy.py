@@ -33,6 +33,9 @@ class Target(NamedTuple):
     step chooses."""
     servers: NodeGpus | None = None
     """Exact nodes of its parameter servers; None: the placement step chooses."""
+    beside: str | None = None
+    """Id of the job whose GPUs it shares, for a policy that packs: all of them, wherever that job then is.
+    None: it has its GPUs alone."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,9 @@ class Policy:
 
     A session holds every decision against it: with "none", jobs get the GPUs they requested or nothing.
     """
+    packs: ClassVar[bool] = False
+    """Whether it lets two jobs train on the same GPUs (``Target.beside``). Jobs that share GPUs when another
+    policy takes over are parted: the one that came later loses its GPUs before the policy is asked."""
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What it cannot decide without: the work of each job, a profile. Jobs without it are refused."""
     priority_means: ClassVar[str] = ""

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
+from pliant.tools.profile.pairs import Load, Parts
 from pliant.tools.profile.throughput import Placement, Throughput, local_limit
-from pliant.tools.schedule.jobs import JobState, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+from pliant.tools.schedule.sharing import GpuSharing
 
 _Key = tuple[str, str, int | Placement, int, int | None]
 """Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""
@@ -21,9 +23,14 @@ class Speeds:
     cluster lives.
     """
 
-    def __init__(self, throughput: Throughput, nodes: Sequence[NodeState]) -> None:
+    def __init__(
+        self, throughput: Throughput, nodes: Sequence[NodeState], sharing: GpuSharing | None = None
+    ) -> None:
+        """:param sharing: what is known of jobs on the same GPUs; None: no two jobs share."""
         self.throughput = throughput
+        self.sharing = sharing
         self._node_gpus: dict[str, int] = {}
+        self._types = {node.name: node.gpu_type for node in nodes}
         self._total: dict[str, int] = {}
         for node in nodes:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
@@ -35,6 +42,10 @@ class Speeds:
     def gpu_types(self) -> Mapping[str, int]:
         """GPUs of the whole cluster by type, in order of the nodes."""
         return self._total
+
+    def gpu_type_of(self, placement: NodeGpus) -> str:
+        """The one type of GPU of a placement; empty: it has none."""
+        return self._types[placement[0][0]] if placement else ""
 
     def consolidated(self, gpus: int, gpu_type: str) -> Placement:
         """The placement of ``gpus`` on as few nodes as the type allows."""
@@ -72,6 +83,20 @@ class Speeds:
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
 
+    def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
+        """Of its speed alone, what each of two jobs keeps on the same GPUs; None: they cannot share them."""
+        if self.sharing is None or not self.sharing.possible:
+            return None
+        if not (job.spec.shares_gpus and other.spec.shares_gpus):
+            return None
+        shape = shape_of(placement)
+        one, two = (self._load(each, gpu_type, sum(shape)) for each in (job, other))
+        return self.sharing.parts(one, two, gpu_type, shape)
+
+    def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:
+        limit = self.most_local(job, gpu_type) or job.spec.batch.per_gpu_max
+        return Load(job.spec.model, plan_batch(max(job.global_batch, gpus), gpus, limit).local)
+
     def most_local(self, job: JobState, gpu_type: str) -> int | None:
         """Most samples that one GPU of the type may get at a time; 0: no batch fits; None: no limit."""
         return local_limit(self.throughput, job.spec.model, gpu_type, job.spec.batch.per_gpu_max)
@@ -102,3 +127,10 @@ class Speeds:
                 weight += count
                 weighted += count * rate
         return weighted / weight if weight else 0.0
+
+
+def shape_of(placement: NodeGpus) -> Placement:
+    """GPUs on each node, descending."""
+    if len(placement) == 1:
+        return (placement[0][1],)
+    return tuple(sorted((count for _, count in placement), reverse=True))

@@ -117,6 +117,7 @@ def _allocation(
             "lr_scale": job.global_batch / job.reference_batch,
             "action": "keep" if step == "rebatch" else step,
             "reason": why.reason,
+            "beside": job.beside,
             "predicted_end": None if expected is None else expected.end_s,
         }
     )

@@ -60,6 +60,27 @@ class Seats(Policy):
         return Decision(targets, ask_again_s=again_s)
 
 
+class Pairs(Policy):
+    """Puts jobs beside others: ``orders[time]`` are the GPUs of a job, or the job that it shares those of."""
+
+    name: ClassVar[str] = "pairs"
+    packs: ClassVar[bool] = True
+
+    def __init__(self, orders: dict[float, dict[str, int | str]], again_s: Sequence[float] = ()) -> None:
+        self.orders = orders
+        self.again_s = sorted(again_s)
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        orders = self.orders.get(snapshot.time_s, {})
+        again_s = next((time_s for time_s in self.again_s if time_s > snapshot.time_s), None)
+        sizes = {job_id: snapshot.jobs[job_id].spec.gpus.requested for job_id in orders}
+        targets = {
+            job_id: Target(sizes[job_id], beside=order) if isinstance(order, str) else Target(order)
+            for job_id, order in orders.items()
+        }
+        return Decision(targets, ask_again_s=again_s)
+
+
 class Restless(Policy):
     """Deals all GPUs out anew at random at every call and moves jobs for no reason."""
 

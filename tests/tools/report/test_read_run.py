@@ -10,6 +10,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.io import write_events
 from pliant.tools.report.read_run import fold, read_run
+from pliant.tools.report.usage import gpu_usage
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, shared, submit
 
@@ -43,6 +44,34 @@ def test_a_job_from_submission_to_completion():
     assert told.gpu_seconds(99) == 3 * 2 + 1 * 4 + 4 * 1
     assert (told.preemptions, told.rescales, told.samples_done) == (1, 1, 20.0)
     assert told.steps[0].overhead_s == 1.0
+
+
+def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
+    run = fold(
+        [
+            begin(),
+            submit(job("a", gpus=2)),
+            submit(job("b", gpus=2)),
+            Event(0, "start", "a", 2),
+            Event(10, "start", "b", 2, detail={"beside": "a"}),
+            Event(16, "finish", "a", 0),
+            Event(20, "finish", "b", 0),
+        ]
+    )
+    a, b = run.jobs
+    assert (a.gpu_seconds(99), b.gpu_seconds(99)) == (10 * 2 + 6, 6 + 4 * 2)
+    assert gpu_usage(run).held == (2, 2, 2, 0)
+    assert (a.rescales, b.rescales, a.first_start_s, b.first_start_s) == (0, 0, 0, 10)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_first(order):
+    place = {"a": "b", "b": "a"}
+    starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
+    run = fold(
+        [begin(), submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0)]
+    )
+    assert [each.gpu_seconds(10) for each in run.jobs] == [9, 9 + 2]
 
 
 def test_live_times_count_from_the_first_submission():

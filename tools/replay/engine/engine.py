@@ -268,7 +268,7 @@ class Engine:
             global_batch=job.global_batch,
             samples_done=done,
             overhead_s=cost_s,
-            detail=compact_json({"servers": job.servers}) if job.servers else None,
+            detail=_company(job),
         )
         self._running.begin(job, row, cost_s, now_s)
 
@@ -281,3 +281,10 @@ class Engine:
         step = max(1, len(self._arrivals) // 200)
         if self._ended() % step == 0:
             self._advance(self._ended(), len(self._arrivals))
+
+
+def _company(job: JobState) -> str | None:
+    """What a job has beside its GPUs: parameter servers, and a job that shares them."""
+    found = {"servers": job.servers or None, "beside": job.beside}
+    stated = {name: value for name, value in found.items() if value is not None}
+    return compact_json(stated) if stated else None

@@ -12,7 +12,7 @@ from pliant.tools.replay.engine.interference import Interference
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.progress.protocol import Segment
-from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation
+from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
 
@@ -32,6 +32,10 @@ class Allocation:
     """Progress at the last checkpoint before the present segment."""
     trains_since_s: float = math.inf
     """When the present segment of progress begins."""
+    done: float = 0.0
+    """Progress there, in samples."""
+    trajectory: Trajectory | None = None
+    """The line of progress in it; None: straight."""
     rate: float = 0.0
     goal: float = math.inf
     """Progress at which this segment ends, in samples."""
@@ -135,13 +139,21 @@ class RunningJobs:
         return {job_id: self._saved_samples(jobs[job_id], held, now_s) for job_id, held in self._held.items()}
 
     def heed_neighbours(self, now_s: float) -> None:
-        """Jobs that got or lost a neighbour go on at another speed."""
-        for job_id in self._interference.changed() if self._interference is not None else ():
+        """Jobs that got or lost a neighbour, on their way to the network or on their GPUs, go on slower or
+        faster.
+        """
+        slowed = self._session.slowed
+        for job_id, rate in slowed.items():
+            if (held := self._held.get(job_id)) is not None:
+                held.speed = rate
+        changed = self._interference.changed() if self._interference is not None else ()
+        for job_id in sorted({*changed, *slowed} & self._held.keys()) if slowed else changed:
             job, held = self._session.jobs[job_id], self._held[job_id]
             held.saved_samples = self._saved_samples(job, held, now_s)
             job.settle(now_s)
             job.train_from(now_s, held.speed)
             self._train(job, held, now_s, max(now_s, held.paid_s))
+        slowed.clear()
 
     def _drop(self, job_id: str) -> Allocation:
         if self._interference is not None:
@@ -153,7 +165,8 @@ class RunningJobs:
         done = job.samples_done(now_s)
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
-        held.rate, held.trains_since_s = segment.samples_per_second, from_s
+        held.rate, held.trains_since_s, held.done = segment.samples_per_second, from_s, done
+        held.trajectory = segment.trajectory
         held.epoch_end = segment.epoch_end
         if self._simulated.measured:
             self._measure(job, segment, factor)
@@ -200,4 +213,9 @@ class RunningJobs:
     def _saved_samples(self, job: JobState, held: Allocation, now_s: float) -> float:
         """Progress at the job's last checkpoint; a job saves itself before its GPUs change, too."""
         saved_s = last_checkpoint_s(job.spec, held.paid_s, now_s)
-        return held.saved_samples if saved_s < held.trains_since_s else job.samples_done(saved_s)
+        if saved_s < held.trains_since_s:
+            return held.saved_samples
+        if held.trajectory is not None:
+            return held.trajectory.samples_done(held.trains_since_s, saved_s)
+        done = held.done + (saved_s - held.trains_since_s) * held.rate
+        return done if job.work_samples is None else min(done, job.work_samples)

@@ -78,12 +78,12 @@ def bands_of(each: RunReport) -> list[Band]:
         common = Counter(job.job.model for job in started)
         kept = sorted(common, key=lambda model: (-common[model], model))[:_MOST_MODELS]
         names = {job.id: job.job.model if job.job.model in kept else "other" for job in started}
-    changes: dict[str, dict[float, int]] = {name: {} for name in dict.fromkeys(names.values())}
+    changes: dict[str, dict[float, float]] = {name: {} for name in dict.fromkeys(names.values())}
     for job in started:
         own = changes[names[job.id]]
         for start, end, step in job.held(each.run.last_event_s):
-            own[start] = own.get(start, 0) + step.gpus
-            own[end] = own.get(end, 0) - step.gpus
+            own[start] = own.get(start, 0) + step.counted_gpus
+            own[end] = own.get(end, 0) - step.counted_gpus
     times = each.usage.times_s
     bands = []
     for index, (name, own) in enumerate(changes.items()):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pliant.tools.schedule.free_gpus import FreeGpus
-from pliant.tools.schedule.jobs import JobState, NodeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.session.demands import Demands
 from pliant.tools.schedule.session.withheld import Withheld
@@ -45,9 +45,10 @@ def differs(job: JobState, target: Target) -> bool:
 
 
 def changes_gpus(job: JobState, target: Target) -> bool:
-    """Whether a target asks for other GPUs, or other parameter servers, than the job holds."""
+    """Whether a target asks for other GPUs, company on them or parameter servers than the job has."""
     return (
         target.gpus != job.gpus
+        or (bool(target.gpus) and target.beside != job.beside)
         or (bool(target.gpus) and target.gpu_type not in (None, job.gpu_type))
         or target.placement not in (None, job.placement)
         or target.servers not in (None, job.servers)
@@ -56,6 +57,7 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 
 def assign(
     wishes: Mapping[str, Wish],
+    jobs: Mapping[str, JobState],
     free: FreeGpus,
     speeds: Speeds,
     withheld: Withheld | None = None,
@@ -69,6 +71,7 @@ def assign(
     GPUs. On several, the GPUs left of each may be too few for a job whose policy named no type: it then keeps
     its place, or goes on waiting.
 
+    :param jobs: all active jobs, those that share GPUs with a job that moves among them.
     :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
     :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any. A job
         that does not fit the place that its policy named gets another.
@@ -82,7 +85,7 @@ def assign(
             moving = {job_id: wish for job_id, wish in moving.items() if job_id not in stay}
         world = _World(free, speeds, limits, None if demands is None else demands(moving))
         try:
-            places, without = _attempt(moving, world)
+            places, without = _attempt(moving, jobs, world)
         except PlacementTakenError as taken:
             if limits.next_s == math.inf and not in_part and demands is None:
                 raise
@@ -106,36 +109,70 @@ class _World(NamedTuple):
     demands: Demands | None
 
 
-def _attempt(moving: Mapping[str, Wish], world: _World) -> tuple[dict[str, Place], str | None]:
+def _attempt(
+    moving: Mapping[str, Wish], jobs: Mapping[str, JobState], world: _World
+) -> tuple[dict[str, Place], str | None]:
     """Assign GPUs to all jobs, or to none and say which job found no place."""
     free = world.free
-    for job, _ in moving.values():
-        free.give(job.placement)
+    left = [job.placement for job, _ in moving.values() if _frees(job, moving)]
+    for placement in left:
+        free.give(placement)
     places: dict[str, Place] = {}
+    taken: list[NodeGpus] = []
     turns = moving.items() if len(moving) == 1 else sorted(moving.items(), key=lambda item: _turn(*item[1]))
     try:
         for job_id, (job, target) in turns:
-            place = _place(job, target, world)
+            if target.beside is None:
+                place = _place(job, target, world)
+            else:
+                other = jobs[target.beside]
+                held = places[other.id].gpus if other.id in places else other.placement
+                place = _beside((job, target), other, held, world)
             if place is None:
-                _undo(moving, places, free)
+                _undo(left, taken, free)
                 return {}, job_id
-            free.take(place.gpus)
+            if target.beside is None:
+                free.take(place.gpus)
+                taken.append(place.gpus)
             places[job_id] = place
     except PlacementTakenError:
-        _undo(moving, places, free)
+        _undo(left, taken, free)
         raise
     return places, None
 
 
-def _undo(moving: Mapping[str, Wish], places: Mapping[str, Place], free: FreeGpus) -> None:
-    for taken in places.values():
-        free.give(taken.gpus)
-    for job, _ in moving.values():
-        free.take(job.placement)
+def _frees(job: JobState, moving: Mapping[str, Wish]) -> bool:
+    """Whether the GPUs of a job that moves are free then: the last job of those on them frees them."""
+    return job.beside is None or (job.beside in moving and job.id < job.beside)
+
+
+def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -> None:
+    for placement in taken:
+        free.give(placement)
+    for placement in left:
+        free.take(placement)
+
+
+def _beside(wish: Wish, other: JobState, gpus: NodeGpus, world: _World) -> Place | None:
+    """The place of the job that it is to share with, if the two can share that one."""
+    (job, target), withheld, left = wish, world.withheld, world.demands
+    if gpus_of(gpus) != target.gpus or withheld.held_until_s(job.id) is not None:
+        return None
+    if any(name in withheld.hidden_from(job.id) for name, _ in gpus):
+        return None
+    kind = world.speeds.gpu_type_of(gpus)
+    if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
+        return None
+    if left is None or job.room is None:
+        return Place(gpus)
+    servers = left.take(job, gpus, target.servers, world.free) if left.fits(job, gpus) else None
+    return None if servers is None else Place(gpus, servers)
 
 
 def _turn(job: JobState, target: Target) -> int:
-    """Named places first, then those who shrink or change type, then those who start or grow."""
+    """Named places first, then those who shrink or change type, those who start or grow, those who share."""
+    if target.beside is not None:
+        return 3
     if target.placement is not None or target.gpus == 0:
         return 0
     return 1 if target.gpus <= job.gpus else 2

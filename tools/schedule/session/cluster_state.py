@@ -15,8 +15,9 @@ from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
 from pliant.tools.schedule.session.transitions import Holding, Transition, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
+from pliant.tools.schedule.sharing import GpuSharing
 from pliant.tools.schedule.snapshot import Change, ChangeKind
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.speeds import Speeds, shape_of
 
 
 class ClusterState:
@@ -29,7 +30,7 @@ class ClusterState:
     def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
         self.cluster = cluster
         self.nodes: Sequence[NodeState] = node_states(cluster)
-        self.speeds = Speeds(throughput, self.nodes)
+        self.speeds = Speeds(throughput, self.nodes, GpuSharing(cluster, throughput))
         self.free = FreeGpus(self.nodes)
         self.capacities = Capacities(cluster.expanded())
         """What nodes have beside GPUs, for jobs that state demands."""
@@ -40,6 +41,9 @@ class ClusterState:
         """Reasons of jobs that are out though no policy decided so, until the log has them."""
         self.changes: list[Change] = []
         """What happened since the policy was last asked."""
+        self.slowed: dict[str, float] = {}
+        """Samples per second of jobs that go on at another speed, as another job came to their GPUs or left
+        them, since the last decision at least: for the caller to read and to clear."""
         self.withheld = Withheld()
         """Slots, and further GPUs, that all jobs or one of them do not get for a time."""
         self.now_s = 0.0
@@ -89,7 +93,7 @@ class ClusterState:
         """A job leaves for good; whatever it holds is free."""
         state, time_s = self.jobs.pop(job_id), self._at(time_s)
         self.withheld.release(job_id)
-        self.free.give(state.placement)
+        self._leave(state, time_s)
         hold(state, time_s, ())
         self.ended[job_id] = state
         self._note(outcome, time_s, job=state)
@@ -102,7 +106,7 @@ class ClusterState:
         """
         state, time_s = self.jobs[job_id], self._at(time_s)
         if state.gpus:
-            self.free.give(state.placement)
+            self._leave(state, time_s)
             hold(state, time_s, ())
             self._note("lost", time_s, job=state)
         return state
@@ -188,19 +192,58 @@ class ClusterState:
         time_s = self._at(time_s)
         jobs = [(self.jobs[holding.job_id], holding) for holding in holdings]
         for job, _ in jobs:
-            self.free.give(job.placement)
+            self._leave(job, time_s)
         transitions = [self._adopt(job, holding, time_s) for job, holding in jobs]
         return [transition for transition in transitions if transition is not None]
 
     def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Transition | None:
+        batch = holding.global_batch or job.global_batch
+        other = self.jobs.get(holding.beside or "")
+        if other is not None and self._can_join(other, holding.placement):
+            return self._change(job, holding.placement, batch, time_s, holding.servers, beside=other)
         for name, count in holding.placement:
             if name not in self._index or self._room_on(name, job) < count:
                 raise ValueError(
                     f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
                 )
         self.free.take(self.in_service(holding.placement))
-        batch = holding.global_batch or job.global_batch
         return self._change(job, holding.placement, batch, time_s, holding.servers)
+
+    def _can_join(self, other: JobState, placement: NodeGpus) -> bool:
+        """Whether a job holds exactly these GPUs, alone. One that is yet to get them does not so far."""
+        return bool(placement) and other.beside is None and other.placement == placement and other.gpus > 0
+
+    def _leave(self, job: JobState, time_s: float) -> None:
+        """A job's GPUs are free, or another job's alone. What the job itself holds is left to the caller."""
+        if job.beside is None:
+            self.free.give(job.placement)
+        else:
+            self._part(job, time_s)
+
+    def _part(self, job: JobState, time_s: float) -> None:
+        """Of two jobs on the same GPUs the other has them alone from now on."""
+        if job.beside is None:
+            return
+        other = self.jobs[job.beside]
+        self._train_at(other, self._rate(other), time_s)
+        job.settle(time_s)
+        job.beside = other.beside = None
+
+    def _join(self, job: JobState, other: JobState, time_s: float) -> None:
+        """Two jobs that hold the same GPUs train on them together from now on."""
+        place, kind = job.placement, job.gpu_type or ""
+        parts = self.speeds.parts(job, other, kind, place) or (self.cluster.sharing.speed,) * 2
+        for each, part in zip((job, other), parts, strict=True):
+            self._train_at(each, self._rate(each) * part, time_s)
+        job.beside, other.beside = other.id, job.id
+
+    def _train_at(self, job: JobState, rate: float, time_s: float) -> None:
+        job.change_speed(time_s, rate)
+        self.slowed[job.id] = rate
+
+    def counted(self, job: JobState) -> NodeGpus:
+        """What a job takes of the GPUs that are in service; shared GPUs count for one job of the two."""
+        return job.placement if job.beside is None or job.id < job.beside else ()
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
         """The part of a placement that counts in ``free``."""
@@ -230,21 +273,40 @@ class ClusterState:
         self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
 
     def _change(
-        self, job: JobState, place: NodeGpus, batch: int, time_s: float, servers: NodeGpus = ()
+        self,
+        job: JobState,
+        place: NodeGpus,
+        batch: int,
+        time_s: float,
+        servers: NodeGpus = (),
+        *,
+        beside: JobState | None = None,
     ) -> Transition | None:
+        """A job holds this place from now on, which the caller has booked.
+
+        :param beside: a job that holds the same GPUs, alone so far.
+        """
         before = job.placement
-        if place == before and (not place or (batch == job.global_batch and servers == job.servers)):
+        unchanged = batch == job.global_batch and servers == job.servers and beside is None
+        if place == before and (not place or unchanged):
             return None
         step = step_of(job, place)
         hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
             job.gpu_type = self.free.node(place[0][0]).gpu_type
-            shape = (job.gpus,) if len(place) == 1 else tuple(sorted((n for _, n in place), reverse=True))
-            rate = self.speeds.rate(job, job.gpus, job.gpu_type, global_batch=batch, placement=shape)
-            job.train_from(time_s, rate)
+            job.train_from(time_s, self._rate(job))
+        if beside is None and job.beside is not None:  # a batch changes, and nothing else
+            beside = self.jobs[job.beside]
+        if beside is not None:
+            self._join(job, beside, time_s)
         if step == "preempt":
             job.preemptions += 1
         elif step not in ("start", "resume"):
             job.rescales += 1
         return Transition(job, step, before)
+
+    def _rate(self, job: JobState) -> float:
+        """Samples per second of a job on what it holds, alone."""
+        kind, shape = job.gpu_type, shape_of(job.placement)
+        return self.speeds.rate(job, job.gpus, kind, global_batch=job.global_batch, placement=shape)

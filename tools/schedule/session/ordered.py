@@ -115,7 +115,7 @@ class OrderedState(ClusterState):
             del self.drained[name]
             if self.vanished.pop(name, None) is None:
                 self._bring_back(node, time_s)
-                self.free.take(((name, sum(dict(self.jobs[job_id].placement)[name] for job_id in there)),))
+                self.free.take(((name, sum(self._taken_on(name, self.jobs[job_id]) for job_id in there)),))
 
         self._bind_anew(there, take_in, time_s)
 
@@ -149,6 +149,7 @@ class OrderedState(ClusterState):
             if job_id in self.held or job_id in self.limited or rest == job.placement:
                 continue
             stays = elastic and job.spec.elastic != "none" and gpus_of(rest) >= job.spec.min_gpus
+            stays = stays and job.beside is None
             found.append(Holding(job_id, rest, None, job.servers) if stays else Holding(job_id))
         return found
 
@@ -156,8 +157,9 @@ class OrderedState(ClusterState):
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; whatever it holds is free."""
-        self._give_back(job_id, self._at(time_s))
+        heir = self._give_back(job_id, self._at(time_s))
         state = super().end(job_id, time_s, outcome)
+        self._bind_rest(heir, self.now_s)
         for hidden in (self.held, self.bound, self.limited):
             hidden.pop(job_id, None)
         self._admit(state.spec.user, self.now_s)
@@ -165,8 +167,9 @@ class OrderedState(ClusterState):
 
     def lose(self, job_id: str, time_s: float) -> JobState:
         """A job lost its GPUs without the policy's doing (crash, node gone) and waits again."""
-        self._give_back(job_id, self._at(time_s))
+        heir = self._give_back(job_id, self._at(time_s))
         state = super().lose(job_id, time_s)
+        self._bind_rest(heir, self.now_s)
         self._show([job_id] if job_id in self.bound else (), self.now_s)
         return state
 
@@ -186,12 +189,16 @@ class OrderedState(ClusterState):
 
     def counted(self, job: JobState) -> NodeGpus:
         """What a job takes of the GPUs that are in service: nothing, where it is bound."""
-        return () if job.id in self.bound else self.in_service(job.placement)
+        return () if job.id in self.bound else self.in_service(super().counted(job))
+
+    def _taken_on(self, name: str, job: JobState) -> int:
+        """GPUs of a node that a job takes, in service or not."""
+        return dict(super().counted(job)).get(name, 0)
 
     def _room_on(self, name: str, job: JobState) -> int:
         if name not in self.drained:
             return super()._room_on(name, job)
-        taken = sum(dict(each.placement).get(name, 0) for each in self.jobs.values() if each is not job)
+        taken = sum(self._taken_on(name, each) for each in self.jobs.values() if each is not job)
         return 0 if name in self.vanished else self.free.node(name).gpus - taken
 
     # Limits of users. What a job requests counts from its arrival on, so a decision can break none.
@@ -263,13 +270,24 @@ class OrderedState(ClusterState):
             del self.bound[job_id]
             self._note("arrived", time_s, job=self.jobs[job_id])
 
-    def _give_back(self, job_id: str, time_s: float) -> None:
-        """The GPUs that a bound job holds on other nodes are in service again."""
-        if job_id in self.bound:
-            self._resize_others(job_id, 1, time_s)
+    def _give_back(self, job_id: str, time_s: float) -> str | None:
+        """The GPUs that a bound job holds on other nodes are in service again.
+
+        Returns the bound job that has them alone once this one has left, if there is one.
+        """
+        if job_id not in self.bound:
+            return None
+        self._resize_others(job_id, 1, time_s)
+        job = self.jobs[job_id]
+        return job.beside if super().counted(job) else None
+
+    def _bind_rest(self, job_id: str | None, time_s: float) -> None:
+        """A bound job that shared its GPUs has them alone: those on other nodes stay out of service."""
+        if job_id is not None and job_id in self.bound:
+            self._resize_others(job_id, -1, time_s)
 
     def _resize_others(self, job_id: str, sign: int, time_s: float) -> None:
-        for name, count in self.in_service(self.jobs[job_id].placement):
+        for name, count in self.in_service(super().counted(self.jobs[job_id])):
             self._resize(self.free.node(name), sign * count, time_s)
 
     def _note(

@@ -11,13 +11,15 @@ from pliant.schemas.text.wording import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
 from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.speeds import Speeds
 
 
 class RuleBook:
     """Checks the decisions of one policy on one cluster."""
 
-    def __init__(self, policy: Policy, nodes: Sequence[NodeState]) -> None:
+    def __init__(self, policy: Policy, nodes: Sequence[NodeState], speeds: Speeds) -> None:
         self._policy = policy
+        self._speeds = speeds
         self._nodes = {node.name: node for node in nodes}
         self._servers = {node.name for node in nodes if not node.gpus}
 
@@ -37,6 +39,8 @@ class RuleBook:
             if job_id in decision.rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             self._check_target(jobs[job_id], target, free, up_gpus)
+            if target.beside is not None:
+                self._check_beside(jobs[job_id], target, decision, jobs)
         self._check_totals(decision, jobs, free)
 
     def check_form(self, decision: Any) -> None:
@@ -128,6 +132,38 @@ class RuleBook:
             what = f'places parameter servers of "{job.id}" on {names}'
             raise self._error(f"{what}: expected different nodes without GPUs")
 
+    def _check_beside(
+        self, job: JobState, target: Target, decision: Decision, jobs: Mapping[str, JobState]
+    ) -> None:
+        """Two jobs on the same GPUs: the whole set of both, no third one, and neither refuses."""
+        what = f'puts "{job.id}" beside "{target.beside}"'
+        if not self._policy.packs:
+            raise self._error(f"{what}, but the policy declares not to pack jobs")
+        other = jobs.get(target.beside or "")
+        if other is None or other is job or other.id in decision.rejected:
+            raise self._error(f"{what}, expected another active job")
+        of_other = decision.targets.get(other.id)
+        held = other.gpus if of_other is None else of_other.gpus
+        if held != target.gpus or target.placement is not None:
+            raise self._error(
+                f"{what} on {target.gpus} GPUs, expected all {held} of that job, and no placement"
+            )
+        if (of_other is not None and of_other.beside) or self._is_taken(job, other, decision, of_other):
+            raise self._error(f"{what}, which shares its GPUs with another job")
+        if not (job.spec.shares_gpus and other.spec.shares_gpus):
+            raise self._error(f"{what}, but one of them shares no GPUs")
+        if of_other is None and not self._speeds.parts(job, other, other.gpu_type or "", other.placement):
+            raise self._error(f"{what}, but the two do not fit one GPU together, as far as is known")
+
+    def _is_taken(self, job: JobState, other: JobState, decision: Decision, of_other: Target | None) -> bool:
+        """Whether a third job is beside the other, or comes to it."""
+        if any(each.beside == other.id for name, each in decision.targets.items() if name != job.id):
+            return True
+        stays = other.beside not in (None, job.id) and of_other is None
+        third = decision.targets.get(other.beside or "")
+        leaves = other.beside in decision.rejected or (third is not None and third.beside != other.id)
+        return stays and not leaves
+
     def _check_totals(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
     ) -> None:
@@ -135,9 +171,11 @@ class RuleBook:
         wanted: dict[str | None, int] = {}
         for job_id in (*decision.rejected, *decision.targets):
             job = jobs[job_id]
-            freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
+            if _frees(job, decision):
+                freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
         for target in decision.targets.values():
-            wanted[target.gpu_type] = wanted.get(target.gpu_type, 0) + target.gpus
+            if target.beside is None:
+                wanted[target.gpu_type] = wanted.get(target.gpu_type, 0) + target.gpus
         for gpu_type, available in free.items():
             free_then = available + freed.get(gpu_type, 0)
             if wanted.get(gpu_type, 0) > free_then:
@@ -150,6 +188,13 @@ class RuleBook:
 
     def _error(self, what: str) -> PolicyError:
         return PolicyError.broke_rule(self._policy.name, what)
+
+
+def _frees(job: JobState, decision: Decision) -> bool:
+    """Whether the GPUs of a job that is named are free for others: shared ones where both are, and once."""
+    if job.beside is None:
+        return True
+    return job.id < job.beside and (job.beside in decision.targets or job.beside in decision.rejected)
 
 
 def _is(kind: type, value: object) -> bool:

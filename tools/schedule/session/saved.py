@@ -47,6 +47,7 @@ _PARTS: Final = frozenset(
             "withheld",
         ),
         *("oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "_rules", "_dwell", "_index"),
+        *("slowed", "_parted"),
     )
 )
 """Attributes of a session that are given to it, or kept in a way of their own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.cluster import Cluster
@@ -75,8 +75,10 @@ class Session(OrderedState):
         """The one source of randomness that the policy gets."""
         self.kept_until_s: Mapping[str, float] = {}
         """Jobs that keep what they hold for a time although the last decision wanted it changed."""
-        self._rules = RuleBook(policy, self.nodes)
+        self._rules = RuleBook(policy, self.nodes, self.speeds)
         self._dwell = Dwell.of(cluster)
+        self._parted = policy.packs
+        """Whether no two jobs share GPUs that the policy would not let."""
         self._refused: list[Change] = []
         """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
 
@@ -108,6 +110,7 @@ class Session(OrderedState):
         :raises PolicyError: the answer breaks a rule, or the policy of another package raised an exception.
         """
         time_s = self._at(time_s)
+        self.slowed.clear()
         freed = self._make_leave(time_s)
         self._foresee(time_s)
         seen = self.snapshot(time_s)
@@ -209,10 +212,19 @@ class Session(OrderedState):
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave; to the policy they have lost them."""
         left = self.adopt(self.leavers(elastic=self.policy.elasticity != "none"), time_s)
+        if not self._parted:
+            left += self.adopt(self._guests(), time_s)
+            self._parted = True
         seen = self.in_play
         lost = (Change(time_s, "lost", each.job) for each in left if each.job.id in seen)
         self._refused = [*self._refused, *lost]
         return left
+
+    def _guests(self) -> list[Holding]:
+        """Of two jobs that share GPUs the one that came later holds nothing."""
+        pairs = ((job, self.jobs[job.beside]) for job in self.jobs.values() if job.beside is not None)
+        late = (job for job, other in pairs if (job.granted_s, job.id) > (other.granted_s, other.id))
+        return [Holding(job.id) for job in late]
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
         transitions = []
@@ -230,7 +242,9 @@ class Session(OrderedState):
         except PolicyError:  # the rejected jobs have left
             self.turned_away.update(decision.rejected)
             raise
-        for job_id, (job, target) in wishes.items():
+        for job_id in places:
+            self._part(self.jobs[job_id], time_s)
+        for job_id, (job, target) in _sharing_last(wishes):
             place = places.get(job_id)
             if place is None and changes_gpus(job, target):
                 scarce = self.withheld.next_s < math.inf or self.kept_until_s or job.room is not None
@@ -239,7 +253,8 @@ class Session(OrderedState):
                 continue  # no GPU type has enough GPUs for it: it keeps what it has
             batch = target.global_batch or job.global_batch
             gpus, servers = (job.placement, job.servers) if place is None else place
-            transition = self._change(job, gpus, batch, time_s, servers)
+            other = None if place is None or target.beside is None else self.jobs[target.beside]
+            transition = self._change(job, gpus, batch, time_s, servers, beside=other)
             transitions.extend([transition] if transition else [])
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
@@ -258,7 +273,9 @@ class Session(OrderedState):
         demands = self._left_by_others if any(job.room is not None for job, _ in movers.values()) else None
         in_part = bool(self.kept_until_s)
         try:
-            return assign(movers, self.free, self.speeds, self.withheld, in_part=in_part, demands=demands)
+            return assign(
+                movers, self.jobs, self.free, self.speeds, self.withheld, in_part=in_part, demands=demands
+            )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
             raise PolicyError.broke_rule(self.policy.name, what) from None
@@ -267,3 +284,10 @@ class Session(OrderedState):
         """What jobs that do not move leave of CPUs, memory and bandwidth."""
         staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
+
+
+def _sharing_last(wishes: Mapping[str, Wish]) -> Iterable[tuple[str, Wish]]:
+    """The jobs whose GPUs others are to share come before these."""
+    if all(target.beside is None for _, target in wishes.values()):
+        return wishes.items()
+    return sorted(wishes.items(), key=lambda item: item[1][1].beside is not None)

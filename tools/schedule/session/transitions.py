@@ -33,6 +33,13 @@ class Holding:
     """None: as it is."""
     servers: NodeGpus = ()
     """Where its parameter servers are."""
+    beside: str | None = None
+    """The job that holds the same GPUs; one of two that share may say so, or both."""
+
+    @classmethod
+    def of(cls, job: JobState) -> Holding:
+        """What a job holds now."""
+        return cls(job.id, job.placement, job.global_batch, job.servers, job.beside)
 
 
 def in_net(transitions: Sequence[Transition]) -> list[Transition]:

@@ -180,7 +180,7 @@ def _continued(make: Factory, jobs: Sequence[Job], stop: int, how: str) -> dict[
         for tell in happened:
             tell(held.session)
         held.decide()
-        holdings = [Holding(state.id, state.placement, state.global_batch) for state in held.jobs.values()]
+        holdings = [Holding.of(state) for state in held.jobs.values()]
         history += [*happened, methodcaller("adopt", holdings, time_s)]
         history += [partial(_turn_away, job_id=job_id, time_s=time_s) for job_id in held.session.ended]
     return {state.id: (state.placement, state.global_batch) for state in held.jobs.values()}

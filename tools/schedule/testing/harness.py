@@ -141,7 +141,20 @@ def _check_job(session: Session, state: JobState) -> None:
     rigid = "none" in (state.spec.elastic, session.policy.elasticity)
     asked = state.spec.gpus.requested
     require(not rigid or state.gpus == asked, f"{state.id} got {state.gpus} GPUs, as a gang it takes {asked}")
+    _check_company(session, state)
     types = {session.free.node(name).gpu_type for name, _ in state.placement}
     require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
     fixed = session.policy.elasticity != "size+batch" or state.spec.elastic != "size+batch"
     require(not fixed or state.global_batch == state.reference_batch, f"the batch of {state.id} changed")
+
+
+def _check_company(session: Session, state: JobState) -> None:
+    """Two jobs on the same GPUs agree on it, neither refuses, and the policy declares to pack."""
+    if state.beside is None:
+        return
+    other, pair = session.jobs.get(state.beside), f"{state.id} and {state.beside}"
+    require(session.policy.packs, f"{pair} share GPUs, and the policy declares not to pack")
+    require(other is not None and other.beside == state.id, f"{pair} share GPUs, and one does not know it")
+    if other is not None:
+        require(other.placement == state.placement, f"{pair} share GPUs, but not all of them")
+        require(other.spec.shares_gpus and state.spec.shares_gpus, f"{pair} share GPUs, and one refuses to")

@@ -1,0 +1,216 @@
+"""Two jobs on the same GPUs: who may, what they hold, how fast they train, and what is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster, Sharing
+from pliant.schemas.job import Job
+from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.policy_error import PolicyError
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.transitions import Holding
+from tests.builders import cluster, job, session
+
+TOGETHER = Sharing(unmeasured="together", speed=0.75)
+
+
+class Packs(Policy):
+    """Says what the test wants said."""
+
+    name = "packs"
+    packs = True
+    next: Decision
+
+    def decide(self, snapshot, rng):
+        return self.next
+
+
+class Plain(Packs):
+    """The same, and does not pack."""
+
+    packs = False
+
+
+def shared(*node_gpus: int, sharing: Sharing = TOGETHER, **more: Any) -> Cluster:
+    return cluster(*node_gpus).model_copy(update={"sharing": sharing, **more})
+
+
+def opened(nodes: Cluster, *jobs: Job, policy: type[Packs] = Packs) -> Session:
+    held = session(policy(), nodes)
+    for each in jobs:
+        held.submit(each, 0.0)
+    return held
+
+
+def say(held: Session, time: float, **targets: Target | int) -> list[tuple[str, str]]:
+    held.policy.next = Decision({k: Target(v) if isinstance(v, int) else v for k, v in targets.items()})
+    return [(done.job.id, done.step) for done in held.decide(time)]
+
+
+def beside(other: str, gpus: int = 2) -> Target:
+    return Target(gpus, beside=other)
+
+
+def pair(nodes: Cluster | None = None, **more: Any) -> Session:
+    """Two jobs of two GPUs that train on the same two."""
+    held = opened(nodes or shared(2), job("a", gpus=2, **more), job("b", gpus=2, **more))
+    say(held, 0, a=2, b=beside("a"))
+    return held
+
+
+def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None:
+    held = opened(shared(4), job("a", gpus=2, gpu_seconds=100), job("b", gpus=2, gpu_seconds=100))
+    assert say(held, 0, b=beside("a"), a=2) == [("a", "start"), ("b", "start")]
+    a, b = held.jobs["a"], held.jobs["b"]
+    assert a.placement == b.placement == (("n0", 2),)
+    assert (a.beside, b.beside) == ("b", "a")
+    assert held.free.by_type == {"gpu": 2}
+    assert a.samples_per_second == b.samples_per_second == 0.75 * 2
+    assert a.samples_done(10) == 15
+
+
+def test_gpu_seconds_of_shared_gpus_count_one_half_for_each() -> None:
+    held = pair()
+    held.end("b", 10)
+    assert held.ended["b"].attained_service_s(99) == 10
+    assert held.jobs["a"].attained_service_s(20) == 10 + 2 * 10
+
+
+def test_a_job_that_is_left_alone_goes_on_at_full_speed_from_then_on() -> None:
+    held = pair(gpu_seconds=100)
+    held.end("b", 10)
+    a = held.jobs["a"]
+    assert a.beside is None
+    assert held.slowed["a"] == a.samples_per_second == 2
+    assert a.samples_done(10) == 15
+    assert a.finish_time_s() == 10 + 85 / 2
+    assert held.free.by_type == {"gpu": 0}
+    held.end("a", 20)
+    assert held.free.by_type == {"gpu": 2}
+
+
+def test_the_first_of_two_may_leave_and_a_third_may_come_in_its_place() -> None:
+    held = pair()
+    held.submit(job("c", gpus=2), 5.0)
+    assert say(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
+    assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
+    assert say(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
+    assert held.free.by_type == {"gpu": 2}
+
+
+def test_a_job_moves_away_from_its_company_and_back() -> None:
+    held = pair(shared(2, 2))
+    assert say(held, 5, b=2) == [("b", "move")]
+    assert held.jobs["b"].placement == (("n1", 2),)
+    assert held.jobs["a"].samples_per_second == 2
+    assert say(held, 9, b=beside("a")) == [("b", "move")]
+    assert held.free.by_type == {"gpu": 2}
+
+
+def test_a_node_that_vanishes_takes_both_along() -> None:
+    held = pair(shared(2, 1))
+    assert [lost.id for lost in held.node_down("n0", 3)] == ["a", "b"]
+    assert all(state.beside is None and not state.gpus for state in held.jobs.values())
+    held.node_up("n0", 4)
+    assert held.free.by_type == {"gpu": 3}
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_node_that_is_drained_while_two_share_it_is_free_once_both_have_ended(first: str) -> None:
+    held = opened(shared(2, 2), job("a", gpus=4), job("b", gpus=4))
+    say(held, 0, a=4, b=beside("a", 4))
+    held.drain("n0", 1, now=False)
+    assert (held.free.by_type["gpu"], held.up_gpus) == (0, 0)
+    held.end(first, 2)
+    assert (held.free.by_type["gpu"], held.up_gpus) == (0, 0)
+    held.end("b" if first == "a" else "a", 3)
+    assert (held.free.by_type["gpu"], held.up_gpus) == (2, 2)
+    held.resume("n0", 4)
+    assert (held.free.by_type["gpu"], held.up_gpus) == (4, 4)
+
+
+def test_a_drained_node_that_comes_back_has_its_shared_gpus_taken_once() -> None:
+    held = pair(shared(4))
+    held.drain("n0", 1, now=False)
+    held.resume("n0", 2)
+    assert held.free.by_type == {"gpu": 2}
+
+
+def test_jobs_leave_a_drained_node_at_once_when_its_owner_says_so() -> None:
+    held = pair(shared(2, 4))
+    held.drain("n0", 1, now=True)
+    assert say(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
+    assert held.jobs["b"].placement == (("n1", 2),)
+
+
+def test_a_job_that_is_held_leaves_the_other_alone() -> None:
+    held = pair()
+    held.hold_back("a", 1, "its owner")
+    assert say(held, 1) == [("a", "preempt")]
+    assert held.jobs["b"].samples_per_second == 2
+
+
+@pytest.mark.parametrize(
+    ("targets", "wrong"),
+    [
+        ({"c": beside("x")}, "expected another active job"),
+        ({"c": beside("c")}, "expected another active job"),
+        ({"c": beside("a")}, "shares its GPUs with another job"),
+        ({"c": beside("d"), "d": 2, "e": beside("d")}, "shares its GPUs with another job"),
+        ({"c": beside("d"), "d": beside("c")}, "shares its GPUs with another job"),
+        ({"f": beside("d", 1), "d": 2}, "expected all 2 of that job"),
+        ({"c": beside("d")}, "expected all 0 of that job"),
+        ({"c": beside("g"), "g": 2}, "one of them shares no GPUs"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(targets: dict[str, Target | int], wrong: str) -> None:
+    held = pair(shared(2, 4))
+    for each in "cde":
+        held.submit(job(each, gpus=2), 0)
+    held.submit(job("f"), 0)
+    held.submit(job("g", gpus=2, shares_gpus=False), 0)
+    with pytest.raises(PolicyError, match=wrong):
+        say(held, 1, **targets)
+
+
+def test_a_policy_that_does_not_declare_to_pack_may_not() -> None:
+    held = opened(shared(2), job("a"), job("b"), policy=Plain)
+    with pytest.raises(PolicyError, match="declares not to pack"):
+        say(held, 0, a=1, b=beside("a", 1))
+
+
+def test_jobs_whose_memory_is_not_known_stay_alone_unless_the_cluster_says_otherwise() -> None:
+    held = opened(shared(2, sharing=Sharing()), job("a", gpus=2), job("b", gpus=2))
+    say(held, 0, a=2)
+    with pytest.raises(PolicyError, match="do not fit one GPU together"):
+        say(held, 1, b=beside("a"))
+    assert say(held, 2, a=0) == [("a", "preempt")]
+    assert say(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
+
+
+def test_another_policy_that_does_not_pack_parts_them_before_it_decides() -> None:
+    held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Plain)
+    held.adopt([Holding("a", (("n0", 2),))], 0)
+    held.adopt([Holding("b", (("n0", 2),), beside="a")], 1)
+    assert held.jobs["a"].beside == "b"
+    assert say(held, 2) == [("b", "preempt")]
+    assert held.jobs["a"].samples_per_second == 2
+
+
+def test_what_a_log_says_of_both_at_once_is_taken_up_in_any_order() -> None:
+    place = (("n0", 2),)
+    for order in (("a", "b"), ("b", "a")):
+        held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
+        other = {"a": "b", "b": "a"}
+        held.adopt([Holding(each, place, beside=other[each]) for each in order], 0)
+        assert [state.beside for state in held.jobs.values()] == ["b", "a"]
+        assert held.free.by_type == {"gpu": 0}
+
+
+def test_a_place_that_is_taken_is_refused_all_the_same() -> None:
+    held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
+    with pytest.raises(ValueError, match="not there or taken"):
+        held.adopt([Holding("a", (("n0", 2),)), Holding("b", (("n0", 2),))], 0)
