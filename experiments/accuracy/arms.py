@@ -10,6 +10,8 @@ JUMP: Final = 16
 
 LARGER: Final = (2, 4, 8)
 """Ares, figure 2: from 2 to 16 GPUs, each with a batch of its own."""
+GROWN: Final = ("stepwise", "warm", "abrupt")
+"""The arms whose batch grows while they train: ONES, figures 13 and 14."""
 REFERENCE: Final = "fixed"
 """What the others are held against."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from experiments.accuracy.arms import LARGER, REFERENCE
+from experiments.accuracy.arms import GROWN, LARGER, REFERENCE
 from experiments.harness.spec import Findings
 from pliant.tools.report.rendering.markdown import markdown_table
 
@@ -101,6 +101,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
     runs = Runs(found)
     return {
         "table": _table(runs),
+        "losses": _losses(runs),
         "claims": claims(runs),
         "runs": runs,
         "rounding": ROUNDING,
@@ -174,10 +175,21 @@ def _steps(runs: Runs) -> Claim:
 
 def _table(runs: Runs) -> str:
     head = (
-        *("", "accuracy at the end, %", "against fixed, points"),
+        *("", "loss at the end", "accuracy at the end, %", "against fixed, points"),
         *("highest loss after the change / before", "epochs until it is back", "weights off by"),
     )
     return markdown_table(head, [(words, *_row(runs, arm)) for arm, words in runs.words.items()])
+
+
+def _losses(runs: Runs) -> str:
+    """Mean losses from the epoch before the first change on, where the batch grows and where it does not."""
+    arms = {arm: runs.of(arm) for arm in (REFERENCE, *GROWN) if runs.of(arm)}
+    first, epochs = runs.all[0].first, len(runs.all[0].loss)
+    rows = [
+        (str(epoch + 1), *(f"{fmean(run.loss[epoch] for run in found):#.2g}" for found in arms.values()))
+        for epoch in range(first - 1, epochs)
+    ]
+    return markdown_table(("epoch", *(runs.words[arm].partition(":")[0] for arm in arms)), rows)
 
 
 def _row(runs: Runs, arm: str) -> Sequence[str]:
@@ -185,6 +197,7 @@ def _row(runs: Runs, arm: str) -> Sequence[str]:
     reference = f"{REFERENCE}-32" if arm.endswith("-32") else REFERENCE
     whole = arm.startswith(("larger", REFERENCE))
     return (
+        _range([run.loss[-1] for run in found], "#.2g"),
         _range([run.points for run in found], ".1f"),
         "" if arm == reference else _range(runs.differences(arm, reference), "+.1f"),
         "" if whole else _range([run.rise for run in found], ".2f"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from experiments.accuracy.arms import LARGER, REFERENCE
+from experiments.accuracy.arms import GROWN, LARGER, REFERENCE
 from experiments.accuracy.facts import Runs
 from experiments.harness.spec import Findings
 from pliant.tools.report.figures.style import GREY, axes, legend, line_style
@@ -13,7 +13,9 @@ from pliant.tools.report.figures.style import GREY, axes, legend, line_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CHANGED: Final = (REFERENCE, "elastic", "stepwise", "warm", "abrupt")
+_CHANGED: Final = (REFERENCE, "elastic", *GROWN)
+_FIGURE13: Final = (REFERENCE, "abrupt", "warm")
+_FIGURE14: Final = (REFERENCE, "stepwise")
 _LARGER: Final = (REFERENCE, *(f"larger-{k}" for k in LARGER))
 _ROUNDED: Final = ("elastic", "regrouped", "elastic-32", "regrouped-32")
 _TITLES: Final = {
@@ -30,6 +32,8 @@ def figures(found: Findings) -> Mapping[str, Figure]:
     first = found["scale"]["first"]
     return {
         "loss": _curves(runs, "loss", _CHANGED, first),
+        "figure13": _curves(runs, "loss", _FIGURE13, first),
+        "figure14": _curves(runs, "loss", _FIGURE14, first),
         "accuracy": _curves(runs, "accuracy", _CHANGED, first),
         "larger": _curves(runs, "accuracy", _LARGER, None),
         "rounding": _curves(runs, "loss_off", _ROUNDED, first),

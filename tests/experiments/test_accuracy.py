@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.accuracy.arms import FULL, SMOKE, Change, arms
-from experiments.accuracy.facts import Run, Runs, claims
+from experiments.accuracy.facts import Run, Runs, claims, facts
 from experiments.harness.spec import Findings, Study, find
 from experiments.harness.study import page_of, read_findings
 from pliant.schemas.errors import JobsFailedError
@@ -155,6 +155,20 @@ def test_each_claim_can_hold_and_can_fail() -> None:
         row["weights_off"] = 1e-3 if row["arm"] == "elastic" else 1e-7
         row["accuracy"] = (0.7 + 0.02 * row["seed"],)
     assert held(off) == [False, False, True, True]
+
+
+def test_losses_stand_beside_accuracies_and_epoch_by_epoch_where_the_batch_grows() -> None:
+    told = facts(made(abrupt=JUMPED))
+    assert "| abrupt | 0.50 (0.50 to 0.50) | 71.0 (70.0 to 72.0) |" in told["table"]
+    assert told["losses"].splitlines() == [
+        "| epoch | fixed | stepwise | warm | abrupt |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| 2 | 1.0 | 1.0 | 1.0 | 1.0 |",
+        "| 3 | 0.90 | 0.90 | 0.90 | 4.0 |",
+        "| 4 | 0.80 | 0.80 | 0.80 | 3.0 |",
+        "| 5 | 0.70 | 0.70 | 0.70 | 2.0 |",
+        "| 6 | 0.60 | 0.60 | 0.60 | 0.50 |",
+    ]
 
 
 def test_the_committed_page_is_made_from_the_committed_results(study: Study) -> None:
