@@ -33,6 +33,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
     "las": "pliant.tools.schedule.policies.las:Las",
+    "lucid": "pliant.tools.schedule.policies.lucid.policy:Lucid",
     "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
     "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
     "ones": "pliant.tools.schedule.policies.ones.policy:Ones",

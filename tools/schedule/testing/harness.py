@@ -17,6 +17,7 @@ from pliant.tools.schedule.session.session import Session
 
 _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.0, 8: 1.0}}
 
+_SHARING: Final = {"unmeasured": "together", "speed": 0.8}
 _SPEEDS: Final = {"fast": 2.0, "b": 2.0}
 """GPU types that are faster than the others: jobs have a reason to change the type."""
 
@@ -36,8 +37,8 @@ def node(gpus: int, count: int = 1, gpu_type: str = "gpu") -> dict[str, Any]:
 
 
 def cluster(*nodes: dict[str, Any]) -> Cluster:
-    """A cluster of such nodes."""
-    return Cluster.model_validate({"nodes": tuple(nodes)})
+    """A cluster of such nodes, on which any two jobs fit one GPU together."""
+    return Cluster.model_validate({"nodes": tuple(nodes), "sharing": _SHARING})
 
 
 def job(job_id: str, at: float = 0.0, gpus: int = 1, **more: Any) -> Job:

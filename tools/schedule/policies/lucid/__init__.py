@@ -1,0 +1,1 @@
+"""Lucid: shortest predicted jobs first, light ones two on one set of GPUs."""
