@@ -3,7 +3,9 @@
 Equations 22 to 26 of "Online Job Scheduling in Distributed Machine Learning Clusters" (Bao et al., 2018).
 Reading: the largest utility of a job is that of its shortest duration, as the text below equation 26 says.
 What one unit of a resource is worth at the very least can be as small as no float is, for a time-critical job
-that ends with the last slot: bounds are logarithms.
+that ends with the last slot: bounds are logarithms. Such jobs, and those that cannot end near their target at
+all, make L so small that prices hardly rise before a server is full, and nothing is kept for better jobs. The
+paper uses estimates "based on past experience"; :meth:`PriceBounds.estimated` is ours.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy as np
 
 from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Servers, log_or
 
+QUANTILE: Final = 0.3
+"""Of the jobs, those that an estimate expects to be worth less per unit than an empty cluster costs."""
 LEAST_WORTH: Final = 1e-12
 """Of the best that a job can be worth: what ends at the last slot counts as no less."""
 
@@ -68,6 +72,22 @@ class PriceBounds:
             _side(of_ps, slots * float((servers.ps @ weights).sum()), weights),
         )
 
+    @classmethod
+    def estimated(cls, bids: Sequence[Bid], servers: Servers, slots: int, quantile: float = QUANTILE) -> Self:
+        """Bounds from jobs like those to come: L is what a unit is worth to a job that is worth little.
+
+        U is as in :meth:`of`, the largest utility of a unit in one slot. L is a quantile over the jobs of
+        f / (W·Σ w), their largest utility by worker-slot and unit, in place of a bound for the worst of them.
+        """
+        bounds, weights = cls.of(bids, servers, slots), servers.weights
+        of_ps = [bid for bid in bids if bid.needs_ps]
+        return cls(
+            _raised(
+                bounds.workers, [_density(bid, float(bid.worker @ weights), slots) for bid in bids], quantile
+            ),
+            _raised(bounds.ps, [_density(bid, float(bid.ps @ weights), slots) for bid in of_ps], quantile),
+        )
+
     def scaled(self, part: float) -> Self:
         """Both ratios U/L multiplied by ``part``: an estimate that is wrong by so much."""
         return replace(self, workers=self.workers.scaled(part), ps=self.ps.scaled(part))
@@ -82,6 +102,21 @@ def _log_worths(bid: Bid, slots: int, least_worth: float) -> tuple[float, float]
     """Logarithms of what the job is worth if it ends as late as it can, and as early."""
     best = log_or(float(bid.worth[min(bid.arrival + bid.shortest - 1, slots - 1)]))
     return max(log_or(float(bid.worth[slots - 1])), best + math.log(least_worth)), best
+
+
+def _density(bid: Bid, units: float, slots: int) -> float:
+    """The largest utility of a job by worker-slot and unit; 0: it has no time, or no units."""
+    last = bid.arrival + bid.shortest - 1
+    return float(bid.worth[last]) / (bid.work * units) if last < slots and units > 0 else 0.0
+
+
+def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
+    """With L at a quantile of these, of those that are not 0; as it is where there are none."""
+    known = [density for density in densities if density > 0]
+    if not known:
+        return side
+    log_least = math.log(float(np.quantile(known, quantile)))
+    return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
 
 
 def _side(

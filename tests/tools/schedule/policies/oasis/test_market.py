@@ -177,3 +177,13 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     assert len(found) == 7
     good = Plan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
+
+
+def test_an_estimate_begins_at_what_a_unit_is_worth_to_a_poor_job() -> None:
+    """Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds."""
+    jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
+    found = PriceBounds.estimated(jobs, ONE, 4, quantile=0.0)
+    assert np.exp(found.workers.log_least) == pytest.approx(5 / 16)
+    assert found.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
+    middle = PriceBounds.estimated(jobs, ONE, 4, quantile=0.5)
+    assert np.exp(middle.workers.log_least) == pytest.approx(27.5 / 16)

@@ -1,0 +1,124 @@
+"""FIFO, DRF, RRH and Dorm over servers with several resources: cases worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
+from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, dominant_share
+from pliant.tools.schedule.policies.multi_resource.rules import RiskReward, by_arrival, by_dominant_share
+from pliant.tools.schedule.policies.oasis.model import Bid, Servers, sigmoid_worth
+from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
+
+NO_PS = np.zeros((0, 2))
+
+
+def job(
+    name: str,
+    requested: int = 1,
+    demand: tuple[float, float] = (1.0, 1.0),
+    work: int = 100,
+    worth: float = 10.0,
+    held: tuple[int, ...] | None = None,
+) -> Active:
+    """A job without PS; of like ones the first by name arrived first."""
+    bid = Bid(name, ord(name) - 97, work, 50, np.array(demand), np.zeros(2), np.full(200, worth))
+    placed = None if held is None else Placed(np.array(held), np.zeros(0, dtype=np.int64))
+    return Active(bid, work, requested, placed)
+
+
+def sizes(holdings: Mapping[str, Placed]) -> dict[str, int]:
+    return {name: placed.size for name, placed in holdings.items()}
+
+
+def test_workers_are_placed_one_a_server_in_turn() -> None:
+    fleet = Fleet(Servers(("cpu", "gb"), np.array([[4.0, 9.0], [1.0, 9.0], [4.0, 9.0]]), NO_PS))
+    places = [fleet.in_turn(job(name).bid, count) for name, count in (("a", 4), ("b", 1), ("c", 3))]
+    assert [place.workers.tolist() for place in places if place] == [[2, 1, 1], [0, 0, 1], [2, 0, 1]]
+    assert fleet.in_turn(job("d").bid, 2) is None
+    assert fleet.in_turn(job("d").bid, 1) is not None
+
+
+def test_fifo_lets_no_job_overtake_another_and_moves_none() -> None:
+    servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0], [4.0, 9.0]]), NO_PS)
+    jobs = [job("a", 3, held=(3, 0)), job("b", 6), job("c", 1)]
+    assert sizes(by_arrival(jobs, servers)) == {"a": 3}
+    assert by_arrival(jobs, servers)["a"].workers.tolist() == [3, 0]
+    assert sizes(by_arrival([jobs[0], job("b", 5), jobs[2]], servers)) == {"a": 3, "b": 5}
+
+
+def test_fifo_does_not_wait_for_what_never_fits() -> None:
+    servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
+    assert sizes(by_arrival([job("a", 5), job("b", 2)], servers)) == {"b": 2}
+
+
+def test_drf_shares_as_in_its_paper() -> None:
+    """9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other."""
+    servers = Servers(("cpu", "gb"), np.array([[9.0, 18.0]]), NO_PS)
+    found = by_dominant_share([job("a", demand=(1, 4)), job("b", demand=(3, 1))], servers)
+    assert sizes(found) == {"a": 3, "b": 2}
+
+
+def test_the_dominant_share_counts_ps_too() -> None:
+    servers = Servers(("cpu", "gb"), np.array([[10.0, 10.0]]), np.array([[4.0, 10.0]]))
+    bid = Bid("a", 0, 9, 9, np.ones(2), np.ones(2), np.ones(9), 1.0, 2.0)
+    assert dominant_share(bid, 3, servers) == pytest.approx(2 / 4), "two PS of four places, three of ten"
+
+
+def test_rrh_turns_away_what_delays_others_for_more_than_it_earns() -> None:
+    """Both want all servers; the second would delay the first beyond its target."""
+    servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
+    worth = sigmoid_worth(100, 6, 3, 0, 50)
+    urgent = Active(Bid("a", 0, 8, 4, np.ones(2), np.zeros(2), worth), 8, 4)
+    rrh = RiskReward(servers)
+    assert rrh.admits(urgent, [], 0)
+    assert not rrh.admits(job("b", 4, work=40, worth=90.0), [urgent], 0)
+    assert rrh.admits(job("b", 4, work=40, worth=110.0), [urgent], 0)
+
+
+def test_rrh_pauses_a_job_for_one_that_earns_more() -> None:
+    servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
+    jobs = [job("a", 4, work=8, worth=10.0, held=(4,)), job("b", 4, work=8, worth=50.0)]
+    assert sizes(RiskReward(servers).holdings(jobs, 0)) == {"b": 4}
+    assert sizes(RiskReward(servers).holdings(jobs[:1], 0)) == {"a": 4}
+
+
+def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
+    """Ten jobs hold one worker each; one of them may be adjusted, and fairness lets it have two more."""
+    servers = Servers(("cpu", "gb"), np.array([[20.0, 90.0]]), NO_PS)
+    jobs = [job(name, held=(1,)) for name in "abcdefghij"]
+    before = sizes(by_dominant_share(jobs, servers))
+    assert set(before.values()) == {2}
+    found = sizes(Dorm(servers, fairness=0.5).holdings(jobs))
+    assert sum(count != 1 for count in found.values()) == 1
+    assert sizes(Dorm(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != found
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    servers = servers_of(rng, 4, 3)
+    bids = [bid_of(rng, f"job-{number}", 8, 40, 6) for number in range(7)]
+    jobs = [Active(bid, bid.work, int(rng.integers(bid.least_workers, bid.most_workers + 1))) for bid in bids]
+    rules = {
+        "fifo": by_arrival(jobs, servers),
+        "drf": by_dominant_share(jobs, servers),
+        "rrh": RiskReward(servers).holdings(jobs, 8),
+        "dorm": Dorm(servers).holdings(jobs),
+    }
+    for name, holdings in rules.items():
+        used, used_ps = np.zeros_like(servers.workers), np.zeros_like(servers.ps)
+        for bid in (bid for bid in bids if bid.id in holdings):
+            placed = holdings[bid.id]
+            assert bid.least_workers <= placed.size <= bid.most_workers, name
+            assert int(placed.ps.sum()) == int(bid.ps_of(np.array([placed.size]))[0]) <= placed.size, name
+            used += placed.workers[:, None] * bid.worker
+            used_ps += placed.ps[:, None] * bid.ps
+        assert (used <= servers.workers * (1 + 1e-6) + 1e-6).all(), name
+        assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name

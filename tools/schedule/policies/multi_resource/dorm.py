@@ -1,0 +1,151 @@
+"""Dorm: the most utilization that a bounded loss of fairness and few adjustments allow, as one MILP.
+
+Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned Approach
+(SMARTCOMP 2017), as OASiS compares with it. Departures: the MILP counts workers and parameter servers (PS) by
+job in the whole cluster, and they are then placed in turn; what no server has space for is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, shares_of_one
+from pliant.tools.schedule.policies.multi_resource.rules import Holdings, by_dominant_share
+from pliant.tools.schedule.policies.oasis.model import Floats, Ints, Servers, whole_fits
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    Rows = csr_array[Any, tuple[int, int]]
+
+_GAP: Final = 0.02
+"""Relative; a solution this near to the best is as good."""
+_NODES: Final = 20
+"""Of the search of the solver: a limit of time would decide as fast as the machine is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dorm:
+    """Its limits."""
+
+    servers: Servers
+    fairness: float = 0.1
+    """The sum over the jobs of |share - share under DRF| is at most twice this, or one worker's share."""
+    adjusted: float = 0.1
+    """Part of the running jobs whose workers may change at a time."""
+
+    def holdings(self, jobs: Sequence[Active]) -> Holdings:
+        """Who holds what now; jobs that are not adjusted stay where they are."""
+        if not jobs:
+            return {}
+        fleet = Fleet(self.servers)
+        found: dict[str, Placed] = {}
+        moved = []
+        for job, size in zip(jobs, self._sizes(jobs).tolist(), strict=True):
+            if job.placed is not None and job.placed.size == size:
+                fleet.take(job.bid, job.placed)
+                found[job.bid.id] = job.placed
+            elif size:
+                moved.append((job, size))
+        for job, size in sorted(moved, key=lambda pair: pair[0].order):
+            placed = _as_many(fleet, job, size)
+            if placed is not None:
+                found[job.bid.id] = placed
+        return found
+
+    def _sizes(self, jobs: Sequence[Active]) -> Ints:
+        """[job] workers; as they are where the solver finds nothing better in time."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        model = _Model.of(jobs, self)
+        found = milp(
+            model.costs,
+            integrality=model.whole.astype(np.int64),
+            bounds=Bounds(0, model.most),
+            constraints=LinearConstraint(model.rows, model.low, model.high),
+            options={"node_limit": _NODES, "mip_rel_gap": _GAP},
+        )
+        if found.x is None:
+            return np.array([job.placed.size if job.placed else 0 for job in jobs])
+        return np.rint(found.x[: len(jobs)]).astype(np.int64)
+
+
+def _as_many(fleet: Fleet, job: Active, size: int) -> Placed | None:
+    """The most workers that fit, up to ``size``."""
+    while size >= job.bid.least_workers:
+        placed = fleet.in_turn(job.bid, size)
+        if placed is not None:
+            return placed
+        size -= 1
+    return None
+
+
+def _most_of(job: Active, servers: Servers) -> int:
+    """The most workers of a job; 0 where not even one fits any server."""
+    fits = whole_fits(servers.workers, job.bid.worker, job.bid.most_workers)
+    return min(int(fits.sum()), job.bid.most_workers, max(job.left, job.bid.least_workers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Variables, each by job: workers; PS; distance from the fair share; whether it is adjusted."""
+
+    costs: Floats
+    most: Floats
+    whole: Floats
+    rows: Rows
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, jobs: Sequence[Active], limits: Dorm) -> _Model:
+        from scipy.sparse import block_array, csr_array, diags_array, eye_array
+
+        count, servers = len(jobs), limits.servers
+        bids = [job.bid for job in jobs]
+        capacity = servers.workers.sum(axis=0), servers.ps.sum(axis=0)
+        worker = np.array([bid.worker for bid in bids]).T
+        ps = np.array([bid.ps * bid.needs_ps for bid in bids]).T
+        most = np.array([_most_of(job, servers) for job in jobs])
+        serves = np.array([bid.ps_bandwidth / bid.worker_bandwidth if bid.needs_ps else 0.0 for bid in bids])
+        share = np.array([min(1.0, shares_of_one(bid, servers)[0]) for bid in bids])
+        fair = by_dominant_share(jobs, servers)
+        fair_share = share * [fair[bid.id].size if bid.id in fair else 0 for bid in bids]
+        now = np.array([job.placed.size if job.placed else 0 for job in jobs])
+        running, none, all_of = now > 0, np.zeros(count), np.full(count, np.inf)
+        eye, shares, change = eye_array(count), diags_array(share), diags_array(most.astype(float))
+        adjusted = math.ceil(limits.adjusted * int(running.sum()))
+        each = np.ones((1, count))
+        rows = block_array(
+            [
+                [csr_array(worker), None, None, None],
+                [None, csr_array(ps), None, None],
+                [-eye, diags_array(serves), None, None],
+                [shares, None, -eye, None],
+                [shares, None, eye, None],
+                [eye, None, None, -change],
+                [eye, None, None, change],
+                [None, None, csr_array(each), None],
+                [None, None, None, csr_array(each * running)],
+            ],
+            format="csr",
+        )
+        serves_low = np.where(serves > 0, 0.0, -np.inf)
+        fairness = max(2 * limits.fairness, float(share.max()))
+        low = (serves_low, -all_of, fair_share, -all_of, np.where(running, now, 0))
+        high = (*capacity, all_of, fair_share, all_of, np.where(running, now, most), all_of)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            used = np.nan_to_num(worker / capacity[0][:, None], posinf=0).sum(axis=0)
+        return cls(
+            costs=np.concatenate([-used, np.full(count, 1e-6), none, none]),
+            most=np.concatenate([most, np.where(serves > 0, most, 0), all_of, np.ones(count)]),
+            whole=np.concatenate([np.ones(2 * count), none, np.ones(count)]),
+            rows=rows,
+            low=np.concatenate([-np.inf * np.ones(2 * len(worker)), *low, [-np.inf, -np.inf]]),
+            high=np.concatenate([*high, [fairness, float(adjusted)]]),
+        )
