@@ -1,0 +1,1 @@
+"""The reproduction of OASiS (INFOCOM 2018)."""
