@@ -7,8 +7,6 @@ whole or leave it as it was. Equal data gives equal bytes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.convergence import CONVERGENCE, ConvergenceRow
 from pliant.schemas.event import EVENT, Event
+from pliant.schemas.file_io.digest import columns_hash
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name, write_bytes
@@ -131,7 +130,7 @@ def profile_to_columns(rows: Sequence[ProfileRow]) -> dict[str, list[Any]]:
 
 def profile_hash(columns: Mapping[str, Sequence[Any]]) -> str:
     """SHA-256, in hexadecimal, of profile rows as columns: equal for equal rows in the same order."""
-    return hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
+    return columns_hash(columns)
 
 
 def profile_from_columns(

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pliant.schemas.file_io.kernels import cast, compute
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -30,11 +32,10 @@ def number_array(values: array[Any]) -> pa.Array:
 def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Texts, numbers or truth values as an array of that type, None as null."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if arrow_type == pa.string():
         return text_array(values)
     code = {pa.int64(): "q", pa.float64(): "d", pa.bool_(): "b"}[arrow_type]
-    found = number_array(array(code, [value or 0 for value in values])).cast(arrow_type)
-    there = number_array(array("b", [value is not None for value in values])).cast(pa.bool_())
-    return pc.if_else(there, found, pa.nulls(len(values), arrow_type))
+    found = cast(number_array(array(code, [value or 0 for value in values])), arrow_type)
+    there = cast(number_array(array("b", [value is not None for value in values])), pa.bool_())
+    return compute("if_else", there, found, pa.nulls(len(values), arrow_type))

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.file_io.kernels import compute, count_substring
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,28 +120,29 @@ def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
 
 def _lengths(chunk: Any) -> tuple[int, int]:
     """Bytes of the longest string of a column's chunk, and of all of them, repetitions counted."""
-    import pyarrow.compute as pc
     import pyarrow.types as pt
 
     if not pt.is_dictionary(chunk.type):
         return 0, 0
-    each = pc.binary_length(chunk.dictionary)
-    return pc.max(each).as_py() or 0, pc.sum(pc.take(each, chunk.indices)).as_py() or 0
+    each = compute("binary_length", chunk.dictionary)
+    return compute("max", each).as_py() or 0, _sum_of(each, chunk)
 
 
 def _parts_bytes(chunk: Any) -> int:
     """What lists, objects and their elements take, were each string of a column's chunk read as JSON."""
-    import pyarrow.compute as pc
     import pyarrow.types as pt
 
     if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
         return 0
     weights = {"[": _CONTAINER_BYTES, "{": _CONTAINER_BYTES, ",": _ELEMENT_BYTES}
-    counts = {sign: pc.cast(pc.count_substring(chunk.dictionary, sign), "int64") for sign in weights}
     return sum(
-        weight * (pc.sum(pc.take(counts[sign], chunk.indices)).as_py() or 0)
-        for sign, weight in weights.items()
+        weight * _sum_of(count_substring(chunk.dictionary, sign), chunk) for sign, weight in weights.items()
     )
+
+
+def _sum_of(numbers: Any, chunk: Any) -> int:
+    """The sum over a chunk of what there is for each entry of its dictionary."""
+    return int(compute("sum", compute("take", numbers, chunk.indices)).as_py() or 0)
 
 
 def _advice() -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
-from pydantic_core import SchemaValidator, ValidationError, core_schema
+from pydantic_core import ArgsKwargs, SchemaValidator, ValidationError, core_schema
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.columns import About, Column, Table
@@ -19,9 +19,10 @@ _INT64: Final = 2**63
 @cache
 def validator(table: Table[Any], *, json_as_text: bool = False) -> SchemaValidator:
     """The validator of one row. ``json_as_text``: its ``json`` columns come as text, as in Parquet."""
+    schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
     fields = [
-        core_schema.dataclass_field(column.name, _column_schema(column, json_as_text=json_as_text))
-        for column in table.columns
+        core_schema.dataclass_field(column.name, schema, kw_only=False)
+        for column, schema in zip(table.columns, schemas, strict=True)
     ]
     arguments = core_schema.dataclass_args_schema(table.row.__name__, fields, extra_behavior="forbid")
     return SchemaValidator(
@@ -68,14 +69,17 @@ def rows_from_columns(
     :raises BadInputError: with every problem; the row is counted from 1.
     """
     _check_names(columns, table, source)
-    check = validator(table, json_as_text=json_as_text)
+    check = validator(table, json_as_text=json_as_text).validate_python
+    missing = [None] * len(next(iter(columns.values())))
     rows: list[R] = []
     problems: list[Problem] = []
-    for number, values in enumerate(zip(*columns.values(), strict=True), 1):
+    in_order = [columns.get(name, missing) for name in table.names]
+    for number, values in enumerate(zip(*in_order, strict=True), 1):
         try:
-            rows.append(check.validate_python(dict(zip(columns, values, strict=True))))
-        except ValidationError as error:
-            problems += problems_of(error, source, where=f"row {number}: ")
+            # by place: that takes two thirds of the time that names take
+            rows.append(check(ArgsKwargs(values)))
+        except ValidationError:
+            problems += _problems(check, dict(zip(table.names, values, strict=True)), source, number)
             continue
         problems += [
             Problem(source, None, f"row {number}: {pointer}", text)
@@ -84,6 +88,17 @@ def rows_from_columns(
     if problems:
         raise BadInputError(problems)
     return tuple(rows)
+
+
+def _problems(
+    check: Callable[[Any], object], fields: Mapping[str, Any], source: str, number: int
+) -> list[Problem]:
+    """What is wrong with a row, by the names of its fields."""
+    try:
+        check(fields)
+    except ValidationError as error:
+        return problems_of(error, source, where=f"row {number}: ")
+    return []
 
 
 def validate_row(row: R, table: Table[R]) -> None:

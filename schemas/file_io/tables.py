@@ -16,6 +16,7 @@ from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.file_io.columns import Column, Table
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.jsontext import warn_dropped
+from pliant.schemas.file_io.kernels import cast
 from pliant.schemas.file_io.limits import check_footer, check_strings
 from pliant.schemas.file_io.rows import rows_from_columns, validate_row
 from pliant.schemas.file_io.version import a_file, is_newer, schema_id
@@ -146,7 +147,11 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
         field.with_type(field.type.value_type) if pt.is_dictionary(field.type) else field
         for field in packed.schema
     ]
-    return packed.cast(pa.schema(plain, packed.schema.metadata))
+    columns = [
+        column if column.type == field.type else cast(column, field.type)
+        for column, field in zip(packed.columns, plain, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
 
 
 def file_metadata(arrow: pa.Table) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import EVENT
 from pliant.schemas.file_io.arrays import number_array, text_array
 from pliant.schemas.file_io.files import make_folder, write_bytes
+from pliant.schemas.file_io.kernels import compute
 from pliant.schemas.file_io.outputs import check_output
 from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.file_io.version import schema_id
@@ -131,13 +132,13 @@ def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Arr
     if values is None:
         return pa.nulls(len(rows), field.type)
     numbers = _numbers(values[rows.start : rows.stop])
-    return known[field.name].take(numbers) if field.name in known else numbers
+    return compute("take", known[field.name], numbers) if field.name in known else numbers
 
 
 def _numbers(values: array[Any]) -> pa.Array:
     """What is not its own absolute value is null: NaN and negative numbers."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     found = number_array(values)
-    return pc.if_else(pc.not_equal(pc.abs(found), found), pa.nulls(len(found), found.type), found)
+    is_null = compute("not_equal", compute("abs", found), found)
+    return compute("if_else", is_null, pa.nulls(len(found), found.type), found)

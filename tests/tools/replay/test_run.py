@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -9,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.io import profile_hash, profile_to_columns, read_events, write_cluster, write_jobs
+from pliant.schemas.io import (
+    profile_hash,
+    profile_to_columns,
+    read_events,
+    write_cluster,
+    write_jobs,
+    write_profile,
+)
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
@@ -46,6 +55,29 @@ def test_the_first_event_names_the_run() -> None:
     assert (info.cluster, info.trace_hash, info.profile_hash) == (NODES, trace_hash(TRACE), None)
     assert (info.start_cost_s, info.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
     assert info.counters == {"events": done.summary.events, "decisions": done.summary.decisions}
+
+
+REPLAYS = """
+import sys
+from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.run import Run
+
+replay_all(Sources("jobs.jsonl", "cluster.json", "profile.parquet"), [Task(Run("fifo"), "out.parquet")])
+print(*sorted({"pandas", "pyarrow", "pyarrow.compute", "scipy", "torch"} & sys.modules.keys()))
+"""
+
+
+def test_a_replay_from_parquet_to_parquet_loads_none_of_the_slow_libraries(tmp_path: Path) -> None:
+    write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
+    write_cluster(NODES, tmp_path / "cluster.json")
+    row = ProfileRow(
+        "train", "linear", "gpu", 1, 2, "2", 3, step_seconds=0.5, samples_per_second=12.0, iterations=5
+    )
+    write_profile(Profile((row,)), tmp_path / "profile.parquet")
+    command = [sys.executable, "-c", REPLAYS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("pyarrow\n", "")
 
 
 def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
