@@ -53,7 +53,7 @@ def test_an_empty_trace_ends_before_it_begins(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_job_runs_from_its_arrival_on(policy: str) -> None:
-    assert ends(replayed(policy, job("a", at=120, gpus=2, gpu_seconds=20))) == {"a": 130}
+    assert ends(replayed(policy, job("a", at=720, gpus=2, gpu_seconds=20))) == {"a": 730}
 
 
 @pytest.mark.parametrize("policy", sorted({*POLICIES} - {*LEARNED}))

@@ -170,6 +170,16 @@ def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) ->
     return samples / rate * job.spec.gpus.requested
 
 
+def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float) -> float:
+    """Samples that are left, at least those of ``least_s`` on the requested GPUs.
+
+    A job of unknown work is expected to be half done.
+    """
+    left = job.remaining_samples(snapshot.time_s)
+    expected = job.samples_done(snapshot.time_s) if left is None else left
+    return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
+
+
 def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:
     """Whole GPUs by job, max-min fair within ``(low, high)``; the remainder goes to the first in order.
 

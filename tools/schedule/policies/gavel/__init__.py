@@ -1,0 +1,1 @@
+"""Gavel: fractions of time by a linear program, and rounds that follow them."""
