@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
+    "allox": "pliant.tools.schedule.policies.allox:Allox",
     "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
     "drl": "pliant.tools.schedule.policies.drl.policy:Drl",
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
@@ -45,6 +46,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "random-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:RandomBs",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
+    "themis": "pliant.tools.schedule.policies.themis:Themis",
     "tiresias": "pliant.tools.schedule.policies.tiresias.policy:Tiresias",
     "tiresias-gittins": "pliant.tools.schedule.policies.tiresias.gittins:TiresiasGittins",
 }

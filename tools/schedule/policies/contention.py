@@ -54,7 +54,7 @@ class Contention:
             return float(max(1, len(self._begun)))
         return (self._job_seconds - before) / (self._time_s - since_s)
 
-    def stake(self, job: JobState, snapshot: Snapshot, least_s: float) -> Stake | None:
+    def stake(self, job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> Stake | None:
         """What its ρ depends on; None where it never runs.
 
         :param least_s: what is left counts as at least the samples of so long.
@@ -67,7 +67,7 @@ class Contention:
         total = job.total_samples or job.samples_done(snapshot.time_s) + left
         share = min(1.0, snapshot.total_gpus / (self.average(job.id) * gpus)) or 1.0
         isolated_s = total / (rate * share)
-        return Stake(snapshot.time_s - job.spec.submit_time, left, isolated_s)
+        return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)
 
     def dump(self) -> Any:
         """As JSON values."""

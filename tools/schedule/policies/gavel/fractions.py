@@ -24,7 +24,6 @@ _BINDING: Final = 1e-7
 """Prices below this come from rounding."""
 _SLACK: Final = 1e-6
 """Part of its level that a fixed kind may lose, so that rounding makes no program infeasible."""
-_DIGITS: Final = 7
 
 
 class Kind(NamedTuple):
@@ -61,8 +60,7 @@ def max_min(
         parts[:, used[0]] = _one_type(gains[:, 0], weights, limits[0])
     elif used:
         parts[:, used] = _Programs(gains, weights, limits).solve(levels)
-    rows = np.clip(parts, 0.0, 1.0).round(_DIGITS).tolist()
-    found = dict(zip(able, map(tuple, rows), strict=True))
+    found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
     return {kind: found.get(usable[kind], (0.0,) * len(capacity)) for kind in counts}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
@@ -23,7 +23,9 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
-_WHOLE = 1 - 1e-6
+_WHOLE: Final = 1 - 1e-4
+_DIGITS: Final = 5
+"""Significant digits of a fraction: more of them would be those of a solver and its version."""
 
 
 class Gavel(Policy):
@@ -59,7 +61,7 @@ class Gavel(Policy):
         if self._accounts is None or self._accounts.gpu_types != types:
             self._accounts = Accounts(types)
         fractions = self._fractions(jobs, snapshot)
-        self._accounts.follow(jobs, fractions, snapshot.time_s)
+        self._accounts.follow(jobs, _rounded(fractions), snapshot.time_s)
         grants = self._serve(jobs, self._accounts, snapshot)
         decision = decision_from_grants(snapshot, grants, rejected)
         if all(_has_all(job, grants, fractions[job.id], types) for job in jobs):
@@ -128,6 +130,12 @@ def capacity_of(snapshot: Snapshot) -> list[int]:
     """GPUs that are up, by type."""
     up = snapshot.gpus_by_type()
     return [up.get(gpu_type, 0) for gpu_type in snapshot.speeds.gpu_types]
+
+
+def _rounded(fractions: Mapping[str, Fractions]) -> dict[str, Fractions]:
+    return {
+        job_id: tuple(float(f"{part:.{_DIGITS}g}") for part in parts) for job_id, parts in fractions.items()
+    }
 
 
 def _has_all(job: JobState, grants: Mapping[str, Grant], fractions: Fractions, types: Sequence[str]) -> bool:

@@ -1,0 +1,108 @@
+"""AlloX: the matching is optimal, and jobs run where and when it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.policies.allox import Allox, match
+from tests.builders import cluster, job, mixed_cluster, session, sizes
+
+SECONDS = st.integers(1, 50)
+
+
+def completion_times(seconds: Sequence[float], machines: int) -> float:
+    """Their sum where jobs of these processing times run on equal machines, shortest first."""
+    free_at = [0.0] * machines
+    total = 0.0
+    for each in sorted(seconds):
+        machine = free_at.index(min(free_at))
+        free_at[machine] += each
+        total += free_at[machine]
+    return total
+
+
+def total_by_type(seconds: np.ndarray, machines: Sequence[int], types: Sequence[int]) -> float:
+    """The sum of completion times where each job runs on the type named for it."""
+    return sum(
+        completion_times(
+            [row[kind] for row, chosen in zip(seconds, types, strict=True) if chosen == kind], count
+        )
+        for kind, count in enumerate(machines)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=5),
+    st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2)),
+)
+def test_no_other_choice_of_types_ends_jobs_sooner(rows: list[tuple[int, ...]], machines: tuple[int, ...]):
+    seconds = np.array(rows, dtype=float)
+    best = min(
+        total_by_type(seconds, machines, types) for types in product(range(len(machines)), repeat=len(rows))
+    )
+    assert total_by_type(seconds, machines, match(seconds, machines)) == pytest.approx(best)
+
+
+def test_a_type_that_cannot_run_a_job_is_not_chosen():
+    assert match(np.array([[np.inf, 50.0], [1.0, 1.0]]), (1, 1)) == [1, 0]
+
+
+def test_a_job_waits_for_the_fast_type_where_it_ends_sooner_there():
+    held = session(Allox(), mixed_cluster(slow=(1,), fast=(1,)), CurveThroughput({}, {"fast": 10.0}))
+    held.submit(job("long", work={"samples": 2_000}), 0)
+    held.submit(job("short", work={"samples": 1_000}), 0)
+    held.decide(0)
+    assert {name: state.gpu_type for name, state in held.jobs.items()} == {"long": None, "short": "fast"}
+
+
+def test_the_least_work_to_go_runs_first():
+    held = session(Allox(), cluster(2))
+    held.submit(job("long", gpus=2, gpu_seconds=10_000), 0)
+    held.decide(0)
+    held.submit(job("short", at=360, gpus=2, gpu_seconds=1_000), 360)
+    held.decide(360)
+    assert sizes(held) == {"short": 2}
+
+
+def test_jobs_beyond_those_that_are_matched_take_what_remains():
+    held = session(Allox(most=1), cluster(2))
+    for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
+        held.submit(job(name, gpu_seconds=work), 0)
+    held.decide(0)
+    assert sizes(held) == {"a": 1, "c": 1}
+
+
+def test_a_job_of_unknown_work_counts_as_half_done():
+    held = session(Allox(), cluster(1))
+    held.submit(job("unknown"), 0)
+    held.decide(0)
+    held.submit(job("known", at=360, gpu_seconds=400), 360)
+    held.decide(360)  # 360 s done, so 360 s are expected to be left
+    assert sizes(held) == {"unknown": 1}
+    held.decide(720)
+    assert sizes(held) == {"known": 1}
+
+
+def test_the_reason_names_type_turn_and_work():
+    held = session(Allox(), cluster(2))
+    held.submit(job("a", gpus=2, gpu_seconds=500), 0)
+    held.submit(job("b", gpus=2, gpu_seconds=700), 0)
+    held.decide(0)
+    told = held.explain(0)
+    assert told["a"].reason == "matched to gpu, turn 1 with 500 GPU-seconds to go"
+    assert (told["b"].reason, told["b"].needs_gpus) == (
+        "matched to gpu, turn 2 with 700 GPU-seconds to go",
+        2,
+    )
+
+
+def test_decides_every_six_minutes():
+    assert Allox.default_interval_s == 360

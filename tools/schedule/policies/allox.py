@@ -1,0 +1,140 @@
+"""AlloX: which job on which GPU type, by a matching of least total completion time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import (
+    GpuBudget,
+    Grant,
+    decision_from_grants,
+    explain_gang,
+    reject_impossible,
+    samples_to_go,
+)
+from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+_ROUND_S = 360.0
+
+
+class _Match(NamedTuple):
+    """The GPU type for one job, and its turn there: the least work first."""
+
+    gpu_seconds: float
+    turn: tuple[float, str]
+    job: JobState
+    gpu_type: str | None
+    """None: it was left out of the matching, and takes what remains on any type."""
+
+
+class Allox(Policy):
+    """Least total completion time on GPU types that differ, by a matching of jobs to places in queues.
+
+    AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue delays k jobs,
+    itself included, so its cost there is k times its processing time on that machine. The matching of jobs to
+    (machine, place from the end) of least total cost gives each job its GPU type. On each type those with
+    least work to go run; every job gets what it requested or waits, even beside idle GPUs of a type on which
+    it would end later. Every 360 s all jobs are matched again. Preemptive. On one GPU type it is shortest
+    remaining service first.
+
+    most: jobs that are matched, those with least work first. The others take what remains.
+
+    Departures from the paper, whose machines run one job each: a machine is a GPU, and a job of several GPUs
+    counts with its GPU-time. A job of unknown work is expected to be half done. All users are one: the paper
+    matches only a part of the jobs, those of users who received least.
+    """
+
+    name: ClassVar[str] = "allox"
+    default_interval_s: ClassVar[float | None] = _ROUND_S
+
+    def __init__(self, most: int = 512) -> None:
+        if most < 1:
+            raise ValueError("parameter most: expected 1 or more")
+        self.most = most
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Match all jobs again, then deal out the GPUs of each type."""
+        rejected = reject_impossible(snapshot)
+        matches = self._matches(snapshot, rejected)
+        budget = GpuBudget(snapshot.gpus_by_type())
+        grants: dict[str, Grant] = {}
+        for match in matches:
+            gpus = match.job.spec.gpus.requested
+            grant: Grant | None
+            if match.gpu_type is None:
+                grant = budget.fit(match.job, gpus, snapshot.speeds)
+            else:
+                grant = Grant(gpus, match.gpu_type) if budget.left[match.gpu_type] >= gpus else None
+            if grant is not None:
+                budget.take(grant)
+                grants[match.job.id] = grant
+        decision = decision_from_grants(snapshot, grants, rejected)
+        if len(grants) == len(matches) and len(budget.left) == 1:
+            decision.quiet_until_s = math.inf
+        return decision
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """GPU type, work to go, and turn of each job there."""
+        reasons = {}
+        turns: dict[str | None, int] = {}
+        for match in self._matches(snapshot, ()):
+            turn = turns[match.gpu_type] = turns.get(match.gpu_type, 0) + 1
+            where = f"matched to {match.gpu_type}" if match.gpu_type else "beyond those that are matched"
+            reason = f"{where}, turn {turn} with {match.gpu_seconds:.0f} GPU-seconds to go"
+            reasons[match.job.id] = explain_gang(match.job, reason)
+        return reasons
+
+    def _matches(self, snapshot: Snapshot, without: Collection[str]) -> list[_Match]:
+        """Every job that some GPU type can run now, in the order in which they are served."""
+        types = snapshot.gpus_by_type()
+        costs = [
+            (work, job)
+            for job in snapshot.jobs.values()
+            if job.id not in without
+            and min(work := _gpu_seconds(job, types, snapshot), default=math.inf) < math.inf
+        ]
+        costs.sort(key=lambda cost: (min(cost[0]), *cost[1].arrival))
+        first, rest = costs[: self.most], costs[self.most :]
+        chosen = match(np.array([work for work, _ in first]), list(types.values())) if first else []
+        names = list(types)
+        served = sorted(
+            _Match(work[kind], job.arrival, job, names[kind])
+            for (work, job), kind in zip(first, chosen, strict=True)
+        )
+        return served + [_Match(min(work), job.arrival, job, None) for work, job in rest]
+
+
+def match(seconds: npt.NDArray[np.float64], machines: Sequence[int]) -> list[int]:
+    """The type for each job that makes the sum of completion times least.
+
+    :param seconds: processing time of each job (rows) on a machine of each type; infinite: it cannot run.
+        Every job can run on some type.
+    :param machines: how many of each type; with none, ``seconds`` are infinite.
+    """
+    jobs = len(seconds)
+    places = [1 + np.arange(jobs) // max(1, count) for count in machines]
+    costs = np.hstack([np.outer(seconds[:, kind], place) for kind, place in enumerate(places)])
+    _, columns = linear_sum_assignment(costs)
+    return [int(column) // jobs for column in columns]
+
+
+def _gpu_seconds(job: JobState, types: dict[str, int], snapshot: Snapshot) -> list[float]:
+    """GPU-seconds to go on each type; infinite where it cannot run."""
+    gpus = job.spec.gpus.requested
+    left = samples_to_go(job, snapshot)
+    found = []
+    for gpu_type, total in types.items():
+        rate = snapshot.speeds.rate(job, gpus, gpu_type) if gpus <= total else 0.0
+        found.append(gpus * left / rate if rate > 0 else math.inf)
+    return found
