@@ -58,9 +58,9 @@ def test_one_job_runs_from_its_arrival_on(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", sorted({*POLICIES} - {*LEARNED}))
 def test_when_all_arrive_at_once_all_finish_and_the_cluster_is_full(policy: str) -> None:
-    done = replayed(policy, *(job(f"j{n}", gpu_seconds=600) for n in range(8)))
+    done = replayed(policy, *(job(f"j{n}", gpu_seconds=720) for n in range(8)))
     assert done.summary.finished == 8
-    assert max(ends(done).values()) == 1200
+    assert max(ends(done).values()) == 1440
 
 
 @pytest.mark.parametrize("policy", POLICIES)

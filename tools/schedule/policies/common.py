@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
@@ -15,10 +15,6 @@ from pliant.tools.schedule.speeds import Speeds
 
 Sizes = Callable[[JobState], Iterable[int]]
 """The sizes that a policy may give a job, in GPUs."""
-
-
-UNKNOWN_S: Final = 360.0
-"""Seconds on the requested GPUs that a job of unknown work is expected to need at least."""
 
 
 class Grant(NamedTuple):
@@ -177,13 +173,11 @@ def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) ->
 def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> float:
     """Samples that are left, at least those of ``least_s`` on the requested GPUs.
 
-    A job of unknown work is expected to be half done, or to need :data:`UNKNOWN_S` where that is more.
+    A job of unknown work is expected to be half done.
     """
-    rate = snapshot.speeds.rate(job, job.spec.gpus.requested)
     left = job.remaining_samples(snapshot.time_s)
-    if left is None:
-        left = max(job.samples_done(snapshot.time_s), UNKNOWN_S * rate)
-    return max(left, least_s * rate)
+    expected = job.samples_done(snapshot.time_s) if left is None else left
+    return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
 
 
 def equal_shares(gpus: int, limits: Sequence[tuple[int, int]]) -> list[int]:

@@ -54,7 +54,7 @@ class Contention:
             return float(max(1, len(self._begun)))
         return (self._job_seconds - before) / (self._time_s - since_s)
 
-    def stake(self, job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> Stake | None:
+    def stake(self, job: JobState, snapshot: Snapshot, least_s: float) -> Stake | None:
         """What its ρ depends on; None where it never runs.
 
         :param least_s: what is left counts as at least the samples of so long.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _ROUND_S = 360.0
 _ROUNDING_S = 1e-6
-_LEAST_S = 1.0
-"""Time to go of a job that has all but ended, so that its ρ is above 0."""
 
 
 class _Bid(NamedTuple):
@@ -50,7 +48,8 @@ class Themis(Policy):
 
     Departures from the paper: bids are for the requested GPUs or none, so no part of an allocation is
     withheld as payment. Leftovers go by the rule above and not at random. ρ counts a lease of waiting for a
-    job that gets nothing. A job of unknown work is expected to be half done.
+    job that gets nothing. What is left counts as at least a lease; a job of unknown work is expected to be
+    half done.
     """
 
     name: ClassVar[str] = "themis"
@@ -88,8 +87,8 @@ class Themis(Policy):
                 grants[bid.job.id] = grant
         self._lease(grants, snapshot.time_s)
         decision = decision_from_grants(snapshot, grants, rejected)
-        if len(grants) == len(jobs) and self.lease_s <= _ROUND_S:
-            decision.quiet_until_s = math.inf
+        if len(grants) == len(jobs):
+            decision.quiet_until_s = min(self._lease_ends.values(), default=math.inf)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
@@ -127,7 +126,7 @@ class Themis(Policy):
         """Those of all jobs that can run, worst ρ first."""
         bids = []
         for job in jobs:
-            stake = self._contention.stake(job, snapshot, _LEAST_S)
+            stake = self._contention.stake(job, snapshot, self.lease_s)
             if stake is None:
                 continue
             gpus = job.spec.gpus.requested

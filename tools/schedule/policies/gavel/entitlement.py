@@ -9,8 +9,6 @@ from typing import Any
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.gavel.fractions import Fractions
 
-ROUND_S = 360.0
-
 
 @dataclass(slots=True)
 class Account:
@@ -25,14 +23,13 @@ class Account:
     attained_gpu_s: float
     """All service of the job until then."""
 
-    def priority(self, index: int) -> float:
+    def priority(self, index: int, round_s: float) -> float:
         """Seconds that it is entitled to by the end of the coming round, over those received.
 
         Half a round counts as received beforehand, as otherwise all that received nothing were level.
         """
-        return (self.entitled_s[index] + ROUND_S * self.fractions[index]) / (
-            self.received_s[index] + ROUND_S / 2
-        )
+        entitled_s = self.entitled_s[index] + round_s * self.fractions[index]
+        return entitled_s / (self.received_s[index] + round_s / 2)
 
 
 class Accounts:

@@ -11,9 +11,8 @@ from scipy.optimize import brentq
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import samples_to_go
 from pliant.tools.schedule.policies.contention import Contention, Stake
-from pliant.tools.schedule.policies.gavel.entitlement import ROUND_S
 from pliant.tools.schedule.policies.gavel.fractions import Fractions, Kind, gain, max_min
-from pliant.tools.schedule.policies.gavel.policy import Gavel, capacity_of, kind_of
+from pliant.tools.schedule.policies.gavel.policy import ROUND_S, Gavel, capacity_of, kind_of
 from pliant.tools.schedule.snapshot import Snapshot
 
 _PRECISION = 1e-4
@@ -31,7 +30,9 @@ class GavelMakespan(Gavel):
     name: ClassVar[str] = "gavel-makespan"
 
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        kinds = {job.id: kind_of(job, samples_to_go(job, snapshot, ROUND_S) or 1.0, snapshot) for job in jobs}
+        kinds = {
+            job.id: kind_of(job, samples_to_go(job, snapshot, self.round_s) or 1.0, snapshot) for job in jobs
+        }
         found = max_min(Counter(kinds.values()), capacity_of(snapshot), levels=1)
         return {job_id: found[kind] for job_id, kind in kinds.items()}
 
@@ -47,8 +48,8 @@ class GavelFtf(Gavel):
 
     name: ClassVar[str] = "gavel-ftf"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, round_s: float = ROUND_S) -> None:
+        super().__init__(round_s)
         self._contention = Contention()
 
     def dump_state(self) -> Any:
@@ -66,7 +67,7 @@ class GavelFtf(Gavel):
         capacity = capacity_of(snapshot)
         members = {}
         for job in jobs:
-            stake, kind = self._contention.stake(job, snapshot, ROUND_S), kind_of(job, 1.0, snapshot)
+            stake, kind = self._contention.stake(job, snapshot, self.round_s), kind_of(job, 1.0, snapshot)
             if stake is not None and best_rate(kind, capacity) > 0:
                 members[job.id] = (kind, stake)
         nothing = dict.fromkeys((job.id for job in jobs), (0.0,) * len(capacity))

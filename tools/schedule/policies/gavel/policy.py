@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
 )
-from pliant.tools.schedule.policies.gavel.entitlement import ROUND_S, Accounts
+from pliant.tools.schedule.policies.gavel.entitlement import Account, Accounts
 from pliant.tools.schedule.policies.gavel.fractions import Fractions, Kind, max_min
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
 from pliant.tools.schedule.snapshot import Snapshot
@@ -23,6 +23,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+ROUND_S: Final = 360.0
 _WHOLE: Final = 1 - 1e-4
 _DIGITS: Final = 5
 """Significant digits of a fraction: more of them would be those of a solver and its version."""
@@ -38,6 +39,8 @@ class Gavel(Policy):
     type go by the time that the fraction entitles the job to over the time it has received there, and a job
     gets what it requested or waits. Preemptive, needs no knowledge of the work.
 
+    round_s: seconds between decisions; change it together with ``--interval``.
+
     Departures from the paper: time counts since a job arrived, not since the fractions changed last. GPUs
     that remain go to waiting jobs in the same order on types of fraction 0. No two jobs share a GPU.
     """
@@ -46,7 +49,10 @@ class Gavel(Policy):
     default_interval_s: ClassVar[float | None] = ROUND_S
     rebuilds_state: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init__(self, round_s: float = ROUND_S) -> None:
+        if round_s <= 0:
+            raise ValueError("parameter round_s: expected a number above 0")
+        self.round_s = round_s
         self._accounts: Accounts | None = None
         self._solved: tuple[object, dict[Kind, Fractions]] | None = None
         """The last problem and its solution."""
@@ -74,7 +80,18 @@ class Gavel(Policy):
         if accounts is None:
             return {}
         known = [job for job in snapshot.jobs.values() if job.id in accounts.by_job]
-        return {job.id: explain_gang(job, _reason(accounts, job.id)) for job in known}
+        return {job.id: explain_gang(job, self._reason(accounts.by_job[job.id])) for job in known}
+
+    def _reason(self, account: Account) -> str:
+        """What a job is entitled to, what it received, and its best priority."""
+        types = self._accounts.gpu_types if self._accounts else ()
+        named = [
+            f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
+            for index, (gpu_type, part) in enumerate(zip(types, account.fractions, strict=True))
+            if part > 0
+        ]
+        priority = max((account.priority(index, self.round_s) for index in range(len(types))), default=0.0)
+        return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"
 
     def dump_state(self) -> Any:
         """What jobs were entitled to and what they received."""
@@ -96,7 +113,7 @@ class Gavel(Policy):
         """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
         by_id = accounts.by_job
         pairs = sorted(
-            (part > 0, by_id[job.id].priority(index), part, -turn, -index)
+            (part > 0, by_id[job.id].priority(index, self.round_s), part, -turn, -index)
             for turn, job in enumerate(jobs)
             for index, part in enumerate(by_id[job.id].fractions)
         )
@@ -142,15 +159,3 @@ def _has_all(job: JobState, grants: Mapping[str, Grant], fractions: Fractions, t
     """Whether a job has GPUs all of the time on the one type that it is entitled to."""
     grant = grants.get(job.id)
     return grant is not None and fractions[types.index(grant.gpu_type)] >= _WHOLE
-
-
-def _reason(accounts: Accounts, job_id: str) -> str:
-    """What a job is entitled to, what it received, and its best priority."""
-    account = accounts.by_job[job_id]
-    named = [
-        f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
-        for index, (gpu_type, part) in enumerate(zip(accounts.gpu_types, account.fractions, strict=True))
-        if part > 0
-    ]
-    priority = max(map(account.priority, range(len(accounts.gpu_types))), default=0.0)
-    return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"

@@ -16,7 +16,8 @@ from pliant.tools.schedule.policies.contention import Stake
 from pliant.tools.schedule.policies.gavel.fractions import Kind, gain, max_min
 from pliant.tools.schedule.policies.gavel.objectives import best_rate, least_ratio
 
-GAINS = st.one_of(st.just(0.0), st.floats(0.1, 10.0))
+GAINS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0, 8.0])
+"""Far enough apart that no job can trade a rounding error of another for much."""
 
 
 @st.composite
@@ -87,9 +88,9 @@ def test_no_job_can_gain_more_unless_one_that_gains_no_more_loses(problem: tuple
         better = linprog(
             -worth[index],
             A_ub=np.vstack([rows, -worth[kept]]),
-            b_ub=np.concatenate([most, -got[kept] * (1 - 1e-5)]),
+            b_ub=np.concatenate([most, -got[kept] * (1 - 2e-6)]),
         )
-        assert -better.fun <= got[index] * (1 + 2e-2)
+        assert -better.fun <= got[index] * (1 + 1e-3)
 
 
 @settings(max_examples=60, deadline=None)
