@@ -41,7 +41,7 @@ class Site:
         path = script(self.folder, text, f"{job_id}.py") if text else self.script
         own = () if text else ("--samples", str(samples))
         command = (path, *own, *map(str, words))
-        spec = job(job_id, command=command, batch=8, **{"work": {"samples": samples}, **more})
+        spec = job(job_id, command=command, **{"batch": 8, "work": {"samples": samples}, **more})
         self.jobs.append(spec)
         return spec
 
