@@ -229,6 +229,30 @@ def test_a_rigid_job_that_fails_says_why(site: Site, text: str, reason: str) -> 
     assert f"job a failed: {reason}" in errors
 
 
+OWN_GROUP = "the elastic library connects the workers: leave out init_process_group"
+
+
+@pytest.mark.parametrize(
+    ("first", "workers", "torch_says"),
+    [
+        ("", 1, "environment variable MASTER_ADDR expected"),
+        ('os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}\n', 2, "process group twice"),
+    ],
+)
+def test_an_elastic_job_that_makes_its_own_group_is_told_who_connects_its_workers(
+    site: Site, first: str, workers: int, torch_says: str
+) -> None:
+    """Its workers come and go, so no address or port holds for them all, as torchrun would name one."""
+    own = f'import os, torch\n{first}torch.distributed.init_process_group("gloo")\n'
+    train(site, "a", own + ELASTIC, (2, 0.0), gpus=workers, low=1, high=2)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 5, errors
+    reason = read_log(site.state).jobs["a"].reason or ""
+    assert reason.startswith(OWN_GROUP)
+    assert torch_says in reason
+
+
 def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
     """Speed by configuration, the noise of the gradients, the loss and the metric of every epoch."""
     text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")

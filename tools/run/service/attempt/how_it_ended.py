@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER, WorkerOutcome
 
 _FAILED: Final = ("crashed", "cut_off")
+_OWN_GROUP: Final = (
+    "environment variable MASTER_ADDR expected",
+    "initialize the default process group twice",
+)
+"""What PyTorch says where the script of an elastic job calls ``init_process_group`` itself."""
+_NO_OWN_GROUP: Final = (
+    'the elastic library connects the workers: leave out init_process_group, or set "elastic" to "none"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ def judge(
     verdict = (
         _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
     )
+    if elastic and any(said in verdict.message for said in _OWN_GROUP):
+        verdict = replace(verdict, message=f"{_NO_OWN_GROUP} ({verdict.message})")
     if stop_requested and verdict.end == "failed":
         return Verdict("stopped", verdict.message, verdict.samples_done)
     if not stop_requested and verdict.end == "stopped":

@@ -56,6 +56,15 @@ def test_the_crash_that_others_only_noticed_is_the_one_that_is_told() -> None:
     assert verdict({0: noticed, 1: noticed}, FAILED, FAILED).message == f"rank 0 crashed: {noticed.message}"
 
 
+def test_a_group_that_the_script_makes_itself_is_named_as_the_mistake_of_an_elastic_job() -> None:
+    twice = said("crashed", message="ValueError: trying to initialize the default process group twice!")
+    assert verdict({0: twice}, FAILED).message == (
+        'the elastic library connects the workers: leave out init_process_group, or set "elastic" to "none" '
+        "(rank 0 crashed: ValueError: trying to initialize the default process group twice!)"
+    )
+    assert verdict({0: twice}, FAILED, elastic=False).message == f"rank 0 crashed: {twice.message}"
+
+
 def test_a_rank_without_a_word_was_killed() -> None:
     found = verdict({0: said("stopped")}, CLEAN, UnitStatus("exited", -9))
     assert (found.end, found.message) == ("failed", f"rank 1 vanished ({KILLED})")
