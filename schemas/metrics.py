@@ -46,7 +46,7 @@ class RunMetrics(Record):
     worst_ftf_isolated: Number = None
     unfair_fraction_isolated: Number = None
     gps_bound_s: Number = None
-    """Ares's guarantee (1/α − 1)·𝓛 on completion after completion in GPS."""
+    """What the policy promises: no job ends later after its completion in GPS. Ares: (1/α − 1)·𝓛."""
     worst_gps_delay_s: Number = None
     """Largest completion time minus completion time in GPS."""
     jobs_past_gps_bound: int | None = None

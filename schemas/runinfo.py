@@ -85,16 +85,6 @@ class RunInfo(Record):
     """What was taken for granted because no input said it."""
     counters: dict[str, float] = Field(default_factory=dict)
 
-    @property
-    def promised(self) -> PromisedBounds | None:
-        """``bounds``; in files that do not state them, those of the policy that promised some before."""
-        if self.bounds is not None:
-            return self.bounds
-        alpha = self.parameters.get("alpha") if self.policy == "ares" else None
-        if not isinstance(alpha, int | float) or alpha <= 0:
-            return None
-        return PromisedBounds(gps_delay=1 / alpha - 1)
-
 
 class SubmitDetail(Record):
     """The job that a ``submit`` event brings, with what the fair-share references need to know about it."""

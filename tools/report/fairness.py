@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -34,7 +34,7 @@ class Fairness:
     """Finish time in the reference, by job."""
     ftf: Mapping[str, float]
     """FTF of the jobs that finished and that the reference knows."""
-    delays_s: Sequence[float] = field(default=())
+    delays_s: Mapping[str, float] = field(default_factory=dict)
     """Completion minus completion in the reference, of the same jobs."""
 
     @property
@@ -90,7 +90,7 @@ def _against(run: RunRecord, finishes: Mapping[str, float]) -> Fairness:
     return Fairness(
         finishes,
         {job.id: _ratio(job, finish) for job, finish in ended},
-        tuple((job.end_s or 0.0) - finish for job, finish in ended),
+        {job.id: (job.end_s or 0.0) - finish for job, finish in ended},
     )
 
 

@@ -134,14 +134,19 @@ def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float 
     The premise of such a bound (a job can use what the jobs before it leave) often fails on real traces, so
     the jobs past it are counted instead of denied.
     """
-    worst = max(fair.delays_s, default=None)
-    promised = run.info.promised
+    worst = max(fair.delays_s.values(), default=None)
+    promised = run.info.bounds
     if promised is None:
         return {"worst_gps_delay_s": worst}
     bound = promised.gps_delay * usage.longest_full_s()
-    rounding = TOLERANCE * max(1.0, run.last_event_s)
-    past = sum(delay > bound + rounding for delay in fair.delays_s)
+    past = len(past_gps_bound(run, fair.delays_s, bound))
     return {"gps_bound_s": bound, "worst_gps_delay_s": worst, "jobs_past_gps_bound": past}
+
+
+def past_gps_bound(run: RunRecord, delays_s: Mapping[str, float], bound_s: float) -> list[str]:
+    """Jobs that ended later after GPS than a bound allows, by more than rounding."""
+    rounding_s = TOLERANCE * max(1.0, run.last_event_s)
+    return [job_id for job_id, delay_s in delays_s.items() if delay_s > bound_s + rounding_s]
 
 
 def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:

@@ -58,7 +58,7 @@ def first_come(**more: Any) -> list[Event]:
 def shared(**more: Any) -> list[Event]:
     """The same jobs, resized and preempted so that all of them finish; losses as a live run reports them."""
     return [
-        begin(policy="ares", parameters={"alpha": 0.75}, **more),
+        begin(policy="ares", parameters={"alpha": 0.75}, bounds={"gps_delay": 1 / 0.75 - 1}, **more),
         submit(job("a", gpus=4, low=1), 480.0),
         submit(job("b", at=10, gpus=2, low=1), 240.0),
         submit(job("c", at=20), 60.0),

@@ -11,6 +11,7 @@ from pliant.schemas.file_io.documents import document_bytes
 from pliant.tools.report.comparisons import comparison_rows, comparison_section
 from pliant.tools.report.expect import expectations_section
 from pliant.tools.report.rendering.document import Extras, document
+from pliant.tools.report.rendering.guarantee import guarantee_section
 from pliant.tools.report.rendering.jobs_table import job_rows, jobs_section
 from pliant.tools.report.rendering.sections import Section, metrics_section, paired_section
 from pliant.tools.report.rendering.text import as_csv, as_markdown, as_table, metrics_rows
@@ -48,6 +49,9 @@ def shows_expectations(kind: Format) -> bool:
 
 def _sections(report: Report, extras: Extras) -> Sequence[Section]:
     sections = [metrics_section(report)]
+    promised = guarantee_section(report)
+    if report.reference == "gps" and promised.rows:
+        sections.append(promised)
     if report.paired:
         sections.append(paired_section(report))
     if extras.checked:
