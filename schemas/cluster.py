@@ -180,6 +180,11 @@ class Cluster(Record):
         asks = asks or any(node.devices for node in self.nodes)
         return int(asks or any(rules))
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a GPU can be given to two jobs at a time: Slurm gives it to one."""
+        return self.backend == "local"
+
     def limit_of(self, user: str) -> UserLimit | None:
         """The limit of a user; None: there is none."""
         return self.user_limits.get(user) or self.user_limits.get("*")

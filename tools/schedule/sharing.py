@@ -17,8 +17,6 @@ class GpuSharing:
     """Answers by what the profile has measured, else by what the cluster says (``Cluster.sharing``)."""
 
     def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
-        self.possible = True
-        """Whether a GPU can be given to two jobs at all: not on every backend."""
         self._rules = cluster.sharing
         self._memory = _gpu_memory(cluster)
         self._throughput = throughput

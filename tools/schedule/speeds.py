@@ -85,13 +85,17 @@ class Speeds:
 
     def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
         """Of its speed alone, what each of two jobs keeps on the same GPUs; None: they cannot share them."""
-        if self.sharing is None or not self.sharing.possible:
+        if self.sharing is None:
             return None
         if not (job.spec.shares_gpus and other.spec.shares_gpus):
             return None
         shape = shape_of(placement)
         one, two = (self._load(each, gpu_type, sum(shape)) for each in (job, other))
         return self.sharing.parts(one, two, gpu_type, shape)
+
+    def share_nothing(self) -> None:
+        """No two jobs can share GPUs."""
+        self.sharing = None
 
     def _load(self, job: JobState, gpu_type: str, gpus: int) -> Load:
         limit = self.most_local(job, gpu_type) or job.spec.batch.per_gpu_max

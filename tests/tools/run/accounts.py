@@ -22,8 +22,20 @@ def check_story(events: Sequence[Event], slots: int) -> None:
         assert told["submit", job_id] == 1, job_id
         assert sum(told[end, job_id] for end in ends) == 1, job_id
     held: dict[str | None, int] = {}
+    beside: dict[str | None, str | None] = {}
     for number, event in enumerate(events):
         if event.gpus is not None and event.event not in ("progress", "epoch", "checkpoint"):
             held[event.job] = event.gpus
+            beside = {job: other for job, other in beside.items() if event.job not in (job, other)}
+            beside[event.job] = (event.detail or {}).get("beside")
         last = number + 1 == len(events) or events[number + 1].time != event.time
-        assert not last or sum(held.values()) <= slots, event
+        assert not last or _slots_of(held, beside) <= slots, event
+
+
+def _slots_of(held: dict[str | None, int], beside: dict[str | None, str | None]) -> int:
+    """What all jobs hold together; what two share counts once."""
+    return sum(
+        gpus
+        for job, gpus in held.items()
+        if not (other := beside.get(job)) or (beside.get(other) == job and str(job) < other)
+    )

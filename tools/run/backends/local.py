@@ -51,6 +51,7 @@ class LocalBackend:
 
     name = "local"
     in_place = True
+    shares_slots = True
     held_nodes = 0
 
     def __init__(self, cluster: Cluster, jobs: Path) -> None:

@@ -92,6 +92,11 @@ class Backend(Protocol):
         """Whether an attempt that runs can get further units, and give up some of its own."""
         ...
 
+    @property
+    def shares_slots(self) -> bool:
+        """Whether units of two jobs can run on one slot at a time."""
+        ...
+
     def nodes(self) -> Sequence[NodeInfo]:
         """All nodes, up or not, as of now. Never waits, but for the first time.
 

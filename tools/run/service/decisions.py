@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
@@ -87,7 +87,11 @@ class Decisions:
             return reason
         self._said.clear()
         changed = {transition.job.id for transition in done}
-        shares = {job_id: share for job_id, share in held.items() if job_id not in changed}
+        shares = {
+            job_id: replace(share, beside=given[job_id].beside) if job_id in given else share
+            for job_id, share in held.items()
+            if job_id not in changed
+        }
         shares |= {job_id: share for job_id, share in given.items() if job_id in changed}
         rejected = tuple((one.job.id, one.reason) for one in done if one.step == "reject")
         return Decided(schedule, seconds, shares, rejected)
@@ -130,7 +134,10 @@ class Decisions:
         changed: list[Holding] = []
         for job in self.session.jobs.values():
             share = held.get(job.id)
-            place, batch = (share.placement, share.global_batch) if share is not None else ((), None)
-            if (job.placement, job.global_batch) != (place, batch or job.global_batch):
-                changed.append(Holding(job.id, place, batch))
+            place, batch, beside = (
+                (share.placement, share.global_batch, share.beside) if share is not None else ((), None, None)
+            )
+            wanted = (place, batch or job.global_batch, beside)
+            if (job.placement, job.global_batch, job.beside) != wanted:
+                changed.append(Holding(job.id, place, batch, job.servers, beside))
         self.session.put_back(changed, now_s)

@@ -9,7 +9,7 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -103,6 +103,18 @@ class Executor:
         """Those of the jobs that have ended of which nothing runs any more."""
         busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
         return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
+
+    @property
+    def held(self) -> dict[str, Share]:
+        """What each job shall hold; two jobs with the same slots are beside each other."""
+        first: dict[Slot, str] = {}
+        shares = {job_id: target.share for job_id, target in self.targets.items()}
+        for job_id, target in self.targets.items():
+            other = first.setdefault(min(target.slots), job_id)
+            if other != job_id:
+                shares[job_id] = replace(shares[job_id], beside=other)
+                shares[other] = replace(shares[other], beside=job_id)
+        return shares
 
     def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
         """What :meth:`apply` needs for the shares to run."""
@@ -271,15 +283,28 @@ class Executor:
             if self._clock() > until_s:
                 return
             target = self.targets[job_id]
-            if busy.isdisjoint(target.slots):
+            if busy.isdisjoint(target.slots) or self._may_join(job_id, target):
                 busy.update(target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
                     self._launch(job_id, target)
 
-    def _busy(self) -> set[Slot]:
-        """Slots that something runs on, or may run on."""
+    def _may_join(self, job_id: str, target: Target) -> bool:
+        """Whether nothing is on its slots but the job that it is to share them with."""
+        other = self._company(job_id, target)
+        return other is not None and self._busy(but=(job_id, other)).isdisjoint(target.slots)
+
+    def _company(self, job_id: str, target: Target) -> str | None:
+        """The job that shall have the same slots; None: it shall have them alone."""
+        wanted = set(target.slots)
+        same = (name for name, each in self.targets.items() if name != job_id and wanted == set(each.slots))
+        return next(same, None)
+
+    def _busy(self, but: Collection[str] = ()) -> set[Slot]:
+        """Slots that something runs on, or may run on; jobs to leave out of it."""
         busy: set[Slot] = set()
         for job_id, gang in self.gangs.items():
+            if job_id in but:
+                continue
             busy.update(gang.target.slots)
             with self._faults.of(job_id):
                 busy.update(gang.busy)
@@ -296,7 +321,8 @@ class Executor:
         if target is None:
             self.stop(gang)
             return
-        others = {slot for one in self.gangs.values() if one is not gang for slot in one.busy}
+        besides = (gang, self.gangs.get(self._company(gang.handle.job, target) or ""))
+        others = {slot for one in self.gangs.values() if one not in besides for slot in one.busy}
         way = way_to(target, gang.crew(), others | gang.leaving, in_place=self._backend.in_place)
         if isinstance(way, Relaunch):
             _log.warning("job %s is launched again: %s", gang.handle.job, way.reason)
@@ -364,6 +390,11 @@ class Executor:
         gang.statuses = self._backend.poll([handle])[handle]
         self.gangs[handle.job] = gang
         return gang
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether its backend lets two jobs run on one slot."""
+        return self._backend.shares_slots
 
     @property
     def held_nodes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -52,6 +53,7 @@ from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 
+_log = logging.getLogger("pliant")
 OpenBackend = Callable[[str, Cluster, StateDir], Backend]
 
 
@@ -103,7 +105,13 @@ class Prepared:
             name = _input(options.schedule)
             found = read_schedule(name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
-        backend = open_backend(options.backend or schedule.cluster.backend, schedule.cluster, dirs)
+        backend_name = options.backend or schedule.cluster.backend
+        backend = open_backend(backend_name, schedule.cluster, dirs)
+        if not backend.shares_slots and any(given.beside for given in schedule.allocations):
+            text = (
+                f"lets jobs share GPUs, and {backend_name} gives a GPU to one job: schedule for that backend"
+            )
+            raise BadInputError.one(source_name(name), text)
         executor = Executor(backend, dirs, clock.steady, options.timeouts, log_bytes=options.log_bytes)
         return cls(options, schedule, dirs, executor, clock, trace_hash(found.jobs), there, view)
 
@@ -136,6 +144,10 @@ class Prepared:
         else:
             session = session_from_schedule(found, policy, throughput)
             self._begin(state, policy.default_interval_s, policy.bounds)
+        if policy.packs and not self.executor.shares_slots:
+            _log.warning(
+                'policy "%s" packs jobs, and this backend gives a GPU to one: none share', policy.name
+            )
         known = {*session.jobs, *session.ended, *(verdict.job for verdict in found.rejected)}
         loop = self._loop(state, session, known, follow=follow)
         if self.resumed:
@@ -167,6 +179,8 @@ class Prepared:
         basis = Basis.of(found.cluster, _profile(found), origin_s)
         new = partial(Session, session.policy, found.cluster, session.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
+        if not self.executor.shares_slots:
+            session.give_gpus_to_one_job()
         return Loop(
             *(state, found, session, self.executor),
             clock=self.clock,

@@ -321,7 +321,7 @@ class Loop:
     @property
     def _held(self) -> dict[str, Share]:
         """What each job shall hold by the last decision, and by what happened since."""
-        return {job_id: target.share for job_id, target in self.executor.targets.items()}
+        return self.executor.held
 
     @property
     def _more_to_come(self) -> bool:

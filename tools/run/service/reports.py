@@ -142,6 +142,8 @@ def change_event(step: Step, time_s: float, reason: str = "") -> Event:
 
 def _holding(name: EventName, job_id: str, time_s: float, share: Share, detail: Mapping[str, Any]) -> Event:
     where, batch = share.placement, share.global_batch
+    if share.beside is not None:
+        detail = {**detail, "beside": share.beside}
     return Event(time_s, name, job_id, gpus=share.gpus, placement=where, global_batch=batch, detail=detail)
 
 

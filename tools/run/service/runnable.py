@@ -90,7 +90,8 @@ def _allocation_problems(schedule: Schedule, source: str) -> list[Problem]:
             )
         if allocation.gpus and not allocation.placement:
             problems.append(Problem(source, None, f"{where}/placement", "is empty, expected nodes"))
-        for node, count in allocation.placement:
+        shares = allocation.beside is not None and allocation.beside < allocation.job
+        for node, count in () if shares else allocation.placement:  # those of two count once
             left[node] = left.get(node, 0) - count
             if left[node] < 0:
                 text = f"node {node} has fewer free GPUs than that"

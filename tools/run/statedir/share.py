@@ -18,6 +18,8 @@ class Share:
     global_batch: int | None = None
     accum: int = 1
     lr_scale: float = 1.0
+    beside: str | None = None
+    """The job that has the same slots; None: it has them alone."""
 
     @property
     def gpus(self) -> int:
@@ -35,6 +37,7 @@ def shares_of(schedule: Schedule) -> dict[str, Share]:
             found.batch.global_ if found.batch else None,
             found.batch.accum if found.batch else 1,
             found.lr_scale,
+            found.beside,
         )
         for found in schedule.allocations
         if found.gpus

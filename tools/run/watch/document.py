@@ -53,6 +53,7 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "min_gpus": log.job.min_gpus,
         "needs_gpus": job.expected.needs_gpus,
         "placement": dict(log.placement),
+        "beside": log.beside,
         "global_batch": log.global_batch,
         "samples_done": _number(log.samples_done),
         "total_samples": _number(log.total_samples),

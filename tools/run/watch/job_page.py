@@ -142,7 +142,7 @@ def _facts(
     yield "why", job.why
     yield _until_label(job), _until(job, now_s)
     if job.log.gpus:
-        yield "holds", _held(job.log)
+        yield "holds", _held(job.log) + (f", beside {job.log.beside}" if job.log.beside else "")
     yield "progress", _progress(job)
     loss, stall_s = job.log.loss, job.log.stall_s
     yield "loss", "" if loss is None else f"{loss:.4g}"

@@ -91,7 +91,9 @@ class Meter:
         found = file.newest
         if found is not None and found.attempt < max(job.seen, default=0):
             found = None
-        return Use(job, job.gpus / total if total else 0.0, found, None if found is None else file.written_s)
+        return Use(
+            job, job.counted_gpus / total if total else 0.0, found, None if found is None else file.written_s
+        )
 
 
 def in_order(uses: Sequence[Use], by: By) -> list[Use]:
@@ -117,7 +119,7 @@ def top_text(uses: Sequence[Use], now_s: float, width: int | None = None) -> str
 def summary_line(log: RunLog, uses: Sequence[Use]) -> str:
     """All of it in one line."""
     total = 0 if log.info is None else log.info.cluster.total_gpus
-    held = sum(use.job.gpus for use in uses)
+    held = round(sum(use.job.counted_gpus for use in uses))
     waiting = sum(not job.gpus for job in log.active.values())
     return f"{counted(len(uses), 'job')} on {held} of {total} GPUs, {waiting} without"
 
@@ -170,6 +172,7 @@ def _fields(use: Use) -> Mapping[str, Any]:
         "gpus": use.job.gpus,
         "share": use.share,
         "placement": dict(use.job.placement),
+        "beside": use.job.beside,
         "global_batch": use.job.global_batch,
         "samples_done": use.job.samples_done if report is None else report.samples_done,
         **{name: None if report is None else getattr(report, name) for name in names},

@@ -30,7 +30,8 @@ class ClusterState:
     def __init__(self, cluster: Cluster, throughput: Throughput) -> None:
         self.cluster = cluster
         self.nodes: Sequence[NodeState] = node_states(cluster)
-        self.speeds = Speeds(throughput, self.nodes, GpuSharing(cluster, throughput))
+        sharing = GpuSharing(cluster, throughput) if cluster.shares_gpus else None
+        self.speeds = Speeds(throughput, self.nodes, sharing)
         self.free = FreeGpus(self.nodes)
         self.capacities = Capacities(cluster.expanded())
         """What nodes have beside GPUs, for jobs that state demands."""

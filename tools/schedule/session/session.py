@@ -82,6 +82,11 @@ class Session(OrderedState):
         self._refused: list[Change] = []
         """Jobs that wait on although the policy gave them GPUs: it hears of them when it is asked next."""
 
+    def give_gpus_to_one_job(self) -> None:
+        """No two jobs share GPUs from now on; those that do are parted before the policy is asked."""
+        self.speeds.share_nothing()
+        self._parted = False
+
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
         """A decision came to nothing: jobs hold what they held; the policy hears of those that wait on."""
         undone = self.adopt(holdings, time_s)

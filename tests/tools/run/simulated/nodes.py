@@ -30,6 +30,7 @@ class SimulatedNodes:
 
     name = "simulated"
     in_place = True
+    shares_slots = True
     held_nodes = 0
 
     def __init__(self, cluster: Cluster, clock: SimulatedClock, jobs: Path) -> None:
@@ -50,8 +51,10 @@ class SimulatedNodes:
         self._cluster = cluster
         self._jobs = jobs
         self._of_jobs: dict[str, list[SimulatedWorkers]] = {}
-        self._busy: dict[str, SimulatedUnit] = {}
-        """By slot."""
+        self._busy: dict[str, dict[str, SimulatedUnit]] = {}
+        """By slot and job."""
+        self._most = 2 if cluster.sharing.unmeasured == "together" else 1
+        """Jobs that may be on one slot."""
 
     # What a launcher asks of it.
 
@@ -93,9 +96,10 @@ class SimulatedNodes:
 
     def _take(self, handle: Handle, unit: SimulatedUnit) -> None:
         for slot in unit.slots:
-            if (before := self._busy.get(slot)) is not None and before.runs:
+            there = {job: one for job, one in self._busy.get(slot, {}).items() if one.runs}
+            if handle.job in there or len(there) >= self._most:
                 self.wrongs.append(f"{handle.job}: slot {slot} is in use")
-            self._busy[slot] = unit
+            self._busy[slot] = {**there, handle.job: unit}
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """A signal; a kill of all of an attempt reaches whatever belongs to the job."""

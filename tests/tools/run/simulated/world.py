@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import read_events, write_cluster
 from pliant.schemas.job import Job
@@ -37,7 +37,8 @@ from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
 
 T = TypeVar("T")
 NODES: Final = (2, 2, 2)
-POLICIES: Final = ("fair-share", "fifo", "las", "ares")
+POLICIES: Final = ("fair-share", "fifo", "las", "ares", "lucid")
+PACKED: Final = Sharing(unmeasured="together", speed=0.8)
 PATIENT: Final = Timeouts(
     abort_s=10.0, term_s=5.0, kill_s=2.0, broken_s=3.0, silent_s=12.0, exit_s=5.0, linger_s=20.0
 )
@@ -58,14 +59,16 @@ class World:
         self.dirs = StateDir(folder / "state")
         self.clock = SimulatedClock()
         self.hazard = Hazard()
+        self._policy = POLICIES[policy % len(POLICIES)]
         self.cluster = nodes or cluster(*NODES, slots="cpu" if policy % 2 else "gpu")
+        if self._policy == "lucid":
+            self.cluster = self.cluster.model_copy(update={"sharing": PACKED})
         self.nodes = SimulatedNodes(self.cluster, self.clock, self.dirs.jobs)
         self.nodes.before_each = self.hazard.point
         self.accepted: dict[str, float] = {}
         """Samples of every job that was acknowledged."""
         self.loop: Loop | None = None
         self._state: State | None = None
-        self._policy = POLICIES[policy % len(POLICIES)]
         self._ids = 0
         write_cluster(self.cluster, folder / "cluster.json")
 

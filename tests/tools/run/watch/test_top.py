@@ -116,3 +116,12 @@ def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: f
 def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no state directory"):
         Meter(tmp_path)
+
+
+def test_shared_gpus_count_once_in_all_and_one_half_for_each_job(dirs: StateDir) -> None:
+    with State(dirs.path) as state:
+        place = (("n0", 2),)
+        state.record([Event(NOW_S + 2, "start", "c", gpus=2, placement=place, detail={"beside": "a"})])
+    uses = {use.id: use for use in seen(dirs)}
+    assert (uses["a"].share, uses["c"].share, uses["a"].job.beside) == (1 / 8, 1 / 8, "c")
+    assert summary_line(state.log, list(uses.values())) == "3 jobs on 6 of 8 GPUs, 0 without"

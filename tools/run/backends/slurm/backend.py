@@ -58,6 +58,7 @@ class SlurmBackend:
 
     name = "slurm"
     in_place = True
+    shares_slots = False
 
     def __init__(self, cluster: Cluster, dirs: StateDir) -> None:
         self._cluster, self._dirs = cluster, dirs

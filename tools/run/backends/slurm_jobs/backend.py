@@ -46,6 +46,7 @@ class SlurmJobsBackend:
 
     name = "slurm-jobs"
     in_place = False
+    shares_slots = False
     held_nodes = 0
 
     def __init__(self, cluster: Cluster, dirs: StateDir) -> None:

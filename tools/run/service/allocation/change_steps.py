@@ -65,16 +65,23 @@ def plan_steps(
     :raises ValueError: the shares do not fit the nodes.
     """
     shares = {job_id: share for job_id, share in sorted(wanted.items()) if share.gpus}
-    survivors = {
-        job_id: kept(held[job_id].slots if job_id in held else (), share.placement)
-        for job_id, share in shares.items()
-    }
-    taken = {slot for slots in survivors.values() for slot in slots}
+    lead = _leaders(shares, held)
+    survivors: dict[str, tuple[Slot, ...]] = {}
+    taken: set[Slot] = set()
+    for job_id, share in shares.items():
+        own = held[job_id].slots if job_id in held and job_id not in lead else ()
+        survivors[job_id] = kept([slot for slot in own if slot not in taken], share.placement)
+        taken.update(survivors[job_id])
     gone = sorted(held.keys() - shares.keys())
     stops = [Step(job_id, "preempt", held[job_id], None) for job_id in gone]
     resizes, starts = list[Step](), list[Step]()
-    for job_id, share in shares.items():
-        slots = filled(survivors[job_id], share.placement, node_gpus, taken, doubt)
+    given: dict[str, tuple[Slot, ...]] = {}
+    for job_id, share in sorted(shares.items(), key=lambda item: item[0] in lead):
+        if job_id in lead:
+            slots = _in_order(given[lead[job_id]], held.get(job_id))
+        else:
+            slots = filled(survivors[job_id], share.placement, node_gpus, taken, doubt)
+        given[job_id] = slots
         taken.update(slots)
         before, after = held.get(job_id), Target(share, slots)
         if before is None:
@@ -84,3 +91,29 @@ def plan_steps(
             event: Change = "grow" if added > 0 else "shrink" if added < 0 else "move"
             resizes.append(Step(job_id, event, before, after))
     return [*stops, *resizes, *starts]
+
+
+def _leaders(shares: Mapping[str, Share], held: Mapping[str, Target]) -> dict[str, str]:
+    """Of two jobs on the same slots, the one that takes those of the other, and that other.
+
+    They agree on it, and on the nodes. The one that holds its slots already leads; of two alike the first.
+    """
+    found = {}
+    for job_id, share in shares.items():
+        other = shares.get(share.beside or "")
+        if other is not None and (other.beside, other.placement) == (job_id, share.placement):
+            names = (job_id, other.job.id)
+            first = min(names, key=lambda name: (not _stays(held.get(name), shares[name]), name))
+            if first != job_id:
+                found[job_id] = first
+    return found
+
+
+def _stays(target: Target | None, share: Share) -> bool:
+    """Whether a job that holds slots has as many on each node as it shall have."""
+    return target is not None and len(kept(target.slots, share.placement)) == len(target.slots) == share.gpus
+
+
+def _in_order(slots: tuple[Slot, ...], before: Target | None) -> tuple[Slot, ...]:
+    """The slots as a job has them already, where they are the same."""
+    return before.slots if before is not None and set(before.slots) == set(slots) else slots

@@ -36,6 +36,8 @@ class _Fitting:
         self._withdrawn: dict[str, float] = {}
         """Slots that no job gets, and until when."""
         self._held: dict[str, NodeGpus] = {}
+        self._beside: dict[str, str] = {}
+        """Jobs that were said to share the GPUs of another, and which."""
         self._unknown: dict[str, int] = {}
 
     def take(self, group: Sequence[Event]) -> list[Event]:
@@ -129,6 +131,11 @@ class _Fitting:
         kept: list[Event] = []
         for event in events:
             job_id, place = event.job or "", event.placement or ()
+            self._beside.pop(job_id, None)
+            if (other := (event.detail or {}).get("beside")) is not None and self._held.get(other) == place:
+                self._beside[job_id], self._held[job_id] = other, place
+                kept.append(event)
+                continue
             lost += self._back_in_service(place, event.time)
             out = [*self._make_room(place, together), *([] if self._has_room(place) else [job_id])]
             lost += [interruption_event(each, event.time, _REASON) for each in out]
@@ -155,6 +162,12 @@ class _Fitting:
     def _free(self, node: str) -> int:
         if node in self._down:
             return 0
-        taken = sum(count for held in self._held.values() for name, count in held if name == node)
+        taken = sum(
+            count
+            for job_id, held in self._held.items()
+            if held != self._held.get(self._beside.get(job_id, ""))
+            for name, count in held
+            if name == node
+        )
         withdrawn = sum(node_of(slot) == node for slot in self._withdrawn)
         return self._node_gpus.get(node, 0) - taken - withdrawn

@@ -8,7 +8,8 @@ How ``run`` uses the log:
 - ``submit`` brings the job in its detail (a SubmitDetail), its submit_time moved to UTC.
 - ``start``, ``resume``, ``grow``, ``shrink``, ``move``, ``preempt`` are written when they are decided, before
   anything is done, with ``gpus``, ``placement`` and ``global_batch`` as they shall be; detail: ``accum``,
-  ``lr_scale``, ``reason``. A changed batch on the same GPUs is a ``move`` to the same place.
+  ``lr_scale``, ``reason``, and ``beside``, the job that has the same GPUs. A changed batch on the same GPUs
+  is a ``move`` to the same place.
 - What such a change cost is known when its first training step is done: then a ``progress`` event carries
   ``overhead_seconds`` (from the decision to that step's end) and in its detail ``after`` (the change's name)
   and ``attempt``. If another change comes before that step, only the later one is measured.
@@ -73,6 +74,8 @@ class JobLog:
     global_batch: int | None = None
     accum: int = 1
     lr_scale: float = 1.0
+    beside: str | None = None
+    """The job that holds the same GPUs; None: it has them alone."""
     started_s: float | None = None
     ended_s: float | None = None
     samples_done: float = 0.0
@@ -123,9 +126,14 @@ class JobLog:
         return self.ended_s is not None
 
     @property
+    def counted_gpus(self) -> float:
+        """What counts of its GPUs: one half where another job has them, too."""
+        return self.gpus if self.beside is None else self.gpus / 2
+
+    @property
     def share(self) -> Share:
         """What it shall hold."""
-        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale)
+        return Share(self.job, self.placement, self.global_batch, self.accum, self.lr_scale, self.beside)
 
     def next_failure(self, time_s: float) -> Record:
         """Failures in a row and lately, were it to fail now."""
@@ -263,11 +271,23 @@ class RunLog:
         elif event.job is not None and event.job in self.jobs:
             job = self.jobs[event.job]
             job.add(event)
+            if event.gpus is not None:
+                self._pair(job, event)
             if job.ended:
                 self.active.pop(event.job, None)
                 if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
+
+    def _pair(self, job: JobLog, event: Event) -> None:
+        """Who has the same GPUs as a job from now on, and who no longer does."""
+        before, job.beside = job.beside, None
+        if before is not None:
+            self.jobs[before].beside = None
+        named = (event.detail or {}).get("beside") if event.gpus else None
+        other = None if named is None else self.active.get(str(named))
+        if other is not None and other.beside is None and other.placement == job.placement:
+            job.beside, other.beside = other.job.id, job.job.id
 
     def _executed(self, event: Event) -> None:
         detail = event.detail or {}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,3 +123,48 @@ def fitting(places: list[dict[str, int]]) -> dict[str, Share]:
                 left[node] -= count
             shares[name] = share(name, **place)
     return shares
+
+
+def beside(wanted: Share, other: str) -> Share:
+    return replace(wanted, beside=other)
+
+
+def two(**nodes: int) -> tuple[Share, Share]:
+    """The shares of two jobs on the same slots."""
+    return beside(share("a", **nodes), "b"), beside(share("b", **nodes), "a")
+
+
+def test_two_jobs_that_share_start_on_the_same_slots() -> None:
+    assert steps({}, *two(n0=1, n1=1)) == [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
+
+
+@pytest.mark.parametrize("runs", ["a", "b"])
+def test_a_job_comes_to_the_slots_of_the_one_that_runs(runs: str) -> None:
+    held = {runs: holds(runs, "n0/1")}
+    other = "b" if runs == "a" else "a"
+    assert steps(held, *two(n0=1)) == [("start", other, "n0/1")]
+
+
+def test_jobs_that_share_already_are_not_touched() -> None:
+    held = {"a": holds("a", "n0/1", "n0/0"), "b": holds("b", "n0/0", "n0/1")}
+    assert steps(held, *two(n0=2)) == []
+
+
+def test_a_third_job_gets_other_slots() -> None:
+    assert steps({}, *two(n0=1), share("c", n0=1)) == [
+        ("start", "a", "n0/0"),
+        ("start", "c", "n0/1"),
+        ("start", "b", "n0/0"),
+    ]
+
+
+def test_jobs_that_are_parted_on_one_node_get_slots_of_their_own() -> None:
+    held = {"a": holds("a", "n0/0"), "b": holds("b", "n0/0")}
+    assert steps(held, share("a", n0=1), share("b", n0=1)) == [("move", "b", "n0/1")]
+
+
+def test_a_job_whose_company_is_not_to_run_has_its_slots_alone() -> None:
+    assert steps({}, beside(share("b", n0=1), "a"), share("c", n0=1)) == [
+        ("start", "b", "n0/0"),
+        ("start", "c", "n0/1"),
+    ]

@@ -312,3 +312,16 @@ def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
     assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
     lines = event_lines(events).splitlines()
     assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]
+
+
+def test_two_jobs_on_the_same_gpus_are_beside_each_other_until_one_leaves() -> None:
+    jobs = [submit_event(job(name), 10.0, {"samples": 1000.0}) for name in "ab"]
+    place = (("n0", 2),)
+    starts = [
+        Event(11.0, "start", "a", gpus=2, placement=place),
+        Event(12.0, "start", "b", gpus=2, placement=place, detail={"beside": "a"}),
+    ]
+    found = fold([*jobs, *starts]).jobs
+    assert (found["a"].share.beside, found["b"].share.beside) == ("b", "a")
+    found = fold([*jobs, *starts, Event(13.0, "finish", "a", gpus=0)]).jobs
+    assert (found["a"].share.beside, found["b"].share.beside) == (None, None)
