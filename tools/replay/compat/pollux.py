@@ -68,6 +68,7 @@ POLLUX: Final = Compat(
         "tiresias": {"placement": "emptiest"},
         "optimus": {"placement": "emptiest"},
         "pollux": {"knowledge": "measured", "retune": "free", "lone_accumulation": True},
+        "shadow-price": {"retune": "free"},
     },
 )
 """The simulator of Pollux (OSDI '21)."""

@@ -25,7 +25,7 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
     A running job stays on its type. The first waiting jobs, as many as there are GPUs of a type, queue for
     the type that they can run on with most speed per job that is there already.
     """
-    known = _known_pools(snapshot)
+    known = known_pools(snapshot)
     members: dict[str, list[JobState]] = {kind: [] for kind in known}
     waiting: dict[str, int] = dict.fromkeys(known, 0)
     for job in snapshot.jobs.values():
@@ -45,7 +45,8 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
     ]
 
 
-def _known_pools(snapshot: Snapshot) -> dict[str, Pool]:
+def known_pools(snapshot: Snapshot) -> dict[str, Pool]:
+    """The pools of the cluster by GPU type, in order of the first node of each."""
     largest: dict[str, int] = {}
     for node in snapshot.nodes:
         if node.up:

@@ -1,0 +1,170 @@
+"""shadow-price: who gets GPUs, on which batch, and what it says about it. Cases worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Job
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+
+SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
+
+
+def test_of_jobs_that_scale_linearly_the_shortest_gets_all_gpus():
+    """SRPT: no other way of sharing ends them sooner on average."""
+    held = _with([_elastic("long", 4000), _elastic("short", 1000), _elastic("middle", 2000)])
+    assert sizes(held) == {"short": 4}
+
+
+def test_jobs_that_saturate_share_and_the_shorter_gets_more():
+    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
+    for each in (_elastic("long", 4000, model="net"), _elastic("short", 1000, model="net")):
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    assert sizes(held) == {"long": 1, "short": 3}
+
+
+def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
+    """A job that ends in 20 s keeps its size: to change it costs 30 s."""
+    held = _with([_elastic("a", 40)])
+    held.submit(_elastic("b", 39), 0.0)
+    before = held.jobs["a"].placement
+    held.decide(5.0)
+    assert held.jobs["a"].placement == before
+
+
+def test_priority_doubles_what_a_second_of_a_job_counts():
+    """Of two GPU-times of 1000 and 1500 s the longer comes first with priority 1: 1500 / 2 < 1000."""
+    held = _with([_elastic("short", 1000), _elastic("urgent", 1500, priority=1.0)])
+    assert sizes(held) == {"urgent": 4}
+
+
+def test_work_that_is_not_stated_counts_as_that_of_its_queue():
+    """A new job of unknown work is taken to be shorter than one that states an hour."""
+    held = _with([_elastic("stated", 14_400), job("unknown", low=1, high=4)])
+    assert sizes(held) == {"unknown": 4}
+
+
+def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
+    held = _with([job("unknown", low=1, high=4)])
+    held.submit(_elastic("stated", 1000), 0.0)
+    held.decide(3600.0)
+    assert sizes(held) == {"stated": 4}
+
+
+def test_the_batch_grows_with_the_noise_scale():
+    """Where larger batches train almost as much a sample, and faster, the largest is best."""
+    free = job("a", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
+    held = session(ShadowPrice(retune="free"), cluster(1), _Overhead())
+    held.submit(free, 0.0)
+    held.decide(0.0)
+    assert held.jobs["a"].global_batch == 64
+    held.jobs["a"].noise_scale = 1e6
+    held.decide(60.0)
+    assert held.jobs["a"].global_batch == 1024
+    held.jobs["a"].noise_scale = 1.0
+    held.decide(120.0)
+    assert held.jobs["a"].global_batch == 64
+
+
+def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
+    nodes = mixed_cluster(slow=(4,), fast=(4,))
+    held = session(ShadowPrice(), nodes, _Mixed())
+    for each in (_elastic("long", 9000), _elastic("short", 1000)):
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    assert held.jobs["short"].gpu_type == "fast"
+    assert sizes(held) == {"long": 4, "short": 4}
+
+
+def test_a_type_that_would_stand_idle_takes_who_waits_for_another():
+    """And leaves it there: the job does not come and go between the two."""
+    nodes = mixed_cluster(slow=(4,), fast=(4,))
+    held = session(ShadowPrice(), nodes, _Mixed())
+    for each in (_elastic("long", 9000), _elastic("short", 2000)):
+        held.submit(each, 0.0)
+    for time_s in (0.0, 60.0, 120.0):
+        held.decide(time_s)
+        assert {each.id: each.gpu_type for each in held.jobs.values()} == {"long": "slow", "short": "fast"}
+
+
+def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
+    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
+    held.submit(_elastic("runs", 1000, model="net"), 0.0)
+    held.submit(job("waits", gpus=4, model="net", work={"samples": 1e6}), 0.0)
+    held.decide(0.0)
+    found = held.explain(0.0)
+    assert "price 0.714 s a sample" in found["runs"].reason
+    assert "would end in 6 min" in found["runs"].reason
+    assert "1 GPU less would cost" in found["runs"].reason
+    assert "waits: 1 job would end before it" in found["waits"].reason
+    assert found["waits"].needs_gpus == 4
+
+
+def test_what_jobs_have_shown_survives_a_dump():
+    first = ShadowPrice(retune="free")
+    held = session(first, cluster(1), _Overhead())
+    free = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
+    held.submit(job("a", work={"samples": 1e6}, **free), 0.0)
+    held.decide(0.0)
+    held.jobs["a"].noise_scale = 1e6
+    held.decide(60.0)
+    second = ShadowPrice(retune="free")
+    second.load_state(json.loads(json.dumps(first.dump_state())), {})
+    later = session(second, cluster(1), _Overhead())
+    later.submit(job("b", work={"samples": 1e6}, **free), 0.0)
+    later.decide(0.0)
+    assert later.jobs["b"].global_batch == 1024, "a job starts on what others of its model have shown"
+
+
+@pytest.mark.parametrize(
+    "values", [{"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}]
+)
+def test_parameters_out_of_range_are_refused(values: dict[str, float]):
+    with pytest.raises(UsageError, match=next(iter(values))):
+        ShadowPrice(**values)
+
+
+def _elastic(name: str, samples: float, **more: object) -> Job:
+    return job(name, low=1, high=4, work={"samples": samples}, **more)
+
+
+def _with(jobs: list[Job]) -> Session:
+    held = session(ShadowPrice(), cluster(4))
+    for each in jobs:
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    return held
+
+
+class _Overhead:
+    """Each step takes 0.1 s and a millisecond a sample, whatever the GPUs."""
+
+    def models(self) -> tuple[str, ...]:
+        return ()
+
+    def max_local_batch(self, model: str, gpu_type: str) -> None:
+        return None
+
+    def local_batches(self, model: str, gpu_type: str) -> tuple[int, ...]:
+        return ()
+
+    def step_seconds(self, model: str, gpu_type: str, placement: object, batch: int, most: object) -> float:
+        return 0.1 + 0.001 * batch
+
+    def rescale_seconds(self, model: str) -> None:
+        return None
+
+
+class _Mixed(_Overhead):
+    """One sample a GPU-second, three on the fast type."""
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
+    ) -> float:
+        return batch / sum(placement) / (3.0 if gpu_type == "fast" else 1.0)

@@ -1,0 +1,172 @@
+"""Prices of progress: limits that theory knows, and no schedule of a small fluid system that is better."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pliant.tools.schedule.policies.shadow_price.fluid import best_order, ends_s
+from pliant.tools.schedule.policies.shadow_price.knapsack import exact
+from pliant.tools.schedule.policies.shadow_price.prices import (
+    ExactWorth,
+    PricedJob,
+    SlopeWorth,
+    hull_slopes,
+    priced,
+)
+
+K = 16
+SIZES = np.arange(K + 1)
+LINEAR = SIZES.astype(float)
+
+
+def test_jobs_that_scale_linearly_are_served_shortest_first():
+    """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it."""
+    found = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
+    assert found == pytest.approx([m / K for m in range(1, 7)])
+
+
+def test_one_job_is_worth_what_all_gpus_take():
+    rates = np.sqrt(LINEAR)
+    assert priced([PricedJob.of(rates)], ExactWorth(K)) == pytest.approx([1 / rates[K]])
+
+
+def test_a_job_that_cannot_use_all_gpus_is_worth_what_its_best_size_takes():
+    rates = np.minimum(LINEAR, 3.0)
+    rates[5:] = 2.5
+    assert priced([PricedJob.of(rates)], ExactWorth(K)) == pytest.approx([1 / 3])
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 0.8])
+def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
+    """g(k) = k^p: of m jobs, the first to end gets 1 - ((m - 1) / m)^(1 / (1 - p)) of the GPUs.
+
+    Berg, Vesilo and Harchol-Balter (2020). Shares go with λ^(1 / (1 - p)). GPUs come in whole numbers, so
+    there are many of them.
+    """
+    gpus, jobs = 20_000, 5
+    sizes = np.arange(gpus + 1)
+    found = np.array(priced([PricedJob.of(sizes**power)] * jobs, SlopeWorth(gpus, sizes)))
+    shares = found ** (1 / (1 - power))
+    for m in range(1, jobs + 1):
+        part = shares[m - 1] / shares[:m].sum()
+        assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
+
+
+def test_a_weight_counts_like_that_many_jobs():
+    """With g(k) = k a job of weight 3 is worth three times its turn."""
+    found = priced([PricedJob.of(LINEAR, 1.0), PricedJob.of(LINEAR, 3.0)], ExactWorth(K))
+    assert found == pytest.approx([1 / K, 4 / K])
+
+
+def test_units_of_work_and_time_do_not_matter():
+    """Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same."""
+    rng = np.random.default_rng(5)
+    jobs = [_curve(rng, K) for _ in range(5)]
+    work = rng.uniform(1, 100, 5)
+    found = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
+    thousand = [PricedJob.of(rates / 1000) for rates in jobs]
+    assert np.array(priced(thousand, ExactWorth(K))) * (work / 1000) == pytest.approx(found * work)
+    hours = [PricedJob.of(rates * 3600) for rates in jobs]
+    assert np.array(priced(hours, ExactWorth(K))) * 3600 == pytest.approx(found)
+
+
+def test_the_sum_of_prices_times_work_is_the_flow_time_of_the_fluid_schedule():
+    """V = Σ λ R, where the order is the one in which the jobs then end: two of equal shape by hand.
+
+    g(k) = k on 4 GPUs, 4 and 8 samples: ends at 1 and 3 s, 4 s together.
+    """
+    found = priced([PricedJob.of(np.arange(5.0))] * 2, ExactWorth(4))
+    assert found[0] * 8 + found[1] * 4 == pytest.approx(4.0)
+
+
+def test_no_schedule_of_small_systems_is_better():
+    """500 random systems, curves of any shape: deciding by prices is within 1 % of the best of all schedules.
+
+    A schedule changes sizes when a job ends; :func:`_least_flow_time` tries them all.
+    """
+    rng = np.random.default_rng(11)
+    for _ in range(500):
+        gpus, count = int(rng.integers(2, 6)), int(rng.integers(2, 4))
+        curves = [_curve(rng, gpus) for _ in range(count)]
+        work = rng.lognormal(2.0, 1.0, count).tolist()
+        least = _least_flow_time(curves, tuple(work), gpus)
+        assert _flow_time_by_prices(curves, work, gpus) <= 1.01 * least
+
+
+def test_hulls_are_concave_and_touch_the_curve():
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        rates = _curve(rng, K)
+        short = rates[: int(rates.argmax()) + 1]
+        slopes = hull_slopes(SIZES[: len(short)], short)
+        assert (np.diff(slopes) >= -1e-12).all()
+        hull = np.concatenate(([0.0], slopes[::-1].cumsum()))
+        assert (hull >= short - 1e-9).all()
+        assert hull[-1] == pytest.approx(short[-1])
+
+
+def test_large_pools_price_concave_jobs_as_the_exact_way_does():
+    rng = np.random.default_rng(7)
+    curves = [np.arange(65) ** power for power in rng.uniform(0.3, 1.0, 12)]
+    jobs = [PricedJob.of(rates) for rates in curves]
+    exact, slopes = (priced(jobs, way) for way in (ExactWorth(64), SlopeWorth(64, np.arange(65))))
+    assert slopes == pytest.approx(exact)
+
+
+def _curve(rng: np.random.Generator, gpus: int) -> np.ndarray:
+    """Rates by size: each GPU adds less than the one before, some sizes lose a fifth, small ones may fail."""
+    gains = np.sort(rng.uniform(0.1, 1.0, gpus))[::-1]
+    rates = np.concatenate(([0.0], gains.cumsum() * np.where(rng.random(gpus) < 0.3, 0.8, 1.0)))
+    if rng.random() < 0.3:
+        rates[1 : int(rng.integers(1, gpus)) + 1] = 0.0
+    return rates
+
+
+def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int) -> float:
+    """Prices anew whenever a job ends, and then the sizes of largest worth."""
+    rates, left, alive, flow = np.array(curves), np.array(work), [*range(len(work))], 0.0
+    while alive:
+        jobs, sizes = [PricedJob.of(rates[job]) for job in alive], np.arange(gpus + 1)
+        worth = ExactWorth(gpus)
+        order = best_order(jobs, rates[alive], left[alive], sizes, worth)
+        prices = np.zeros(len(alive))
+        prices[order] = priced([jobs[row] for row in order], worth)
+        ends = ends_s(prices, rates[alive], left[alive], sizes)
+        flow += float(ends.min()) * len(alive)
+        left[alive] = _left_at(float(ends.min()), prices, rates[alive], left[alive])
+        alive = [job for job in alive if left[job] > 1e-9 * work[job]]
+    return flow
+
+
+def _left_at(lasts_s: float, prices: np.ndarray, rates: np.ndarray, left: np.ndarray) -> np.ndarray:
+    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
+    worth[:, 0] = 0.0
+    chosen = exact([*worth], rates.shape[1] - 1)
+    return left - lasts_s * rates[np.arange(len(left)), chosen]
+
+
+def _least_flow_time(curves: list[np.ndarray], left: tuple[float, ...], gpus: int) -> float:
+    """Over all sizes until the next job ends, and so on; a job that has ended has nothing left."""
+    alive = [job for job, samples in enumerate(left) if samples > 0]
+    if not alive:
+        return 0.0
+    if len(alive) == 1:
+        return left[alive[0]] / float(curves[alive[0]].max())
+    best = np.inf
+    for sizes in itertools.product(range(gpus + 1), repeat=len(alive)):
+        if sum(sizes) != gpus:
+            continue
+        rates = {job: float(curves[job][: size + 1].max()) for job, size in zip(alive, sizes, strict=True)}
+        lasts = [left[job] / rate for job, rate in rates.items() if rate > 0]
+        if not lasts or min(lasts) * len(alive) >= best:
+            continue
+        then = list(left)
+        for job, rate in rates.items():
+            then[job] -= rate * min(lasts)
+            if then[job] <= 1e-9 * left[job]:
+                then[job] = 0.0
+        best = min(best, min(lasts) * len(alive) + _least_flow_time(curves, tuple(then), gpus))
+    return best

@@ -1,0 +1,116 @@
+"""How fast a job would train, by number of GPUs and batch; jobs that are alike share it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.speeds import Speeds
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BATCHES: Final = 24
+"""Batches tried, in geometric steps, and the author's."""
+EXACT_GPUS: Final = 128
+"""Up to here every number of GPUs is tried; beyond, whole nodes in steps of a thirty-second."""
+_STEP: Final = 32
+_MOST_NOISE: Final = 1e15
+"""Samples; beyond it no batch trains less a sample than another."""
+
+
+def sizes_of(gpus: int, node_gpus: int) -> Ints:
+    """The numbers of GPUs that are tried in a pool of so many, ascending from 0."""
+    found = [*range(min(gpus, EXACT_GPUS) + 1)]
+    while found[-1] < gpus:
+        whole = found[-1] // node_gpus * node_gpus
+        found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
+    return np.array(found, dtype=np.int64)
+
+
+def best(efficiency: Floats, rates: Floats) -> Floats:
+    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
+    found: Floats = (rates * efficiency).max(axis=-1)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Jobs of one kind on one GPU type."""
+
+    batches: Ints
+    """[batch] global batches, ascending."""
+    rates: Floats
+    """[size, batch] samples per second, 0 where infeasible; the sizes are those of the pool."""
+    base: int
+    """B_min: the smallest batch that the job states."""
+    usual: int
+    """The batch of the author among ``batches``, by position."""
+
+    def efficiency(self, noise_scale: Floats | float) -> Floats:
+        """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
+        phi = np.minimum(np.asarray(noise_scale), _MOST_NOISE)[..., None]
+        found: Floats = (phi + self.base) / (phi + self.batches)
+        return found
+
+    def goodput(self, noise_scale: float | None) -> Floats:
+        """[size] most progress per second; at the author's batch where the noise scale is unknown."""
+        if noise_scale is None:
+            return self.rates[:, self.usual]
+        return best(self.efficiency(noise_scale), self.rates)
+
+
+def batch_range(job: JobState) -> tuple[int, int]:
+    """The smallest and the largest batch that a job may get."""
+    spec, usual = job.spec, job.reference_batch
+    if spec.elastic != "size+batch":
+        return usual, usual
+    return min(spec.batch.min or usual, usual), max(spec.batch.max or usual, usual)
+
+
+class Curves:
+    """Curves of the jobs of one pool."""
+
+    def __init__(self, speeds: Speeds, gpu_type: str, sizes: Ints) -> None:
+        self.speeds = speeds
+        self.gpu_type = gpu_type
+        self.sizes = sizes
+        self._known: dict[object, Curve] = {}
+
+    def of(self, job: JobState) -> Curve:
+        """The curve of a job."""
+        spec = job.spec
+        limits = (
+            spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
+            job.reference_batch,
+            *batch_range(job),
+        )
+        key = (spec.model, limits, spec.batch.min, spec.batch.per_gpu_max, spec.batch.size is None)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._made(job)
+        return found
+
+    def _most(self, job: JobState) -> int:
+        return job.max_gpus(int(self.sizes[-1]))
+
+    def _made(self, job: JobState) -> Curve:
+        spec, usual = job.spec, job.reference_batch
+        grid = np.rint(np.geomspace(*batch_range(job), BATCHES)).astype(np.int64)
+        batches = np.unique([*grid.tolist(), usual])
+        least, most = spec.min_gpus, self._most(job)
+        if spec.elastic == "none":
+            least = most = spec.gpus.requested
+        rates = np.zeros((len(self.sizes), len(batches)))
+        for row, gpus in enumerate(self.sizes.tolist()):
+            if max(least, 1) <= gpus <= most:
+                rates[row] = [
+                    self.speeds.rate(job, gpus, self.gpu_type, global_batch=batch)
+                    for batch in batches.tolist()
+                ]
+        base = min(spec.batch.min or usual, usual)
+        return Curve(batches, rates, base, int(np.searchsorted(batches, usual)))

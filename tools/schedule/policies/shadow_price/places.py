@@ -1,0 +1,158 @@
+"""Which nodes: jobs that keep their size stay; the others by descending size, whole nodes, then best fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pliant.tools.schedule.jobs import NodeGpus, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A job that has a place, or needs one."""
+
+    job_id: str
+    gpus: int
+    worth: float
+    """What it makes: those that lose least by a move make way."""
+    held: NodeGpus = ()
+
+
+@dataclass(slots=True)
+class Nodes:
+    """The nodes of one pool while a decision is being placed."""
+
+    free: dict[str, int]
+    node_gpus: int
+    """GPUs of the largest."""
+    stay: dict[str, Placed] = field(default_factory=dict)
+    """Jobs on one node alone, which may have to make way."""
+    on: dict[str, list[str]] = field(default_factory=dict)
+    """The same by node."""
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeState], stay: Sequence[Placed]) -> Nodes:
+        """Nodes with the jobs that stay."""
+        made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes))
+        for job in stay:
+            made.take(job.held)
+            if len(job.held) == 1:
+                made.stay[job.job_id] = job
+                made.on.setdefault(job.held[0][0], []).append(job.job_id)
+        return made
+
+    def take(self, place: NodeGpus) -> None:
+        """Use GPUs."""
+        for name, count in place:
+            self.free[name] -= count
+
+    def give(self, place: NodeGpus) -> None:
+        """Free GPUs."""
+        for name, count in place:
+            self.free[name] += count
+
+    def parts(self, gpus: int) -> Iterator[int]:
+        """A size as whole nodes and a rest."""
+        whole, rest = divmod(gpus, self.node_gpus)
+        yield from [self.node_gpus] * whole + [rest] * (rest > 0)
+
+    def make_way(self, leaving: Sequence[Placed]) -> None:
+        """Jobs leave their nodes."""
+        for job in leaving:
+            del self.stay[job.job_id]
+            self.on[job.held[0][0]].remove(job.job_id)
+            self.give(job.held)
+
+
+def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
+    """Places of all seekers, and of the jobs that make way for them. There must be as many GPUs free."""
+    waiting = sorted(seekers, key=_turn)
+    found: dict[str, NodeGpus] = {}
+    while waiting:
+        seeker = waiting.pop(0)
+        found[seeker.job_id], moved = _placed(nodes, seeker)
+        if moved:
+            waiting = sorted([*waiting, *moved], key=_turn)
+    return found
+
+
+def gathered(nodes: Nodes, job: Placed) -> NodeGpus | None:
+    """A place on fewer nodes for a job that stays, if there is one without any other moving."""
+    needed = sum(1 for _ in nodes.parts(job.gpus))
+    if len(job.held) <= needed:
+        return None
+    nodes.give(job.held)
+    picks: list[tuple[str, int]] = []
+    for part in nodes.parts(job.gpus):
+        name = _fitting(nodes, part, dict(job.held))
+        if name is None:
+            break
+        picks.append((name, part))
+        nodes.take(((name, part),))
+    if len(picks) == needed:
+        return tuple(picks)
+    nodes.give(tuple(picks))
+    nodes.take(job.held)
+    return None
+
+
+def _turn(seeker: Placed) -> tuple[float, float, str]:
+    return (-seeker.gpus, -seeker.worth, seeker.job_id)
+
+
+def _placed(nodes: Nodes, seeker: Placed) -> tuple[NodeGpus, list[Placed]]:
+    """A place, taken, and the jobs that make way."""
+    held = dict(seeker.held)
+    picks: list[tuple[str, int]] = []
+    moved: list[Placed] = []
+    for part in nodes.parts(seeker.gpus):
+        name = _fitting(nodes, part, held)
+        if name is None:
+            leaving = _leaving(nodes, part)
+            if not leaving:
+                nodes.give(tuple(picks))
+                return _anywhere(nodes, seeker.gpus), moved
+            nodes.make_way(leaving)
+            moved += leaving
+            name = leaving[0].held[0][0]
+        picks.append((name, part))
+        nodes.take(((name, part),))
+    return tuple(picks), moved
+
+
+def _fitting(nodes: Nodes, gpus: int, held: Mapping[str, int]) -> str | None:
+    """The fullest node with room, of equal ones one that the job holds most of."""
+    fits = [(free, -held.get(name, 0), name) for name, free in nodes.free.items() if free >= gpus]
+    return min(fits)[2] if fits else None
+
+
+def _leaving(nodes: Nodes, gpus: int) -> list[Placed]:
+    """Smaller jobs of one node that lose least and leave it ``gpus`` free; empty: there is no such node."""
+    best: tuple[float, str] | None = None
+    found: list[Placed] = []
+    for name, ids in nodes.on.items():
+        missing, lost = gpus - nodes.free[name], 0.0
+        leaving: list[Placed] = []
+        jobs = sorted(
+            (nodes.stay[job_id] for job_id in ids), key=lambda job: (job.worth / job.gpus, job.job_id)
+        )
+        for job in jobs:
+            if missing > 0 and job.gpus < gpus:
+                leaving.append(job)
+                lost, missing = lost + job.worth, missing - job.gpus
+        if missing <= 0 and leaving and (best is None or (lost, name) < best):
+            best, found = (lost, name), leaving
+    return found
+
+
+def _anywhere(nodes: Nodes, gpus: int) -> NodeGpus:
+    """The emptiest nodes, one after the other; taken."""
+    picks = []
+    for name, free in sorted(nodes.free.items(), key=lambda item: (-item[1], item[0])):
+        count = min(free, gpus)
+        if count:
+            picks.append((name, count))
+            gpus -= count
+    nodes.take(tuple(picks))
+    return tuple(picks)

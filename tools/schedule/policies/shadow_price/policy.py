@@ -1,0 +1,136 @@
+"""shadow-price: every decision gives GPUs by the worth of a unit of each job's progress.
+
+:mod:`knowledge` says how fast each job would train (:mod:`curves`) and what is ahead of it (:mod:`noise`,
+:mod:`outlook`), :mod:`pool_choice` on which GPU type it takes part; :mod:`members` holds it as columns.
+:mod:`shares` puts together what a pool is shared out by: :mod:`order` and :mod:`prices` find the price of
+each job's progress, :mod:`values` what each size of it is worth, :mod:`knapsack` the sizes. :mod:`targets`
+makes a decision of them with :mod:`places` and :mod:`batches`; :mod:`explain` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
+from pliant.tools.schedule.policies.pools import Pool
+from pliant.tools.schedule.policies.shadow_price.explain import explained
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.members import Members
+from pliant.tools.schedule.policies.shadow_price.pool_choice import pool_members, second_choices
+from pliant.tools.schedule.policies.shadow_price.shares import Rules, Shares, shared
+from pliant.tools.schedule.policies.shadow_price.targets import targets
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.snapshot import Snapshot
+
+
+class ShadowPrice(Policy):
+    """Least mean JCT by shadow prices: the worth of a unit of each job's progress decides who gets GPUs.
+
+    Training on a cluster is a problem of optimal control: remaining work falls at the goodput of the GPUs
+    that a job holds, and the sum of completion times shall be least. Its costate, the price of a job's
+    progress, is constant while the job lives. In the order in which the jobs are to end, one step a job
+    computes it for goodput curves of any shape. Each decision then gives out the GPUs so that the sum of
+    prices times rates is largest.
+
+    Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
+    batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
+    it costs: the rescale time that the profile has measured. Work that is not stated is taken to be as much
+    as the job has had already, in steps of a factor of four; within a step the first to come is first. With
+    ``--demand predicted`` it is what is predicted. On mixed GPU types a job takes part in the type on which
+    it would end first.
+
+    rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
+    dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
+    ahead_s: seconds over which rates are averaged when GPUs are given out.
+    sweeps: passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
+    future: the worth of GPUs to jobs that are still to come, as a part of their mean worth now; more of it
+    shortens the makespan and lengthens the mean JCT.
+    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
+    whenever another is better.
+    """
+
+    name: ClassVar[str] = "shadow-price"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+    default_interval_s: ClassVar[float | None] = 60.0
+    priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"
+    rebuilds_state: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        rescale_s: float = 30.0,
+        dwell_s: float = 600.0,
+        ahead_s: float = 900.0,
+        sweeps: int = 3,
+        future: float = 0.0,
+        retune: Literal["paid", "free"] = "paid",
+    ) -> None:
+        for key, value in {"rescale_s": rescale_s, "sweeps": sweeps, "future": future}.items():
+            if value < 0:
+                raise UsageError(f'policy "{self.name}": {key} {value:g} is below 0')
+        for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s}.items():
+            if value <= 0:
+                raise UsageError(f'policy "{self.name}": {key} {value:g} is not above 0')
+        self.rescale_s = rescale_s
+        self.dwell_s = dwell_s
+        self.ahead_s = ahead_s
+        self.sweeps = sweeps
+        self.future = future
+        self.retune = retune
+        self._known = Knowledge(ahead_s)
+        self._shares: list[Shares] = []
+        """Of the last decision, to be explained."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Share out each GPU type, and name what differs from what the jobs hold."""
+        del rng
+        self._known.use(snapshot.speeds)
+        for job in snapshot.jobs.values():
+            self._known.observe(job, snapshot.time_s)
+        decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
+        self._shares = self._shared(snapshot, decision.rejected)
+        for shares in self._shares:
+            decision.targets |= targets(shares, snapshot, self._known, self.retune, self.dwell_s)
+        within = {job.id for shares in self._shares for job in shares.members.jobs}
+        without = (job for job in snapshot.jobs.values() if job.gpus and job.id not in within)
+        decision.targets |= {job.id: Target(0) for job in without}
+        return decision
+
+    def _shared(self, snapshot: Snapshot, rejected: Container[str]) -> list[Shares]:
+        """Every pool shared out; those that jobs of another fall back on once more."""
+        rules = Rules(self.dwell_s, self.sweeps, self.future)
+
+        def share(pool: Pool, jobs: Sequence[JobState]) -> Shares | None:
+            columns = Members.of(pool, jobs, self._known, snapshot.time_s, self.rescale_s)
+            return None if columns is None else shared(columns, rules)
+
+        wanted = dict(pool_members(snapshot, rejected, self._known))
+        found = {pool: share(pool, jobs) for pool, jobs in wanted.items()}
+        if len(wanted) > 1:
+            again = second_choices(found)
+            for pool, jobs in wanted.items():
+                if more := again.get(pool.gpu_type):
+                    found[pool] = share(pool, [*jobs, *more])
+        return [shares for shares in found.values() if shares is not None]
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """The price of each job, its end, what one GPU more or less would be worth, and why it waits."""
+        found: dict[str, Explanation] = {}
+        for shares in self._shares:
+            found |= explained(shares)
+        return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
+
+    def dump_state(self) -> dict[str, Any]:
+        """What jobs have shown by progress."""
+        return self._known.dump()
+
+    def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
+        """Take up what was dumped; curves are made again."""
+        del jobs
+        self._known.load(state)

@@ -1,0 +1,95 @@
+"""Which GPU type each job takes part in: where it would end first, those before it counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.pools import Pool, known_pools
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.members import queue_gpu_s
+from pliant.tools.schedule.policies.shadow_price.shares import Shares
+from pliant.tools.schedule.snapshot import Snapshot
+
+_BETTER: Final = 1.25
+"""A running job leaves its type where it would take this many times as long."""
+
+
+class _Speed(NamedTuple):
+    """A job on one type, in samples per second."""
+
+    per_gpu: float
+    fastest: float
+
+
+def pool_members(
+    snapshot: Snapshot, without: Container[str], known: Knowledge
+) -> list[tuple[Pool, Sequence[JobState]]]:
+    """Every GPU type with the jobs that take part there."""
+    found = list(known_pools(snapshot).values())
+    jobs = [job for job in snapshot.jobs.values() if job.id not in without]
+    if len(found) < 2:
+        return [(pool, jobs) for pool in found]
+    members: dict[str, list[JobState]] = {pool.gpu_type: [] for pool in found}
+    ahead_s = dict.fromkeys(members, 0.0)
+    speeds = {job.id: _speeds(job, found, known) for job in jobs}
+    gpus = {pool.gpu_type: pool.gpus for pool in found}
+    able = [job for job in jobs if speeds[job.id]]
+    for job in sorted(
+        able, key=lambda job: (_least_gpu_s(job, speeds[job.id], snapshot.time_s), job.arrival)
+    ):
+        own = speeds[job.id]
+        left = _left(job, own, snapshot.time_s)
+        ends_s = {kind: ahead_s[kind] + left / speed.fastest for kind, speed in own.items()}
+        kind = min(ends_s, key=lambda each: (ends_s[each], each))
+        if job.gpus and job.gpu_type in ends_s and ends_s[job.gpu_type] <= _BETTER * ends_s[kind]:
+            kind = job.gpu_type
+        members[kind].append(job)
+        ahead_s[kind] += left / own[kind].per_gpu / gpus[kind]
+    return [(pool, members[pool.gpu_type]) for pool in found]
+
+
+def second_choices(first: Mapping[Pool, Shares | None]) -> dict[str, list[JobState]]:
+    """Jobs that get nothing of the type of their choice, by the type that they are offered to instead.
+
+    Those that run on another stay in it; those that wait go to the first that would stand idle in part.
+    """
+    found: dict[str, list[JobState]] = {}
+    spare = [pool.gpu_type for pool, shares in first.items() if shares is None or shares.spare_gpus > 0]
+    for pool, shares in first.items():
+        if shares is None:
+            continue
+        own = pool.gpu_type
+        for row, job in enumerate(shares.members.jobs):
+            if shares.gpus(row) or job.gpu_type == own:
+                continue
+            others = [kind for kind in spare if kind != own]
+            kind = job.gpu_type if job.gpus else next(iter(others), None)
+            if kind is not None:
+                found.setdefault(kind, []).append(job)
+    return found
+
+
+def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str, _Speed]:
+    """Of the types on which the job runs."""
+    speeds = {}
+    for pool in found:
+        curves = known.curves(pool)
+        rates = curves.of(job).goodput(job.noise_scale)
+        if rates.any():
+            per_gpu = float((rates[1:] / curves.sizes[1:]).max())
+            speeds[pool.gpu_type] = _Speed(per_gpu, float(rates.max()))
+    return speeds
+
+
+def _left(job: JobState, speeds: Mapping[str, _Speed], time_s: float) -> float:
+    """Samples; of unknown work those of its queue on the type that suits it best."""
+    left = job.remaining_samples(time_s)
+    if left is not None:
+        return max(left, 0.0)
+    return queue_gpu_s(job, time_s) * max(speed.per_gpu for speed in speeds.values())
+
+
+def _least_gpu_s(job: JobState, speeds: Mapping[str, _Speed], time_s: float) -> float:
+    return _left(job, speeds, time_s) / max(speed.per_gpu for speed in speeds.values())

@@ -1,0 +1,85 @@
+"""One pool shared out: the prices of its jobs, the worth of their sizes, and the sizes that they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pliant.tools.schedule.policies.shadow_price import knapsack
+from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
+from pliant.tools.schedule.policies.shadow_price.fluid import FEW, best_order
+from pliant.tools.schedule.policies.shadow_price.members import Members
+from pliant.tools.schedule.policies.shadow_price.order import improved
+from pliant.tools.schedule.policies.shadow_price.prices import (
+    ExactWorth,
+    PricedJob,
+    SlopeWorth,
+    Worth,
+    priced,
+)
+from pliant.tools.schedule.policies.shadow_price.values import values
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How GPUs are shared out."""
+
+    dwell_s: float
+    sweeps: int
+    future: float
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What was decided for one pool; rows are those of the members."""
+
+    members: Members
+    order: list[int]
+    """Rows, last to end first."""
+    prices: Floats
+    """λ by job: seconds of weighted completion time for a sample of progress."""
+    values: Floats
+    """v by [job, size]: the same for each second on a size."""
+    chosen: Ints
+    """The size, by position."""
+
+    @property
+    def spare_gpus(self) -> int:
+        """GPUs that no job gets."""
+        return self.members.pool.gpus - int(self.members.sizes[self.chosen].sum())
+
+    def gpus(self, row: int) -> int:
+        """GPUs that a job gets."""
+        return int(self.members.sizes[self.chosen[row]])
+
+
+def shared(members: Members, rules: Rules) -> Shares:
+    """Share a pool out. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
+    order, prices = _prices(members, rules)
+    worth = values(members, prices, rules.dwell_s)
+    gpus = members.pool.gpus
+    if gpus > EXACT_GPUS:
+        return Shares(members, order, prices, worth, knapsack.by_price(worth, members.sizes, gpus))
+    last = np.maximum(worth.argmax(axis=1), members.held) + 1
+    rows = [row[:count] for row, count in zip(worth, last.tolist(), strict=True)]
+    return Shares(members, order, prices, worth, np.array(knapsack.exact(rows, gpus), dtype=np.int64))
+
+
+def _prices(members: Members, rules: Rules) -> tuple[list[int], Floats]:
+    """The order, last to end first, and λ by job; with a future, at a part of the mean price of a GPU."""
+    gpus = members.pool.gpus
+    exact = gpus <= EXACT_GPUS
+    worth: Worth = ExactWorth(gpus) if exact else SlopeWorth(gpus, members.sizes)
+    jobs = [
+        PricedJob.of(rates, weight)
+        for rates, weight in zip(members.whole, members.weights.tolist(), strict=True)
+    ]
+    future = rules.future * float(members.weights.sum()) / gpus
+    order, prices = members.shortest_last(), np.zeros(len(jobs))
+    if exact and len(jobs) <= FEW and rules.sweeps:
+        order = best_order(jobs, members.whole, members.left, members.sizes, worth, future=future)
+    elif exact:
+        order = improved(order, jobs, members.left.tolist(), worth, future=future, sweeps=rules.sweeps)
+    prices[order] = priced([jobs[row] for row in order], worth, future)
+    return order, prices
