@@ -13,14 +13,13 @@ decision. Any event of a job may correct its progress.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
 
 from pydantic import ValidationError
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event
+from pliant.schemas.event import ENDS, HOLDS, OF_NODES, OF_SLOTS, ORDERS, Event, epochs_done
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import SubmitDetail
@@ -279,7 +278,7 @@ def correct(job: JobState, event: Event) -> None:
         job.report_loss(event.loss)
     measured = event.detail or {}
     if event.event == "epoch":
-        _end_epoch(job, event, measured)
+        _end_epoch(job, event)
     if (seen := measured.get("observed")) is not None:
         placement = tuple(seen["placement"])
         job.observe(Observation(placement, seen["local_batch"], seen["accum"], seen["step_seconds"]))
@@ -289,13 +288,12 @@ def correct(job: JobState, event: Event) -> None:
         job.train_from(event.time + event.overhead_seconds, job.samples_per_second)
 
 
-def _end_epoch(job: JobState, event: Event, detail: Mapping[str, Any]) -> None:
+def _end_epoch(job: JobState, event: Event) -> None:
     if event.loss is not None:
         job.losses = (*job.losses, event.loss)
     if event.samples_done is not None:
-        before = job.epochs[-1].epoch if job.epochs else 0
-        number = int(detail.get("epoch", before))  # from 0
-        job.end_epoch(EpochEnd(number + 1, event.samples_done, event.loss, event.metric))
+        number = epochs_done(event) or 1 + (job.epochs[-1].epoch if job.epochs else 0)
+        job.end_epoch(EpochEnd(number, event.samples_done, event.loss, event.metric))
 
 
 def _job(event: Event) -> Job:

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.file_io import files
-from pliant.schemas.io import read_cluster, read_jobs, read_schedule, write_cluster, write_schedule
+from pliant.schemas.io import (
+    read_cluster,
+    read_events,
+    read_jobs,
+    read_schedule,
+    write_cluster,
+    write_schedule,
+)
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.run import run_once, run_until_done
@@ -202,6 +209,23 @@ def test_what_a_script_reports_and_no_log_can_hold_is_its_own_end(place: Place) 
     log = place.run()
     assert log.jobs["a"].ended
     assert log.jobs["good"].phase == "finished"
+    place.run()
+
+
+@pytest.mark.parametrize("number", ['"x"', "null", "-1", "[1]", "1.5", "1" + 400 * "0"])
+def test_epochs_that_a_script_numbers_oddly_end_neither_it_nor_the_loop(place: Place, number: str) -> None:
+    assert place.submit("a", elastic="size", gpus={"requested": 1, "min": 1, "max": 1}, work=None)
+    assert place.submit("good")
+    files = place.dirs.job("a").attempt(1)
+    line = '{"time": 2e9, "job": "a", "event": "epoch", "samples_done": 1.0, "detail": {"epoch": %s}}\n'
+
+    def report() -> None:
+        files.progress.write_text('{"schema": "pliant.event/1"}\n' + line % number)
+
+    place.traps["start", "a"] = report
+    log = place.run("ones")
+    assert [log.jobs[name].phase for name in ("a", "good")] == ["finished", "finished"]
+    assert any(event.event == "epoch" for event in read_events(place.dirs.path / "events.jsonl"))
     place.run()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from pliant.schemas.event import ENDS, Event
+from pliant.schemas.event import ENDS, Event, epochs_done
 from pliant.schemas.job import EpochWork
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.tools.profile.predictor.epochs import EndedJob, Epoch, evenly
@@ -61,7 +61,7 @@ def _take_up(job: _Job, event: Event) -> None:
     if event.samples_done is not None:
         job.samples_done = event.samples_done
     if event.event == "epoch" and event.samples_done is not None:
-        number = 1 + int((event.detail or {}).get("epoch", len(job.ends)))  # epochs count from 0
+        number = epochs_done(event) or 1 + max(job.ends, default=0)
         job.ends = {epoch: end for epoch, end in job.ends.items() if epoch < number}
         job.ends[number] = (event.samples_done, _number(event.loss), _number(event.metric))
 

@@ -48,6 +48,15 @@ def test_epochs_that_were_trained_again_after_a_failure_count_once() -> None:
     assert [(each.samples_done, each.loss) for each in found.epochs] == [(50, 4), (100, 2)]
 
 
+@pytest.mark.parametrize("said", ["x", None, -1, [1], 1.5, True, 10**400, {}])
+def test_an_epoch_without_a_number_counts_as_the_next(said: object) -> None:
+    """The detail is what a script wrote."""
+    odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": said})
+    events = [submitted("a"), epoch("a", 1, 50, 4.0), odd, Event(2.0, "finish", "a", samples_done=150.0)]
+    (found,) = ended_jobs(events)
+    assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
+
+
 def test_a_replay_without_epochs_teaches_how_long_jobs_are() -> None:
     (found,) = ended_jobs([submitted("a", work=EPOCHS), Event(2.0, "finish", "a", samples_done=400.0)])
     assert [each.samples_done for each in found.epochs] == [100, 200, 300]
