@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -50,6 +50,14 @@ def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]
     return [f"{name:{longest}}  {first}", *(indent + line for line in rest)]
 
 
+KNOWS: Final = {
+    "nothing": "nothing but requests, priorities and arrivals",
+    "service": "the service of jobs so far, and of those that ended",
+    "work": "the work of jobs",
+    "profile": "speeds at other sizes, at other batches or on other GPU types",
+}
+
+
 def page(found: Description) -> list[str]:
     """All about a policy, in lines."""
     lines = [
@@ -59,9 +67,11 @@ def page(found: Description) -> list[str]:
         "",
         f"changes of a job: {found.elasticity}",
         f"decides: {found.decides}",
+        f"knows: {KNOWS[found.knows]}",
         f"needs: {', '.join(found.needs) or 'nothing'}",
         f"priorities of jobs: {found.priority or 'it does not look at them'}",
         "parameters:" if found.parameters else "parameters: none",
     ]
+    lines[-1:-1] = [text.replace("`", "") for text in found.traits]
     lines += [f"  {each.name}={each.default}  {each.expected}" for each in found.parameters]
     return lines

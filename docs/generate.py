@@ -140,19 +140,70 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return markdown_table(head, rows, len(head)) + "\n"
 
 
+_POLICIES = """# Policies
+
+A policy can only be as good as what it knows, and what it knows can be wrong. So they are grouped by the most
+that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
+
+"""
+_GROUPS: dict[str, str] = {
+    "nothing": """## Policies that know nothing of jobs
+
+They look at requests, priorities and arrivals alone, so nothing that is stated or measured can be wrong.
+""",
+    "service": """## Policies that know the service of jobs
+
+They learn from what happens: the GPU-time that jobs received, and what those took that ended. Jobs state
+nothing but their size.
+""",
+    "work": """## Policies that know the work of jobs
+
+They need to know how much is left to do: stated by the job, or expected (`--demand predicted`). Jobs keep the
+size that they request, whose speed turns work into time. Each policy says what it does with a job of unknown
+work.
+""",
+    "profile": """## Policies that know the profile
+
+They ask how fast a job would be at another size, at another batch or on another GPU type: measured by
+`pliant profile`, or in proportion to the GPUs without one. Most of them also look at the work.
+""",
+}
+_ORACLE = """## What an oracle knows
+
+No policy needs an oracle. In a replay, `--demand oracle` shows every policy when each job will really end. A
+replay that compares with a published simulator (`--compat pollux`) tells more to those that ask: {asking}.
+Reports label such runs; they show what better predictions could gain.
+"""
+
+
 def policies_page() -> str:
-    """All built-in policies with their rules and parameters."""
+    """All built-in policies, by what they know, with their rules and parameters."""
     from pliant.tools.schedule.registry import BUILT_IN, describe
 
-    return "# Policies\n\n" + "\n".join(_policy(describe(name)) for name in sorted(BUILT_IN))
+    found = [describe(name) for name in sorted(BUILT_IN)]
+    rows = [
+        (f"[{each.name}](#{each.name})", each.knows, each.elasticity, each.decides.partition(" (")[0])
+        for knows in _GROUPS
+        for each in found
+        if each.knows == knows
+    ]
+    groups = [
+        "\n".join([text, *(_policy(each) for each in found if each.knows == knows)])
+        for knows, text in _GROUPS.items()
+    ]
+    asking = ", ".join(each.name for each in found if any("oracle" in trait for trait in each.traits))
+    table = _table(("policy", "knows", "changes of a job", "decides"), rows)
+    return _POLICIES + table + "\n" + "\n".join([*groups, _ORACLE.format(asking=asking)])
 
 
 def _policy(found: Description) -> str:
     needs = ", ".join(found.needs) or "nothing"
-    facts = f"Changes of a job: {found.elasticity}. Decides {found.decides}. Needs: {needs}.\n"
+    facts = f"Changes of a job: {found.elasticity}. Decides {found.decides}. Needs: {needs}."
+    priority = f"Priorities: {found.priority or 'it does not look at them'}."
     rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
     table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
-    return f"## {found.name}\n\n{found.text}\n\n{facts}{table}"
+    told = " ".join([facts, priority, *found.traits])
+    return f"### {found.name}\n\n{found.text}\n\n{told}\n{table}"
 
 
 def rescaling_page() -> str:

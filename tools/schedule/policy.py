@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pliant.schemas.runinfo import PromisedBounds
 
 Need = Literal["demand", "profile"]
+Knows = Literal["nothing", "service", "work", "profile"]
 PRIORITY_FIRST: Final = "jobs of higher priority come first"
 
 
@@ -82,6 +83,11 @@ class Policy:
     """The most this policy changes about a job; a job that allows less keeps to its own ``elastic``.
 
     A session holds every decision against it: with "none", jobs get the GPUs they requested or nothing.
+    """
+    knows: ClassVar[Knows] = "nothing"
+    """The most that its decisions rest on, in this order: "nothing" but requests, priorities and arrivals;
+    "service" that jobs received, and what those took that ended; the "work" of jobs, stated or expected; the
+    "profile", for speeds at other sizes, at other batches or on other GPU types. Pages group policies by it.
     """
     packs: ClassVar[bool] = False
     """Whether it lets two jobs train on the same GPUs (``Target.beside``). Jobs that share GPUs when another

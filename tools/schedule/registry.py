@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.schedule.moved_modules import new_place
-from pliant.tools.schedule.policy import Policy, parameter_names
+from pliant.tools.schedule.policy import Knows, Policy, parameter_names
 from pliant.tools.schedule.policy_error import blaming, in_words, raised_at
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ class Description:
     text: str
     """The whole docstring."""
     elasticity: str
+    knows: Knows
     needs: tuple[str, ...]
+    traits: tuple[str, ...]
+    """What else callers notice of it, in sentences."""
     priority: str
     """What priorities mean to it; empty: nothing."""
     interval_s: float | None
@@ -149,6 +152,8 @@ def describe(name: str) -> Description:
         summary=text.splitlines()[0] if text else "",
         text=text,
         elasticity=policy.elasticity,
+        knows=policy.knows,
+        traits=_traits(policy),
         needs=tuple(sorted(policy.needs)),
         priority=policy.priority_means,
         interval_s=policy.default_interval_s if own is None else _interval_s(defaults[own]),
@@ -161,6 +166,23 @@ def describe(name: str) -> Description:
         ),
         source=f"{policy.__module__}:{policy.__qualname__}",
     )
+
+
+def _traits(policy: type[Policy]) -> tuple[str, ...]:
+    """What a class says of itself beside its docstring."""
+    clock = ", ".join(f"`{name}`" for name in sorted(policy.depends_on_clock))
+    told = {
+        "Packs: two jobs may train on one set of GPUs.": policy.packs,
+        "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.asks_oracle,
+        "Asks for predictions of the work that jobs do not state.": policy.asks_forecast,
+        "In a live run it is also asked when a job ends an epoch.": policy.hears_epochs,
+        "Carries state that a log cannot restore: where it is lost, it begins again from what jobs hold.": (
+            not policy.rebuilds_state
+        ),
+        f"Decisions depend on the speed of the machine with {clock}.": bool(clock),
+        "States a bound that reports hold runs against.": policy.bounds is not Policy.bounds,
+    }
+    return tuple(text for text, holds in told.items() if holds)
 
 
 def _interval_s(default: object) -> float | None:

@@ -130,7 +130,7 @@ def test_a_policy_in_capitals_is_recognised():
 def test_an_unknown_policy_is_a_usage_error_that_names_the_known():
     with pytest.raises(UsageError, match='unknown policy "fiffo"; did you mean "fifo"') as caught:
         policy_class("fiffo")
-    assert "fair-share, fifo, las" in str(caught.value)
+    assert "elastic-dp, fair-share, fifo" in str(caught.value)
 
 
 @pytest.mark.parametrize("pair", ["alpha", "=1", ""])
@@ -253,3 +253,18 @@ def test_a_policy_with_an_interval_of_its_own_says_so():
     assert describe("elastic-dp").decides == "every 600 s (parameter interval_s)"
     assert describe("las").decides == "every 60 s"
     assert describe("fifo").decides == "at every change"
+
+
+def test_every_built_in_policy_says_what_it_knows():
+    for name in registry.BUILT_IN:
+        found = policy_class(name)
+        declares = [each for each in found.__mro__ if "knows" in vars(each) and each is not Policy]
+        assert declares, f"{name} does not say what it knows"
+        assert not (found.needs & {"demand", "profile"}) or found.knows in ("work", "profile"), name
+
+
+def test_what_classes_say_beside_their_docstrings_is_said():
+    assert "Packs: two jobs may train on one set of GPUs." in describe("lucid").traits
+    assert any("oracle" in trait for trait in describe("optimus").traits)
+    assert any("bound" in trait for trait in describe("ares").traits)
+    assert describe("fifo").traits == ()

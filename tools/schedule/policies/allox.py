@@ -19,7 +19,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Allox(Policy):
     """
 
     name: ClassVar[str] = "allox"
+    knows: ClassVar[Knows] = "profile"
     default_interval_s: ClassVar[float | None] = _ROUND_S
 
     def __init__(self, most: int = 512) -> None:

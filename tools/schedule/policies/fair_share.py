@@ -16,7 +16,7 @@ from pliant.tools.schedule.policies.common import (
     minimum_alone,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class FairShare(Policy):
     """
 
     name: ClassVar[str] = "fair-share"
+    knows: ClassVar[Knows] = "nothing"
     priority_means: ClassVar[str] = "jobs of higher priority are admitted first; parts are equal all the same"
     elasticity: ClassVar[Elasticity] = "size"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import GpuBudget, Grant, reject_impossible
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Fifo(Policy):
     """
 
     name: ClassVar[str] = "fifo"
+    knows: ClassVar[Knows] = "nothing"
     priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def __init__(self, backfill: Backfill = "none") -> None:

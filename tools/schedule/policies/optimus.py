@@ -17,7 +17,7 @@ from pliant.tools.schedule.policies.common import (
     minimum_alone,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Optimus(Policy):
     """
 
     name: ClassVar[str] = "optimus"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size"
     default_interval_s: ClassVar[float | None] = 60.0
     asks_oracle: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import explain_gang, requested_service_s, serve_in_order
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class Srtf(Policy):
     """
 
     name: ClassVar[str] = "srtf"
+    knows: ClassVar[Knows] = "work"
     priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -51,6 +52,7 @@ class Sjf(Policy):
     """
 
     name: ClassVar[str] = "sjf"
+    knows: ClassVar[Knows] = "work"
     priority_means: ClassVar[str] = PRIORITY_FIRST
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:

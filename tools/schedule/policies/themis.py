@@ -15,7 +15,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
 )
 from pliant.tools.schedule.policies.contention import Contention
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Themis(Policy):
     """
 
     name: ClassVar[str] = "themis"
+    knows: ClassVar[Knows] = "work"
     default_interval_s: ClassVar[float | None] = _ROUND_S
     rebuilds_state: ClassVar[bool] = False
 

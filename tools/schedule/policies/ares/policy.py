@@ -26,7 +26,7 @@ from pliant.tools.schedule.policies.ares.consolidate import consolidations
 from pliant.tools.schedule.policies.ares.gps import VirtualTime
 from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand, explain_unknown
 from pliant.tools.schedule.policies.common import reject_impossible
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Change, Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
@@ -52,6 +52,7 @@ class Ares(Policy):
     """
 
     name: ClassVar[str] = "ares"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size"
 
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:

@@ -11,7 +11,7 @@ from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.drl.actions import Action, Situation, best_by_job, odds
 from pliant.tools.schedule.policies.drl.network import SHIPPED, Weights, read_network
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Drl(Policy):
     """
 
     name: ClassVar[str] = "drl"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size"
     priority_means: ClassVar[str] = "jobs of higher priority are among those that the network looks at first"
 

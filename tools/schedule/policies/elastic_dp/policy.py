@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.common import reject_arrivals, why_impossibl
 from pliant.tools.schedule.policies.elastic_dp.admission import Admission, AdmissionControl, Objective
 from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, Curves, allowed_batches
 from pliant.tools.schedule.policies.elastic_dp.rounds import ScalingTimes
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 _log = logging.getLogger("pliant")
@@ -53,6 +53,7 @@ class ElasticDp(Policy):
     """
 
     name: ClassVar[str] = "elastic-dp"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
     priority_means: ClassVar[str] = "a job of priority p counts priority_base to the power of p"
     interval_parameter: ClassVar[str | None] = "interval_s"

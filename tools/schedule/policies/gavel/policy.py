@@ -17,7 +17,7 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policies.gavel.entitlement import Account, Accounts
 from pliant.tools.schedule.policies.gavel.fractions import Fractions, Kind, max_min
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Gavel(Policy):
     """
 
     name: ClassVar[str] = "gavel"
+    knows: ClassVar[Knows] = "profile"
     default_interval_s: ClassVar[float | None] = ROUND_S
     rebuilds_state: ClassVar[bool] = False
 

@@ -9,7 +9,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import GpuBudget, reject_impossible
 from pliant.tools.schedule.policies.lucid.durations import Durations
 from pliant.tools.schedule.policies.lucid.packing import Hosts
-from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.speeds import Speeds
 
@@ -39,6 +39,7 @@ class Lucid(Policy):
     """
 
     name: ClassVar[str] = "lucid"
+    knows: ClassVar[Knows] = "service"
     packs: ClassVar[bool] = True
     priority_means: ClassVar[str] = PRIORITY_FIRST
     default_interval_s: ClassVar[float | None] = 60.0

@@ -26,7 +26,7 @@ from pliant.tools.schedule.policies.ones.members import Known, Members
 from pliant.tools.schedule.policies.ones.reasons import Reasons
 from pliant.tools.schedule.policies.ones.tables import Tables
 from pliant.tools.schedule.policies.pools import pools
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 _QUIET_UPDATES: Final = 16
@@ -67,6 +67,7 @@ class Ones(Policy):
     """
 
     name: ClassVar[str] = "ones"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
     priority_means: ClassVar[str] = "jobs of higher priority that are new get their first GPUs first"
     asks_forecast: ClassVar[bool] = True

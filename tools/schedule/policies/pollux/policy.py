@@ -27,7 +27,7 @@ from pliant.tools.schedule.policies.pollux.jobs import Goodputs, Knowledge
 from pliant.tools.schedule.policies.pollux.members import Members, Population
 from pliant.tools.schedule.policies.pollux.search import Matrices, Problem, search
 from pliant.tools.schedule.policies.pools import pools
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 _CELLS: Final = 4_000_000
@@ -54,6 +54,7 @@ class Pollux(Policy):
     """
 
     name: ClassVar[str] = "pollux"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
     default_interval_s: ClassVar[float | None] = 60.0
     rebuilds_state: ClassVar[bool] = False

@@ -25,7 +25,7 @@ from pliant.tools.schedule.policies.shadow_price.members import Members
 from pliant.tools.schedule.policies.shadow_price.pool_choice import pool_members, second_choices
 from pliant.tools.schedule.policies.shadow_price.shares import Rules, Shares, shared
 from pliant.tools.schedule.policies.shadow_price.targets import targets
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 
@@ -56,6 +56,7 @@ class ShadowPrice(Policy):
     """
 
     name: ClassVar[str] = "shadow-price"
+    knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size+batch"
     default_interval_s: ClassVar[float | None] = 60.0
     priority_means: ClassVar[str] = "the completion time of a job counts 2 to the power of its priority"

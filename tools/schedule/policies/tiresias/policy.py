@@ -17,7 +17,7 @@ from pliant.tools.schedule.policies.common import (
     explain_gang,
     reject_impossible,
 )
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Target
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Tiresias(Policy):
     """
 
     name: ClassVar[str] = "tiresias"
+    knows: ClassVar[Knows] = "service"
     default_interval_s: ClassVar[float | None] = 60.0
 
     def __init__(

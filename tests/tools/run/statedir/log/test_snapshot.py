@@ -74,7 +74,7 @@ def told(thing: object) -> Any:
 
 
 def seen_by_policies(session: Session) -> dict[str, Any]:
-    shared = ("policy", "cluster", "speeds", "_rng", "_rules", "free")
+    shared = ("policy", "cluster", "speeds", "capacities", "_rng", "_rules", "free")
     found = {name: told(value) for name, value in vars(session).items() if name not in shared}
     free = {node.name: session.free.free_on(node.name) for node in session.nodes}
     return {**found, "free": free, "by_type": dict(session.free.by_type)}
