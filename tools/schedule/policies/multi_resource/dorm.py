@@ -2,7 +2,8 @@
 
 Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned Approach
 (SMARTCOMP 2017), as OASiS compares with it. Departures: the MILP counts workers and parameter servers (PS) by
-job in the whole cluster, and they are then placed in turn; what no server has space for is left out.
+job in the whole cluster, and they are then placed in turn; what no server has space for is left out. A job
+that holds nothing and would hold nothing under DRF either waits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _GAP: Final = 0.02
 """Relative; a solution this near to the best is as good."""
-_NODES: Final = 20
+_NODES: Final = 1
 """Of the search of the solver: a limit of time would decide as fast as the machine is."""
 
 
@@ -41,12 +42,14 @@ class Dorm:
 
     def holdings(self, jobs: Sequence[Active]) -> Holdings:
         """Who holds what now; jobs that are not adjusted stay where they are."""
+        fair = by_dominant_share(jobs, self.servers)
+        jobs = [job for job in jobs if job.placed is not None or job.bid.id in fair]
         if not jobs:
             return {}
         fleet = Fleet(self.servers)
         found: dict[str, Placed] = {}
         moved = []
-        for job, size in zip(jobs, self._sizes(jobs).tolist(), strict=True):
+        for job, size in zip(jobs, self._sizes(jobs, fair).tolist(), strict=True):
             if job.placed is not None and job.placed.size == size:
                 fleet.take(job.bid, job.placed)
                 found[job.bid.id] = job.placed
@@ -58,11 +61,11 @@ class Dorm:
                 found[job.bid.id] = placed
         return found
 
-    def _sizes(self, jobs: Sequence[Active]) -> Ints:
+    def _sizes(self, jobs: Sequence[Active], fair: Holdings) -> Ints:
         """[job] workers; as they are where the solver finds nothing better in time."""
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        model = _Model.of(jobs, self)
+        model = _Model.of(jobs, fair, self)
         found = milp(
             model.costs,
             integrality=model.whole.astype(np.int64),
@@ -103,7 +106,7 @@ class _Model:
     high: Floats
 
     @classmethod
-    def of(cls, jobs: Sequence[Active], limits: Dorm) -> _Model:
+    def of(cls, jobs: Sequence[Active], fair: Holdings, limits: Dorm) -> _Model:
         from scipy.sparse import block_array, csr_array, diags_array, eye_array
 
         count, servers = len(jobs), limits.servers
@@ -114,7 +117,6 @@ class _Model:
         most = np.array([_most_of(job, servers) for job in jobs])
         serves = np.array([bid.ps_bandwidth / bid.worker_bandwidth if bid.needs_ps else 0.0 for bid in bids])
         share = np.array([min(1.0, shares_of_one(bid, servers)[0]) for bid in bids])
-        fair = by_dominant_share(jobs, servers)
         fair_share = share * [fair[bid.id].size if bid.id in fair else 0 for bid in bids]
         now = np.array([job.placed.size if job.placed else 0 for job in jobs])
         running, none, all_of = now > 0, np.zeros(count), np.full(count, np.inf)

@@ -19,8 +19,10 @@ import numpy as np
 
 from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Servers, log_or
 
-QUANTILE: Final = 0.3
-"""Of the jobs, those that an estimate expects to be worth less per unit than an empty cluster costs."""
+QUANTILE: Final = 0.5
+"""Of the jobs, by which an estimate measures what a unit is worth: the median."""
+IDLE_PART: Final = 0.5
+"""What a unit of an empty cluster costs, as part of that: 1 would turn away a job alone."""
 LEAST_WORTH: Final = 1e-12
 """Of the best that a job can be worth: what ends at the last slot counts as no less."""
 
@@ -46,8 +48,9 @@ class SideBounds:
         return float((self.log_most - self.log_least).max(initial=0.0))
 
     def scaled(self, part: float) -> Self:
-        """With another U/L: U is multiplied; U is never below L."""
-        return replace(self, log_most=np.maximum(self.log_least, self.log_most + math.log(part)))
+        """With another U/L: U stays and L is divided; U is never below L."""
+        log_least = self.log_least - math.log(part)
+        return replace(self, log_least=log_least, log_most=np.maximum(log_least, self.log_most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,10 @@ class PriceBounds:
 
     @classmethod
     def estimated(cls, bids: Sequence[Bid], servers: Servers, slots: int, quantile: float = QUANTILE) -> Self:
-        """Bounds from jobs like those to come: L is what a unit is worth to a job that is worth little.
+        """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
 
-        U is as in :meth:`of`, the largest utility of a unit in one slot. L is a quantile over the jobs of
-        f / (W·Σ w), their largest utility by worker-slot and unit, in place of a bound for the worst of them.
+        U is as in :meth:`of`, the largest utility of a unit in one slot. What a unit is worth to a job is
+        f / (W·Σ w), its largest utility by worker-slot and unit; the paper bounds the worst of all.
         """
         bounds, weights = cls.of(bids, servers, slots), servers.weights
         of_ps = [bid for bid in bids if bid.needs_ps]
@@ -111,11 +114,11 @@ def _density(bid: Bid, units: float, slots: int) -> float:
 
 
 def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
-    """With L at a quantile of these, of those that are not 0; as it is where there are none."""
+    """With L from a quantile of these, of those that are not 0; as it is where there are none."""
     known = [density for density in densities if density > 0]
     if not known:
         return side
-    log_least = math.log(float(np.quantile(known, quantile)))
+    log_least = math.log(IDLE_PART * float(np.quantile(known, quantile)))
     return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
 
 

@@ -43,11 +43,11 @@ def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> N
     assert market.workers.prices[1, 0] == pytest.approx([least, least])
 
 
-def test_an_estimate_of_a_fifth_makes_a_full_server_cost_a_fifth() -> None:
+def test_with_a_fifth_of_the_ratio_an_empty_server_costs_five_times_as_much_and_a_full_one_the_same() -> None:
     bounds = PriceBounds.of([job("a", 8)], ONE, 4)
     full = np.ones(2)
-    assert bounds.scaled(0.2).workers.prices(full) == pytest.approx(bounds.workers.prices(full) / 5)
-    assert bounds.scaled(0.2).workers.prices(0 * full) == pytest.approx(bounds.workers.prices(0 * full))
+    assert bounds.scaled(0.2).workers.prices(0 * full) == pytest.approx(5 * bounds.workers.prices(0 * full))
+    assert bounds.scaled(0.2).workers.prices(full) == pytest.approx(bounds.workers.prices(full))
 
 
 def test_bounds_of_jobs_that_are_worth_nothing_at_the_end_are_finite() -> None:
@@ -179,11 +179,16 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     assert broken_rules(servers, [(bid, good)], 4) == []
 
 
-def test_an_estimate_begins_at_what_a_unit_is_worth_to_a_poor_job() -> None:
+def test_an_estimate_begins_at_half_of_what_a_unit_is_worth_to_the_median_job() -> None:
     """Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds."""
     jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
-    found = PriceBounds.estimated(jobs, ONE, 4, quantile=0.0)
-    assert np.exp(found.workers.log_least) == pytest.approx(5 / 16)
+    found = PriceBounds.estimated(jobs, ONE, 4)
+    assert np.exp(found.workers.log_least) == pytest.approx(27.5 / 16 / 2)
     assert found.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
-    middle = PriceBounds.estimated(jobs, ONE, 4, quantile=0.5)
-    assert np.exp(middle.workers.log_least) == pytest.approx(27.5 / 16)
+    poorest = PriceBounds.estimated(jobs, ONE, 4, quantile=0.0)
+    assert np.exp(poorest.workers.log_least) == pytest.approx(5 / 16 / 2)
+
+
+def test_a_job_that_is_all_that_is_known_is_admitted_to_an_idle_cluster() -> None:
+    bid = job("alone", 4)
+    assert Market(ONE, PriceBounds.estimated([bid], ONE, 4), 4).offer(bid)[1] is not None
