@@ -29,6 +29,7 @@ ENTRY_POINTS: Final = "pliant.policies"
 BUILT_IN: Final[Mapping[str, str]] = {
     "allox": "pliant.tools.schedule.policies.allox:Allox",
     "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
+    "ares-goodput": "pliant.tools.schedule.policies.ares.goodput:AresGoodput",
     "drl": "pliant.tools.schedule.policies.drl.policy:Drl",
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",

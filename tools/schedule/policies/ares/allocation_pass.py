@@ -127,6 +127,13 @@ class Queue:
             entry.before = None
             self._stale.add(entry.key)
 
+    def resize(self, job_id: str, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
+        """A job (if it is here) may have other sizes from now on; if they differ, it is looked at again."""
+        entry = self.by_id.get(job_id)
+        if entry and entry.allowed_by_type != allowed_by_type:
+            entry.allowed_by_type, entry.before = allowed_by_type, None
+            self._stale.add(entry.key)
+
     def _held_kind(self, entry: Entry) -> int | None:
         return self._kinds.get(entry.job.gpu_type or "")
 

@@ -12,12 +12,26 @@ size below it takes its place as the base.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.demand import sizes_below
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.speeds import Speeds
+
+
+class Rates(Protocol):
+    """How fast jobs train, by size and GPU type: :class:`~pliant.tools.schedule.speeds.Speeds` knows."""
+
+    @property
+    def gpu_types(self) -> Mapping[str, int]:
+        """GPUs of the whole cluster by type."""
+        ...
+
+    def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
+        """Samples per second; 0.0 where that is infeasible."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +57,12 @@ class AllowedSizes:
         return self.sizes[index - 1] if index else 0
 
 
-def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Speeds) -> float:
+def efficiency(job: JobState, gpus: int, base: int, gpu_type: str, speeds: Rates) -> float:
     """Speed per GPU of ``gpus`` GPUs relative to ``base`` GPUs; 0.0 where ``gpus`` is infeasible."""
     return speeds.rate(job, gpus, gpu_type) / gpus / (speeds.rate(job, base, gpu_type) / base)
 
 
-def allowed_sizes(job: JobState, gpu_type: str, speeds: Speeds, alpha: float) -> AllowedSizes:
+def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> AllowedSizes:
     """The sizes of ``job`` on one GPU type of the cluster."""
     most = speeds.gpu_types[gpu_type]
     requested = job.spec.gpus.requested
@@ -68,7 +82,7 @@ def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
     return f"no size of it is feasible on {gpu_type}"
 
 
-def _above(job: JobState, base: int, gpu_type: str, speeds: Speeds, alpha: float) -> tuple[list[int], str]:
+def _above(job: JobState, base: int, gpu_type: str, speeds: Rates, alpha: float) -> tuple[list[int], str]:
     """Sizes above ``base`` and what ends them."""
     limit, reason = _limit(job, speeds.gpu_types[gpu_type])
     sizes: list[int] = []
@@ -101,7 +115,7 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
 class SizesByJob:
     """SizesByJob of all jobs by GPU type, each kind of job computed once."""
 
-    def __init__(self, speeds: Speeds, alpha: float) -> None:
+    def __init__(self, speeds: Rates, alpha: float) -> None:
         self.speeds = speeds
         self.alpha = alpha
         self.gpu_types = tuple(speeds.gpu_types)

@@ -72,6 +72,8 @@ class Ares(Policy):
         """F of the active jobs of known demand."""
         self._queue: Queue | None = None
         """Made from the active jobs at the first decision, then kept up to date by the changes."""
+        self._speeds: Speeds | None = None
+        """Those of the session; ``_queue`` was made for them."""
         self._unknown: dict[str, JobState] = {}
         self._up: Free = ()
         self._look_again: list[str] = []
@@ -89,7 +91,7 @@ class Ares(Policy):
         self._follow(snapshot)
         queue = self._up_to_date(snapshot)
         most = max(snapshot.speeds.gpu_types.values(), default=0)
-        rejected = reject_impossible(snapshot, lambda job: _sizes(job, most))
+        rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, most))
         for job_id in rejected:
             queue.remove(job_id)
             self._unknown.pop(job_id, None)
@@ -100,7 +102,7 @@ class Ares(Policy):
         changed.update(job_id for job_id in self._look_again if job_id in queue.by_id)
         entries = sorted((queue.by_id[job_id] for job_id in changed), key=lambda entry: entry.key)
         wanted = {entry.job.id: (entry.kind, entry.gpus) for entry in entries} | shares
-        targets = _targets(snapshot, wanted, queue.sizes.gpu_types)
+        targets = self._targets(snapshot, wanted, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:
             targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
         self._look_again = list(targets)
@@ -151,7 +153,8 @@ class Ares(Policy):
 
     def _up_to_date(self, snapshot: Snapshot) -> Queue:
         """The queue with all jobs that joined and without those that left."""
-        if self._queue is None or self._queue.sizes.speeds is not snapshot.speeds:
+        if self._queue is None or self._speeds is not snapshot.speeds:
+            self._speeds = snapshot.speeds
             self._queue = self._new_queue(snapshot)
             return self._queue
         for change in snapshot.changes:
@@ -172,7 +175,30 @@ class Ares(Policy):
         self._up = ()
         known = [(self._finish[i], job) for i, job in snapshot.jobs.items() if i in self._finish]
         self._unknown = {i: job for i, job in snapshot.jobs.items() if i not in self._finish}
-        return Queue(SizesByJob(snapshot.speeds, self.alpha), known)
+        return Queue(self._sizes(snapshot.speeds), known)
+
+    def _sizes(self, speeds: Speeds) -> SizesByJob:
+        """The sizes that jobs may have."""
+        return SizesByJob(speeds, self.alpha)
+
+    def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
+        """The global batch of a job on ``gpus`` GPUs: always the author's."""
+        del gpu_type, gpus
+        return job.reference_batch
+
+    def _targets(
+        self, snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]
+    ) -> dict[str, Target]:
+        """What differs from what the jobs hold."""
+        targets = {}
+        for job_id, (kind, gpus) in wanted.items():
+            job = snapshot.jobs[job_id]
+            gpu_type = gpu_types[kind] if gpus else None
+            batch = self._batch(job, gpu_type, gpus) if gpu_type else None
+            rebatched = batch not in (None, job.global_batch)
+            if rebatched or (gpus, gpu_type) != (job.gpus, job.gpu_type):
+                targets[job_id] = Target(gpus, gpu_type, batch)
+        return targets
 
     def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[dict[str, Share], Free]:
         """Shares of the pool's jobs, and the GPUs that remain for the queue, by type."""
@@ -180,9 +206,7 @@ class Ares(Policy):
             up = snapshot.gpus_by_type()
             self._up = tuple(up.get(gpu_type, 0) for gpu_type in queue.sizes.gpu_types)
         unknown = sorted(self._unknown.values(), key=lambda job: job.arrival)
-        shares = UnknownDemand(self.pool, queue.sizes.speeds).share(
-            unknown, self._up, alone=not queue.entries
-        )
+        shares = UnknownDemand(self.pool, snapshot.speeds).share(unknown, self._up, alone=not queue.entries)
         left = list(self._up)
         for kind, gpus in shares.values():
             if gpus:
@@ -190,20 +214,8 @@ class Ares(Policy):
         return shares, tuple(left)
 
 
-def _sizes(job: JobState, most: int) -> Iterable[int]:
+def _all_sizes(job: JobState, most: int) -> Iterable[int]:
     """All sizes that a job may get: the allowed ones, or any within its limits where demand is unknown."""
     if job.total_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
     return range(max(job.spec.min_gpus, job.max_gpus(most)), job.spec.min_gpus - 1, -1)
-
-
-def _targets(snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]) -> dict[str, Target]:
-    """What differs from what the jobs hold; the global batch is always the author's."""
-    targets = {}
-    for job_id, (kind, gpus) in wanted.items():
-        job = snapshot.jobs[job_id]
-        gpu_type = gpu_types[kind] if gpus else None
-        rebatched = gpus > 0 and job.global_batch != job.reference_batch
-        if rebatched or (gpus, gpu_type) != (job.gpus, job.gpu_type):
-            targets[job_id] = Target(gpus, gpu_type, job.reference_batch if gpus else None)
-    return targets

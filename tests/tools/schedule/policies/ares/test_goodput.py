@@ -1,0 +1,126 @@
+"""Ares with Pollux's choice of batch: who trains at which batch, and what remains of the guarantee."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.by_size import ThroughputBySize
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
+from pliant.tools.schedule.policies.ares.goodput import AresGoodput
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, session, sizes
+
+BATCH = 32
+LOCALS = (1, 2, 4, 8, 16, 32, 64, 128)
+GPUS = (1, 2, 4, 8)
+
+
+def profile(sync_s: float = 0.1) -> Profile:
+    """A sample takes 0.1 s, and k GPUs k − 1 times ``sync_s``: large batches scale further."""
+    return Profile(
+        tuple(_row(gpus, local, 0.1 * local + sync_s * (gpus - 1)) for gpus in GPUS for local in LOCALS)
+    )
+
+
+def _row(gpus: int, local: int, seconds: float) -> ProfileRow:
+    rate = gpus * local / seconds
+    return ProfileRow("train", "conv", "gpu", 1, gpus, str(gpus), local, 1, seconds, samples_per_second=rate)
+
+
+def conv(name: str = "a", **more: object) -> Job:
+    """A job that may train at 32 to 256 samples on 1 to 8 GPUs."""
+    stated = {"elastic": "size+batch", "gpus": 1, "low": 1, "high": 8, "work": {"samples": 50_000.0}} | more
+    return job(name, model="conv", batch={"size": BATCH, "min": BATCH, "max": 256}, **stated)  # type: ignore[arg-type]
+
+
+def started(noise_scale: float | None, *jobs: Job) -> Session:
+    """All jobs arrived and decided for, once without known noise and once with."""
+    held = session(AresGoodput(), cluster(8), ThroughputBySize(profile()))
+    for each in jobs:
+        held.submit(each, 0)
+    held.decide(0)
+    for state in held.jobs.values():
+        state.noise_scale = noise_scale
+    held.decide(1)
+    return held
+
+
+def test_without_known_noise_the_batch_is_the_authors():
+    held = started(None, conv())
+    assert held.jobs["a"].global_batch == BATCH
+    assert sizes(held) == {"a": 2}, "at 32 samples, four GPUs bring less than alpha"
+
+
+def test_with_large_noise_the_batch_grows_and_the_size_with_it():
+    held = started(1e6, conv())
+    assert held.jobs["a"].global_batch > BATCH
+    assert sizes(held) == {"a": 8}
+
+
+def test_with_small_noise_a_larger_batch_is_a_waste():
+    assert started(1.0, conv()).jobs["a"].global_batch == BATCH
+
+
+def test_a_job_that_does_not_allow_it_keeps_its_batch():
+    held = started(1e6, conv(elastic="size"))
+    assert held.jobs["a"].global_batch == BATCH
+    assert sizes(held) == {"a": 2}
+
+
+def test_the_order_is_that_of_ares():
+    held = started(1e6, conv("long", work={"samples": 90_000.0}), conv("short", work={"samples": 10_000.0}))
+    assert sizes(held) == {"short": 8}
+
+
+def test_a_job_that_keeps_its_gpus_changes_its_batch_where_it_ends_sooner():
+    held = started(64.0, conv(high=2))
+    before = held.jobs["a"].global_batch
+    held.jobs["a"].noise_scale = 1e6
+    held.decide(2)
+    assert held.jobs["a"].global_batch > before
+    assert held.jobs["a"].gpus == 2
+
+
+def test_a_job_that_is_about_to_end_keeps_its_batch():
+    held = started(64.0, conv(high=2, work={"samples": 400.0}))
+    before = held.jobs["a"].global_batch
+    held.jobs["a"].noise_scale = 1e6
+    held.decide(2)
+    assert held.jobs["a"].global_batch == before
+
+
+SOME_JOBS = st.lists(
+    st.tuples(st.integers(0, 4_000), st.integers(100, 60_000), st.sampled_from(GPUS)), min_size=1, max_size=10
+)
+"""(submit time, samples, requested GPUs)."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(SOME_JOBS, st.floats(0.0, 0.99), st.sampled_from([1.0, 100.0, 1e4]), st.floats(0.5, 0.9))
+def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(
+    drawn: list[tuple[int, int, int]], bend: float, noise: float, alpha: float
+) -> None:
+    # eff(8) = 1 / (1 + 7 · 8 · sync_s / 3.2) at the author's batch lies between alpha and 1
+    sync_s = bend * (1 / alpha - 1) * 3.2 / 56
+    jobs = [
+        conv(f"j{i:02}", at=float(at), gpus=gpus, work={"samples": float(work)})
+        for i, (at, work, gpus) in enumerate(drawn)
+    ]
+    conditions = Conditions(progress="goodput", noise_scale={"": noise})
+    run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions)
+    found = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
+    assert found.jobs_finished == len(jobs)
+    assert found.gps_bound_s is not None
+    assert found.jobs_past_gps_bound == 0
+
+
+def test_it_promises_what_ares_promises():
+    assert AresGoodput(alpha=0.8).bounds.gps_delay == pytest.approx(0.25)

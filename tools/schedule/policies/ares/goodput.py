@@ -1,0 +1,98 @@
+"""Ares with Pollux's choice of batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from pliant.schemas.job import Elasticity
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, allowed_sizes
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policies.ares.useful_speed import UsefulSpeed
+from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.speeds import Speeds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_RESTART_S: Final = 30.0
+"""What a change of its batch costs a job of a model for which that was not measured."""
+
+
+class AresGoodput(Ares):
+    """Ares where jobs may change their batch: its order and its bound, with the batch that trains fastest.
+
+    Order, virtual finish times and the allocation pass are those of ``ares`` (TACO 2025). A job with
+    ``elastic`` "size+batch" whose gradient noise scale is known trains, on every number of GPUs, at the batch
+    of largest goodput: throughput times statistical efficiency, as in Pollux (OSDI '21). Scaling control
+    looks at goodput as well, so such a job grows further before alpha stops it. A job that keeps its GPUs
+    changes its batch only where that ends it sooner, the cost of the change included. Other jobs are as in
+    ``ares``.
+
+    What remains of the theorem: the demand L is counted at the requested size and the author's batch, which
+    is always among the choices. So no GPU trains at less than alpha of the rate that L counts with, and the
+    proof of section 3.4 holds as it stands, as long as noise scales do not fall: a batch that was worth it
+    stays worth it. What equal sharing would gain from larger batches is not in the bound.
+
+    alpha, pool, compact_s: as for ``ares``.
+    """
+
+    name: ClassVar[str] = "ares-goodput"
+    elasticity: ClassVar[Elasticity] = "size+batch"
+
+    def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
+        super().__init__(alpha, pool, compact_s)
+        self._useful: UsefulSpeed | None = None
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """As ``ares``; then change the batches for which it pays."""
+        if self._queue is not None and self._useful is not None and self._speeds is snapshot.speeds:
+            for job in snapshot.jobs.values():
+                if self._useful.moves_batch(job):
+                    self._queue.resize(job.id, self._queue.sizes.of(job))
+            for change in snapshot.changes:
+                if change.ended_job is not None:
+                    self._useful.forget(change.ended_job.id)
+        decision = super().decide(snapshot, rng)
+        for job in snapshot.jobs.values():
+            if job.gpus and job.id not in decision.targets and job.id not in decision.rejected:
+                batch = self._retuned(job, snapshot)
+                if batch != job.global_batch:
+                    decision.targets[job.id] = Target(job.gpus, job.gpu_type, batch)
+        return decision
+
+    def _sizes(self, speeds: Speeds) -> SizesByJob:
+        self._useful = UsefulSpeed(speeds)
+        return _UsefulSizes(self._useful, self.alpha)
+
+    def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:
+        if self._useful is None or job.total_samples is None:
+            return job.reference_batch
+        if (gpus, gpu_type) == (job.gpus, job.gpu_type):
+            return job.global_batch  # whether another pays is asked for all that keep their GPUs
+        return self._useful.choice(job, gpus, gpu_type).batch
+
+    def _retuned(self, job: JobState, snapshot: Snapshot) -> int:
+        """The batch of a job that keeps its GPUs: another one where that ends it sooner."""
+        useful, left = self._useful, job.remaining_samples(snapshot.time_s)
+        if useful is None or left is None or job.gpu_type is None or not useful.moves_batch(job):
+            return job.global_batch
+        best, present = useful.choice(job, job.gpus, job.gpu_type), useful.present(job)
+        cost_s = snapshot.speeds.rescale_seconds(job.spec.model)
+        restart_s = _RESTART_S if cost_s is None else cost_s
+        sooner = present <= 0 or restart_s + left / best.rate < left / present
+        return best.batch if best.rate > 0 and sooner else job.global_batch
+
+
+class _UsefulSizes(SizesByJob):
+    """Sizes by goodput; those of jobs whose batch moves are found again each time, as their noise changes."""
+
+    def __init__(self, speeds: UsefulSpeed, alpha: float) -> None:
+        super().__init__(speeds, alpha)
+        self._useful = speeds
+
+    def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        if not self._useful.moves_batch(job):
+            return super().of(job)
+        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
