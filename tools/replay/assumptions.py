@@ -9,14 +9,18 @@ from pliant.schemas.text.wording import counted, listed
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed
+from pliant.tools.schedule.assumptions import kinds_measured, sharing_assumed, speeds_assumed
+from pliant.tools.schedule.policy import Policy
 
 
-def assumed(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> tuple[Assumption, ...]:
+def assumed(
+    inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster, policy: type[Policy]
+) -> tuple[Assumption, ...]:
     """All that one replay takes for granted, each thing once however many jobs it concerns."""
     measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
-    return (*speeds, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
+    sharing = sharing_assumed(inputs.cluster, policy)
+    return (*speeds, *sharing, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
 
 
 def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:

@@ -19,7 +19,7 @@ from pliant.tools.replay.output import check_paths, output_paths, write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.replay.summary import Summary
 from pliant.tools.schedule.assumptions import refuse
-from pliant.tools.schedule.registry import make_policy, parse_pairs
+from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
 
 Heed = Callable[[Sequence[Assumption]], None]
 """Takes note of assumptions."""
@@ -106,7 +106,7 @@ def replay_all(
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
     inputs = sources.read()
     runs = [task.run for task in tasks]
-    found = (assumed(inputs, run.conditions, run.simulated) for run in runs)
+    found = (assumed(inputs, run.conditions, run.simulated, policy_class(run.policy)) for run in runs)
     assumptions = tuple(dict.fromkeys(each for one in found for each in one))
     if any(run.conditions.strict for run in runs):
         refuse(assumptions)

@@ -28,7 +28,7 @@ from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import demand_gpu_s
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.speeds import Speeds
@@ -68,7 +68,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
     :raises BadInputError: work is stated in GPU-seconds at a size that has no speed, or an event of a node
         that the cluster does not have; or a strict replay takes something for granted.
     """
-    assumptions = assumed(inputs, run.conditions, run.simulated)
+    assumptions = assumed(inputs, run.conditions, run.simulated, policy_class(run.policy))
     if run.conditions.strict:
         refuse(assumptions)
     compat = preset(run.conditions.compat)

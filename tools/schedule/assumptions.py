@@ -55,6 +55,17 @@ def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assump
     return [Assumption(kind="priority", text=text)]
 
 
+def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
+    """One assumption where jobs may share GPUs though the profile has not measured them together."""
+    together = cluster.sharing.unmeasured == "together"
+    fits = together or any(node.gpu_memory for node in cluster.nodes)
+    if not (policy.packs and cluster.shares_gpus and fits):
+        return []
+    which = "any two jobs fit one GPU" if together else "two jobs that fit one GPU share it"
+    text = f"{which}; each keeps {cluster.sharing.speed:g} of its speed where the pair was not measured"
+    return [Assumption(kind="sharing", text=text)]
+
+
 def refuse(assumptions: Iterable[Assumption]) -> None:
     """Fail where anything is assumed.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.schedule.assumptions import refuse, speeds_assumed
+from pliant.tools.schedule.assumptions import refuse, sharing_assumed, speeds_assumed
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.lucid.policy import Lucid
 from tests.builders import cluster
 from tests.tools.profile.rows_builder import step
 
@@ -68,3 +70,14 @@ def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
         '--strict: the profile lacks GPU type "z" for "a": it is taken to be as fast as "x"',
         '--strict: the profile lacks GPU type "z" for "b": it is taken to be as fast as "y"',
     ]
+
+
+def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
+    nodes = cluster(4)
+    together = nodes.model_copy(update={"sharing": Sharing(unmeasured="together", speed=0.8)})
+    (found,) = sharing_assumed(together, Lucid)
+    text = "any two jobs fit one GPU; each keeps 0.8 of its speed where the pair was not measured"
+    assert (found.kind, found.text) == ("sharing", text)
+    assert not sharing_assumed(together, Fifo)
+    assert not sharing_assumed(nodes, Lucid), "none share"
+    assert not sharing_assumed(together.model_copy(update={"backend": "slurm"}), Lucid)
