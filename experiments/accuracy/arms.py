@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,11 @@ LARGER: Final = (2, 4, 8)
 """Ares, figure 2: from 2 to 16 GPUs, each with a batch of its own."""
 GROWN: Final = ("stepwise", "warm", "abrupt")
 """The arms whose batch grows while they train: ONES, figures 13 and 14."""
+DRAWN: Final = ("drawn-1", "drawn-2", "drawn-3")
+"""The arms whose batch is drawn again and again: the elastic-scaling paper, figure 2, has three."""
+DRAWN_FACTORS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+"""Figure 2 has 512 images throughout, and 128 to 1,024 in those that change."""
+DRAWN_CHANGES: Final = 4
 REFERENCE: Final = "fixed"
 """What the others are held against."""
 
@@ -23,7 +29,7 @@ class Change:
     epoch: int
     workers: tuple[int, ...] = (0,)
     """Their numbers in order of rank; new ones are started."""
-    factor: int = 1
+    factor: float = 1
     """On the global batch."""
     micro_steps: int = 1
     """In each optimizer step."""
@@ -96,8 +102,20 @@ def arms(scale: Scale) -> tuple[Arm, ...]:
             (Change(scale.first, factor=JUMP),),
             sudden=(scale.first, JUMP),
         ),
+        *(
+            Arm(name, f"drawn batches, pattern {n}: × 1/4 to × 2 at random epochs", _drawn(scale, n))
+            for n, name in enumerate(DRAWN, 1)
+        ),
         *(Arm(f"larger-{k}", f"batch × {k} from the start", factor=k) for k in LARGER),
         Arm(f"{REFERENCE}-32", "fixed, 32-bit numbers", bits=32),
         Arm("elastic-32", "elastic, 32-bit numbers", resized, bits=32),
         Arm("regrouped-32", "regrouped, 32-bit numbers", regrouped, bits=32),
     )
+
+
+def _drawn(scale: Scale, pattern: int) -> tuple[Change, ...]:
+    """Batches and epochs at random, the same with every seed of the training; the learning rate follows."""
+    chance = random.Random(pattern)  # noqa: S311 - no secret
+    epochs = sorted(chance.sample(range(1, scale.epochs - 1), min(DRAWN_CHANGES, scale.epochs - 2)))
+    factors = [chance.choice(DRAWN_FACTORS) for _ in epochs]
+    return tuple(Change(epoch, factor=f, lr_scale=f) for epoch, f in zip(epochs, factors, strict=True))

@@ -63,7 +63,7 @@ class Gang:
         return self._job
 
     def _change(self, change: Change) -> None:
-        cut = (self._task.scale.batch * change.factor, change.micro_steps, change.lr_scale)
+        cut = (round(self._task.scale.batch * change.factor), change.micro_steps, change.lr_scale)
         self._plan = next_plan(self._plan, self._members(change.workers), cut)
         write_plan(self._job, self._plan)
         fresh = [worker for worker in change.workers if worker not in self._workers]

@@ -19,7 +19,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.run.statedir.contract.folders import JobDir
 
-TRAINED = ("fixed", "elastic", "regrouped", "warm", "abrupt")
+TRAINED = ("fixed", "elastic", "regrouped", "warm", "abrupt", "drawn-1")
 BATCH, FIRST = SMOKE.batch, SMOKE.first
 
 
@@ -59,6 +59,18 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("accuracy"))
+
+
+@pytest.mark.torch
+def test_drawn_batches_stay_between_a_quarter_and_twice_the_fixed_one(trained: Trained) -> None:
+    (arm,) = (arm for arm in arms(SMOKE) if arm.name == "drawn-1")
+    drawn = {change.epoch: round(BATCH * change.factor) for change in arm.changes}
+    expected, batch = [], BATCH
+    for epoch in range(SMOKE.epochs):
+        batch = drawn.get(epoch, batch)
+        expected.append((1, batch))
+    assert trained.steps("drawn-1") == expected
+    assert all(BATCH // 4 <= batch <= 2 * BATCH for batch in drawn.values())
 
 
 @pytest.mark.torch
@@ -147,14 +159,14 @@ def test_each_claim_can_hold_and_can_fail() -> None:
     def held(found: Findings) -> list[bool]:
         return [claim.holds for claim in claims(Runs(found))]
 
-    assert held(made(abrupt=JUMPED)) == [True] * 4
-    assert held(made()) == [True, True, False, True]
-    assert held(made(abrupt=JUMPED, stepwise=JUMPED)) == [True, True, True, False]
+    assert held(made(abrupt=JUMPED)) == [True] * 5
+    assert held(made()) == [True, True, True, False, True]
+    assert held(made(abrupt=JUMPED, stepwise=JUMPED)) == [True, True, True, True, False]
     off = made(abrupt=JUMPED)
     for row in off["runs"]:
         row["weights_off"] = 1e-3 if row["arm"] == "elastic" else 1e-7
-        row["accuracy"] = (0.7 + 0.02 * row["seed"],)
-    assert held(off) == [False, False, True, True]
+        row["accuracy"] = (0.7 + 0.02 * row["seed"] - 0.01 * (row["arm"] == "drawn-2"),)
+    assert held(off) == [False, False, False, True, True]
 
 
 def test_losses_stand_beside_accuracies_and_epoch_by_epoch_where_the_batch_grows() -> None:
