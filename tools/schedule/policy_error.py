@@ -46,10 +46,14 @@ class blaming:  # noqa: N801 - reads as a word of the with statement; a class co
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """``SystemExit`` is the policy's as well, unless a signal handler of pliant raised it."""
         if isinstance(error, Exception | SystemExit):
-            _blame(self._policy, error, self._doing)
+            blame(self._policy, error, self._doing)
 
 
-def _blame(policy: type[Policy], error: BaseException, doing: str) -> None:
+def blame(policy: type[Policy], error: BaseException, doing: str = "") -> None:
+    """What :class:`blaming` does with an exception, where a block would cost too much: decisions are many.
+
+    :raises PolicyError: from the exception, unless it stays as it is.
+    """
     if isinstance(error, PliantError | MemoryError) or _package(policy.__module__) == OURS:
         return
     if isinstance(error, SystemExit) and _raised_in(error) == OURS:

@@ -285,6 +285,7 @@ class Engine:
 
 def _company(job: JobState) -> str | None:
     """What a job has beside its GPUs: parameter servers, and a job that shares them."""
+    if not job.servers and job.beside is None:
+        return None
     found = {"servers": job.servers or None, "beside": job.beside}
-    stated = {name: value for name, value in found.items() if value is not None}
-    return compact_json(stated) if stated else None
+    return compact_json({name: value for name, value in found.items() if value is not None})

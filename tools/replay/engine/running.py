@@ -143,6 +143,8 @@ class RunningJobs:
         faster.
         """
         slowed = self._session.slowed
+        if self._interference is None and not slowed:
+            return
         for job_id, rate in slowed.items():
             if (held := self._held.get(job_id)) is not None:
                 held.speed = rate

@@ -83,14 +83,21 @@ class Fifo(Policy):
 
     def _update(self, snapshot: Snapshot) -> deque[JobState]:
         """The waiting jobs in order; those that left are dropped when they come to the head."""
-        if self._queue is None or any(change.kind == "priority" for change in snapshot.changes):
+        gone: set[str] = set()
+        back: dict[str, JobState] = {}
+        for change in snapshot.changes:
+            if change.kind == "priority":
+                self._queue = None
+            elif change.job is not None and change.kind == "cancelled":
+                gone.add(change.job.id)
+            elif change.job is not None and change.kind in ("arrived", "lost"):
+                back[change.job.id] = change.job
+        if self._queue is None:
             self._queue = deque(job for job in snapshot.arrivals() if not job.gpus)
             return self._queue
-        gone = {change.job.id for change in snapshot.changes if change.job and change.kind == "cancelled"}
         if gone:  # a job that is held may come back
             self._queue = deque(job for job in self._queue if job.id not in gone)
-        back = (change.job for change in snapshot.changes if change.kind in ("arrived", "lost"))
-        for job in {job.id: job for job in back if job is not None}.values():
+        for job in back.values():
             if not self._queue or self._queue[-1].turn < job.turn:
                 self._queue.append(job)
             elif job.id not in gone or _waits(job, snapshot):

@@ -201,6 +201,8 @@ def _place(job: JobState, target: Target, world: _World) -> Place | None:
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
     """A place without what is withheld from the job."""
     free, speeds, withheld, _ = world
+    if withheld.next_s == math.inf:
+        return _choose(job, target, free, speeds)
     if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:
         return None
     own = dict(job.placement)

@@ -142,6 +142,8 @@ class OrderedState(ClusterState):
 
         :param elastic: jobs that can do with what they hold on other nodes may keep that.
         """
+        if not self.held and not self.limited and not self.drained:
+            return []
         found = [Holding(job_id) for job_id in (*self.held, *self.limited) if self.jobs[job_id].gpus]
         leaving = {name for name, at_once in self.drained.items() if at_once}
         for job_id, job in self.jobs.items() if leaving else ():
@@ -157,6 +159,8 @@ class OrderedState(ClusterState):
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; whatever it holds is free."""
+        if not self.held and not self.bound and not self.limited:
+            return super().end(job_id, time_s, outcome)
         heir = self._give_back(job_id, self._at(time_s))
         state = super().end(job_id, time_s, outcome)
         self._bind_rest(heir, self.now_s)
@@ -185,6 +189,8 @@ class OrderedState(ClusterState):
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
         """The part of a placement that counts in ``free``: that on nodes which are not drained."""
+        if not self.drained:
+            return placement
         return tuple((name, count) for name, count in placement if name not in self.drained)
 
     def counted(self, job: JobState) -> NodeGpus:
@@ -205,7 +211,7 @@ class OrderedState(ClusterState):
 
     def _arrive(self, job: JobState, time_s: float) -> None:
         """A job that holds nothing is there; it waits out of the policy's sight where its user has enough."""
-        limit = self.cluster.limit_of(job.spec.user)
+        limit = self.cluster.limit_of(job.spec.user) if self.cluster.user_limits else None
         if limit is None:
             super()._arrive(job, time_s)
             return

@@ -16,7 +16,7 @@ from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.policy import Decision, Explanation, Policy
-from pliant.tools.schedule.policy_error import PolicyError, blaming
+from pliant.tools.schedule.policy_error import PolicyError, blame, blaming
 from pliant.tools.schedule.session.assignment import (
     Place,
     PlacementTakenError,
@@ -117,12 +117,16 @@ class Session(OrderedState):
         time_s = self._at(time_s)
         self.slowed.clear()
         freed = self._make_leave(time_s)
-        self._foresee(time_s)
+        if self.learns:
+            self._foresee(time_s)
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
-        with blaming(type(self.policy)):
+        try:
             decision = self.policy.decide(seen, self.rng)
+        except (Exception, SystemExit) as error:
+            blame(type(self.policy), error)
+            raise
         self._refused, self.kept_until_s = [], {}
         self._rules.check_form(decision)
         self.changes_seen += len(self.changes)
@@ -132,8 +136,12 @@ class Session(OrderedState):
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
-        done = in_net([*freed, *self._apply(decision, time_s)])
-        if any(change.kind == "arrived" for change in self.changes):  # where their user's limit has room now
+        done = self._apply(decision, time_s)
+        if freed:
+            done = in_net([*freed, *done])
+        if self.changes and any(
+            change.kind == "arrived" for change in self.changes
+        ):  # where their user's limit has room now
             self.ask_again_s = math.nextafter(time_s, math.inf)
         return done
 
@@ -144,8 +152,7 @@ class Session(OrderedState):
 
     def _foresee(self, time_s: float) -> None:
         """Learn from jobs that finished, and predict the work of those that state none."""
-        if self.learns:
-            self._learn_from(self.changes, self.changes_seen)
+        self._learn_from(self.changes, self.changes_seen)
         if self.demand == "predicted" and not self.policy.asks_forecast:
             self.forecast.foresee(self.in_play.values(), time_s)
 
@@ -216,10 +223,13 @@ class Session(OrderedState):
 
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave; to the policy they have lost them."""
-        left = self.adopt(self.leavers(elastic=self.policy.elasticity != "none"), time_s)
+        leavers = self.leavers(elastic=self.policy.elasticity != "none")
+        left = self.adopt(leavers, time_s) if leavers else []
         if not self._parted:
             left += self.adopt(self._guests(), time_s)
             self._parted = True
+        if not left:
+            return left
         seen = self.in_play
         lost = (Change(time_s, "lost", each.job) for each in left if each.job.id in seen)
         self._refused = [*self._refused, *lost]
@@ -248,7 +258,8 @@ class Session(OrderedState):
             self.turned_away.update(decision.rejected)
             raise
         for job_id in places:
-            self._part(self.jobs[job_id], time_s)
+            if self.jobs[job_id].beside is not None:
+                self._part(self.jobs[job_id], time_s)
         for job_id, (job, target) in _sharing_last(wishes):
             place = places.get(job_id)
             if place is None and changes_gpus(job, target):
