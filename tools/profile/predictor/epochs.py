@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pliant.schemas.file_io.record import MOST
+
 Floats = NDArray[np.float64]
 _DIGITS: Final = 9
 """Of what is kept, so that what was written and read is what was there."""
@@ -31,12 +33,15 @@ class Epoch(NamedTuple):
 
 
 def features(epochs: Iterable[Epoch]) -> Floats:
-    """One row a moment: the features in the order of ``pliant.schemas.predictor.FEATURES``."""
+    """One row a moment: the features in the order of ``pliant.schemas.predictor.FEATURES``.
+
+    What is beyond any use, as the loss of a training that diverges, counts as not known.
+    """
     found = np.array(list(epochs), dtype=float).reshape(-1, len(Epoch._fields))
     initial = found[:, 1]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found[:, 3] = 1 - found[:, 3] / initial
-    found[~np.isfinite(found)] = np.nan
+    found[~(np.abs(found) <= MOST)] = np.nan
     return found
 
 

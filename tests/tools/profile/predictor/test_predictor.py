@@ -115,6 +115,23 @@ def test_the_sample_is_bounded_uniform_and_seeded() -> None:
     assert found == of(0) != of(1)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "odd", [{"loss": 1e200}, {"loss": -1.7e308}, {"metric": 1.7e308}, {"initial_loss": 1e308}, {"loss": 1e25}]
+)
+@pytest.mark.parametrize("jobs", [0, 20])
+def test_what_a_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float], jobs: int) -> None:
+    found = ProgressPredictor()
+    diverged = [
+        job._replace(epochs=[epoch._replace(**odd) for epoch in job.epochs]) for job in history(FEWEST_JOBS)
+    ]
+    found.learn([*history(jobs), *diverged])
+    again = Predictor.model_validate_json(found.document().model_dump_json(by_alias=True))
+    assert again.fit is not None
+    alpha, beta = found.beta([*diverged[0].epochs, *history(1)[0].epochs])
+    assert np.isfinite([alpha, beta]).all()
+
+
 def test_features_that_are_not_known_count_as_their_mean() -> None:
     found = ProgressPredictor()
     found.learn(history(30))
