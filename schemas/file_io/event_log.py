@@ -18,8 +18,8 @@ from pliant.schemas.file_io.seals import FIRST, Seals
 
 _BLOCK: Final = 1 << 24
 _LOOK: Final = 1 << 18
-"""Bytes that are only looked at, at one time. A writer does that for as long as it lives, over all of its log:
-with blocks as large as those that are read, it would come to need memory for such a block."""
+"""Bytes that are only looked at, at one time. A writer looks at all of its log for as long as it lives: with
+blocks as large as those that are read, it would come to need memory for such a block."""
 
 
 @dataclass(frozen=True, slots=True)
