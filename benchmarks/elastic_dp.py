@@ -31,8 +31,8 @@ SEED: Final = 20201124
 INSTANCES: Final = 5000
 """Small instances compared with all possible allocations."""
 TABLES: Final = ("Table III", "Table IV")
-SWEEPS: Final = ("mixed-40.toml", "mixed-400.toml")
-"""What the tables are made from: 24 replays."""
+SWEEPS: Final = ("mixed-40.toml", "queue-40.toml", "mixed-400.toml", "queue-400.toml")
+"""What the tables are made from: 32 replays."""
 
 
 @dataclass(frozen=True, slots=True)
