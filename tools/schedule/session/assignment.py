@@ -114,7 +114,7 @@ def _attempt(
 ) -> tuple[dict[str, Place], str | None]:
     """Assign GPUs to all jobs, or to none and say which job found no place."""
     free = world.free
-    left = [job.placement for job, _ in moving.values() if _frees(job, moving)]
+    left = [job.placement for job, _ in moving.values() if job.beside is None or _frees_both(job, moving)]
     for placement in left:
         free.give(placement)
     places: dict[str, Place] = {}
@@ -141,9 +141,9 @@ def _attempt(
     return places, None
 
 
-def _frees(job: JobState, moving: Mapping[str, Wish]) -> bool:
-    """Whether the GPUs of a job that moves are free then: the last job of those on them frees them."""
-    return job.beside is None or (job.beside in moving and job.id < job.beside)
+def _frees_both(job: JobState, moving: Mapping[str, Wish]) -> bool:
+    """Whether the GPUs that a job shares are free then: where both jobs move, and counted once."""
+    return job.beside in moving and job.id < (job.beside or "")
 
 
 def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -> None:

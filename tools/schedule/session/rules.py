@@ -171,7 +171,7 @@ class RuleBook:
         wanted: dict[str | None, int] = {}
         for job_id in (*decision.rejected, *decision.targets):
             job = jobs[job_id]
-            if _frees(job, decision):
+            if job.beside is None or _frees_both(job, decision):
                 freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
         for target in decision.targets.values():
             if target.beside is None:
@@ -190,11 +190,10 @@ class RuleBook:
         return PolicyError.broke_rule(self._policy.name, what)
 
 
-def _frees(job: JobState, decision: Decision) -> bool:
-    """Whether the GPUs of a job that is named are free for others: shared ones where both are, and once."""
-    if job.beside is None:
-        return True
-    return job.id < job.beside and (job.beside in decision.targets or job.beside in decision.rejected)
+def _frees_both(job: JobState, decision: Decision) -> bool:
+    """Whether the GPUs that a job shares are free for others: where both jobs are named, and counted once."""
+    named = job.beside in decision.targets or job.beside in decision.rejected
+    return named and job.id < (job.beside or "")
 
 
 def _is(kind: type, value: object) -> bool:

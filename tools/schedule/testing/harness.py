@@ -128,6 +128,8 @@ class CheckedSession:
             most = each.gpus if each.up else 0
             given = held.pop(each.name, 0)
             require(given <= most, f"{given} GPUs of node {each.name} are given away, it has {most}")
+            free = self.session.free.free_on(each.name)
+            require(free == most - given, f"{free} GPUs of node {each.name} are free, {given} of {most} held")
         require(not held, f"GPUs of nodes that do not exist are given away: {sorted(held)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
@@ -12,6 +13,7 @@ from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding
+from pliant.tools.schedule.testing.random_stories import CLUSTERS, check_ops, random_ops
 from tests.builders import cluster, job, session
 
 TOGETHER = Sharing(unmeasured="together", speed=0.75)
@@ -214,3 +216,55 @@ def test_a_place_that_is_taken_is_refused_all_the_same() -> None:
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
     with pytest.raises(ValueError, match="not there or taken"):
         held.adopt([Holding("a", (("n0", 2),)), Holding("b", (("n0", 2),))], 0)
+
+
+class Restless(Policy):
+    """Starts, moves, pairs, parts and preempts jobs for no reason, and rejects some."""
+
+    name = "restless-pairs"
+    packs = True
+    elasticity = "size"
+
+    def decide(self, snapshot, rng):
+        free, taken, targets = dict(snapshot.free_gpus), set(), {}
+        rejected = {name: "bad luck" for name in snapshot.jobs if rng.random() < 0.02}
+        for each in snapshot.arrivals():
+            gpus, chance = each.spec.gpus.requested, rng.random()
+            hosts = [
+                other.id
+                for other in snapshot.jobs.values()
+                if other is not each
+                and other.gpus == gpus
+                and other.beside in (None, each.id)
+                and not {other.id, other.beside} & {*taken, *targets, *rejected}
+                and snapshot.speeds.parts(each, other, other.gpu_type, other.placement)
+            ]
+            if each.id in rejected or each.id in taken:
+                continue
+            if each.gpus and chance < 0.2:
+                targets[each.id] = Target(0)
+            elif hosts and chance < 0.7 and each.beside is None:
+                targets[each.id] = Target(gpus, beside=hosts[int(rng.integers(len(hosts)))])
+                taken.add(targets[each.id].beside)
+            elif each.beside is None and each.gpus and chance < 0.8:
+                targets[each.id] = Target(each.gpus, each.gpu_type)
+            elif (kind := max(free, key=free.get, default=None)) and free[kind] >= gpus:
+                free[kind] -= gpus
+                targets[each.id] = Target(gpus, kind)
+        return Decision(targets, rejected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gpus_are_never_lost_or_given_twice_whatever_happens_to_pairs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    check_ops(Restless, random_ops(rng, 120), CLUSTERS[seed % len(CLUSTERS)])
+
+
+def test_what_a_decision_paired_is_parted_again_where_it_came_to_nothing() -> None:
+    held = pair()
+    held.submit(job("c", gpus=2), 5.0)
+    before = [Holding.of(each) for each in held.jobs.values()]
+    say(held, 5, a=0, c=beside("b"))
+    held.put_back(before, 6)
+    assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
+    assert held.free.by_type == {"gpu": 0}
