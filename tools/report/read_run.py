@@ -17,7 +17,7 @@ from pliant.schemas.file_io.event_rows import EventRow, event_rows
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.problems import problems_of
-from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.record import MOST, Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.tools.report.records import Curve, Forecast, JobRecord, RunRecord, Step
 
@@ -229,7 +229,7 @@ def _forecast(job: JobRecord, found: object) -> None:
     """What was predicted of its progress; anything else is another program's."""
     if isinstance(found, Mapping):
         values = [found.get(name) for name in Forecast._fields]
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
         if len(numbers) == len(values):
             job.forecasts.append(Forecast(*numbers))
 

@@ -106,6 +106,15 @@ def test_what_a_change_cost_is_known_once_training_goes_on():
     assert (told.first_loss, told.last_loss, told.samples_done) == (2.5, 0.5, 9.0)
 
 
+@pytest.mark.parametrize("odd", [10**400, None, "x", [1]])
+def test_a_prediction_that_is_none_is_left_out(odd):
+    """A script may write what it likes into the detail of its progress."""
+    right = {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9}
+    said = [{"progress": found} for found in ({**right, "mean": odd}, right, odd)]
+    told = only_job(submit(job("a")), *(Event(at, "progress", "a", detail=d) for at, d in enumerate(said, 1)))
+    assert [tuple(each) for each in told.forecasts] == [(5.0, 0.5, 0.1, 0.9)]
+
+
 def test_a_job_that_fails_waits_again_if_the_log_says_so():
     told = only_job(
         submit(job("a")),
