@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -152,6 +153,15 @@ class Utility(Record):
     """Of a sigmoid, per second: 0 does not mind the time (γ2)."""
     target: NonNegativeFloat | None = None
     """Seconds from the submission in which it is to finish (γ3). Default: 0."""
+
+    def worth(self, seconds: float) -> float:
+        """Of a job that finishes so long after its submission."""
+        late_s = seconds - (self.target or 0.0)
+        if self.shape == "sigmoid":
+            return self.value / (1 + math.exp(min(700.0, self.decay * late_s)))
+        if self.shape == "step":
+            return self.value if late_s <= 0 else 0.0
+        return self.value
 
 
 class ResourceDemand(Record):

@@ -58,6 +58,15 @@ class RunMetrics(Record):
     rescales_per_hour: Number = None
     """Of all jobs together, between the first submission and the last completion."""
     total_utility: Number = None
+    """Of the finished jobs, where any states a utility."""
+    jobs_on_time: int | None = None
+    """Of the finished jobs with a target, those that finished by it."""
+    median_late_s: Number = None
+    """Completion minus target, of the finished jobs with a target; below 0: early."""
+    stdev_late_s: Number = None
+    """Standard deviation of that."""
+    jobs_admitted: int | None = None
+    """Of a policy that admits jobs or rejects them on arrival."""
     mean_decision_ms: Number = None
     bound_jct_s: Number = None
     """No schedule of these jobs has a smaller mean JCT: the larger of the next two."""
@@ -86,6 +95,12 @@ class JobFigures(Record):
     preemptions: NonNegativeInt
     rescales: NonNegativeInt
     restarts: NonNegativeInt
+    utility: Number = None
+    """What it was worth; null: it states none, or may yet finish."""
+    late_s: Number = None
+    """Completion minus target, below 0 where it was early."""
+    admission: dict[str, Any] | None = None
+    """What the policy said when it admitted or rejected it."""
     first_loss: Number = None
     last_loss: Number = None
 

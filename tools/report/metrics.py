@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, floor
+from math import floor
+from statistics import pstdev
 from typing import Final
 
 from pliant.schemas.job import Utility
@@ -53,6 +54,8 @@ def run_metrics(
         **_gps_bound(run, fair["gps"], usage),
         **_service(run, usage),
         "total_utility": total_utility(run),
+        **_against_targets(run),
+        "jobs_admitted": _admitted(run),
         "mean_decision_ms": _mean_decision_ms(run),
         **(_lower_bounds(run) if wanted.bound else {}),
     }
@@ -191,18 +194,21 @@ def total_utility(run: RunRecord) -> float | None:
     unstated = Utility()
     if all(job.job.utility == unstated for job in run.jobs):
         return None
-    return sum(worth(job.job.utility, job.jct_s) for job in run.jobs if job.jct_s is not None)
+    return sum(job.job.utility.worth(job.jct_s) for job in run.jobs if job.jct_s is not None)
 
 
-def worth(utility: Utility, jct_s: float) -> float:
-    """Utility of a job that ends ``jct_s`` after its submission.
+def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
+    """When the jobs with a target finished, measured from it."""
+    late = [job.late_s for job in run.jobs if job.late_s is not None]
+    middle = percentile(late, 0.5)
+    return {
+        "jobs_on_time": sum(each <= 0 for each in late) if late else None,
+        "median_late_s": middle,
+        "stdev_late_s": pstdev(late) if late else None,
+    }
 
-    ``sigmoid`` is value / (1 + exp(decay·(JCT − target))), the form of OASiS; ``step`` is the value until
-    the target and nothing after.
-    """
-    late_s = jct_s - (utility.target or 0.0)
-    if utility.shape == "sigmoid":
-        return utility.value / (1 + exp(min(700.0, utility.decay * late_s)))
-    if utility.shape == "step":
-        return utility.value if late_s <= 0 else 0.0
-    return utility.value
+
+def _admitted(run: RunRecord) -> int | None:
+    """Jobs that were admitted; None where the policy admits none by name."""
+    said = [job.admission["admitted"] for job in run.jobs if job.admission]
+    return sum(said) if said else None

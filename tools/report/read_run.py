@@ -165,6 +165,10 @@ class _Fold:
         for job_id, found in forecasts.items() if isinstance(forecasts, Mapping) else ():
             if job_id in self.jobs:
                 _forecast(self.jobs[job_id], found)
+        admissions = detail.get("admissions")
+        for job_id, found in admissions.items() if isinstance(admissions, Mapping) else ():
+            if job_id in self.jobs:
+                _admission(self.jobs[job_id], found)
         seconds = detail.get("decision_seconds")
         if isinstance(seconds, int | float) and number > 1:
             self.decisions += 1
@@ -213,6 +217,8 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
         job.last_loss = event.loss
     if name == "progress" and event.detail:
         _forecast(job, _fields(event).get("progress"))
+    if name in ("progress", "reject") and event.detail:
+        _admission(job, _fields(event).get("admission"))
     if name in HOLDS:
         _step(job, event)
     elif name in ENDS:
@@ -232,6 +238,12 @@ def _forecast(job: JobRecord, found: object) -> None:
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
         if len(numbers) == len(values):
             job.forecasts.append(Forecast(*numbers))
+
+
+def _admission(job: JobRecord, found: object) -> None:
+    """What a policy said when it admitted or rejected the job; anything else is another program's."""
+    if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
+        job.admission = found
 
 
 def _step(job: JobRecord, event: AnyEvent) -> None:

@@ -5,16 +5,17 @@ All times are seconds since the first submission, simulated and live runs alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pliant.schemas.event import End
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, Utility
 from pliant.schemas.runinfo import RunInfo
 
 Curve = tuple[tuple[int, float], ...]
 """(GPUs, samples per second), sizes ascending."""
+_UNSTATED: Final = Utility()
 Outcome = End | Literal["unfinished"]
 
 
@@ -75,6 +76,8 @@ class JobRecord:
     last_loss: float | None = None
     forecasts: list[Forecast] = field(default_factory=list)
     """What was predicted while it ran, in order of time."""
+    admission: Mapping[str, Any] = field(default_factory=dict)
+    """What the policy said last when it admitted or rejected it; empty: nothing."""
 
     @property
     def id(self) -> str:
@@ -99,6 +102,21 @@ class JobRecord:
     def jct_s(self) -> float | None:
         """Completion minus submission; None unless it finished."""
         return None if self.outcome != "finished" or self.end_s is None else self.end_s - self.submit_s
+
+    @property
+    def late_s(self) -> float | None:
+        """Completion minus target, below 0 where it was early; None: it did not finish, or has no target."""
+        target = self.job.utility.target
+        return None if target is None or self.jct_s is None else self.jct_s - target
+
+    @property
+    def utility(self) -> float | None:
+        """What it was worth, 0 if it will never finish; None: it states no utility, or it may yet finish."""
+        if self.job.utility == _UNSTATED:
+            return None
+        if self.jct_s is not None:
+            return self.job.utility.worth(self.jct_s)
+        return None if self.outcome == "unfinished" else 0.0
 
     @property
     def queueing_delay_s(self) -> float | None:

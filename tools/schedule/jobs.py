@@ -276,6 +276,8 @@ class NodeState:
     up: bool = True
     capacities: Mapping[str, float] = field(default_factory=dict)
     """What it has for jobs that state demands, by resource; what is not named limits nothing."""
+    for_servers: bool = False
+    """Whether it was made without GPUs: such a node can hold parameter servers, and no workers."""
 
 
 def gpus_of(placement: NodeGpus) -> int:
@@ -286,6 +288,14 @@ def gpus_of(placement: NodeGpus) -> int:
 def node_states(cluster: Cluster) -> list[NodeState]:
     """The nodes of a cluster, all up."""
     return [
-        NodeState(index, node.name, node.gpus, node.gpu_type, node.switch, capacities=capacities(node))
+        NodeState(
+            index,
+            node.name,
+            node.gpus,
+            node.gpu_type,
+            node.switch,
+            capacities=capacities(node),
+            for_servers=not node.gpus,
+        )
         for index, node in enumerate(cluster.expanded())
     ]

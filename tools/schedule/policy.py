@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
@@ -53,6 +53,10 @@ class Decision:
     """Ask again at this time at the latest, even if nothing happens."""
     quiet_until_s: float | None = None
     """Until then, rounds in which nothing has changed would change nothing: they may be left out."""
+    admissions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a policy that admits jobs says of those it has admitted or rejected, as JSON values: event files
+    keep it. ``admitted`` says which; ``payoff``, ``worth``, ``cost``, ``end_s``, ``least_value`` and
+    ``least_target_s`` are read by reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,15 @@ class Explanation:
 
     reason: str
     needs_gpus: int | None = None
+
+
+class Reserved(NamedTuple):
+    """What a job is to hold in a span of time to come."""
+
+    from_s: float
+    until_s: float
+    placement: NodeGpus
+    servers: NodeGpus = ()
 
 
 def parameter_names(policy: type[Policy]) -> tuple[str, ...]:
@@ -145,6 +158,11 @@ class Policy:
 
         Asked only when it is to be read. Jobs that are left out get a plain sentence.
         """
+        del snapshot
+        return {}
+
+    def reserved(self, snapshot: Snapshot) -> Mapping[str, Sequence[Reserved]]:
+        """What jobs are to hold later, in order of time, for a policy that plans; asked as ``explain``."""
         del snapshot
         return {}
 

@@ -41,6 +41,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "lucid": "pliant.tools.schedule.policies.lucid.policy:Lucid",
     "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
     "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
+    "oasis": "pliant.tools.schedule.policies.oasis.policy:Oasis",
     "ones": "pliant.tools.schedule.policies.ones.policy:Ones",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",

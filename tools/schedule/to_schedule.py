@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Schedule, Verdict
+from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Reservation, Schedule, Verdict
 from pliant.tools.schedule.explain import explanations, plain_explanations
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policy import Explanation
+from pliant.tools.schedule.jobs import JobState, gpus_of
+from pliant.tools.schedule.policy import Explanation, Reserved
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
@@ -33,6 +33,9 @@ def schedule_of(
         then says the plain facts, or has no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
+    ahead: Mapping[str, Sequence[Reserved]] = {}
+    if explain:
+        ahead = _forgiving(lambda: session.reserved(time_s), dict, forgive)
     done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
@@ -51,12 +54,16 @@ def schedule_of(
             name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
         ),
         allocations=tuple(
-            _allocation(session, job, done.get(job.id), reasons[job.id], expected.get(job.id))
+            _allocation(session, job, done.get(job.id), reasons[job.id], expected.get(job.id)).model_copy(
+                update={"reserved": _reserved(ahead.get(job.id, ()))}
+            )
             for job in active
             if job.gpus or job.id in done
         ),
         waiting=tuple(
-            _waits(job, reasons[job.id], expected.get(job.id), explain=explain)
+            _waits(job, reasons[job.id], expected.get(job.id), explain=explain).model_copy(
+                update={"reserved": _reserved(ahead.get(job.id, ()))}
+            )
             for job in active
             if not job.gpus
         ),
@@ -66,6 +73,21 @@ def schedule_of(
         demand=session.demand,
         forecast=session.forecast_state(),
         policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
+    )
+
+
+def _reserved(spans: Iterable[Reserved]) -> tuple[Reservation, ...]:
+    return tuple(
+        Reservation.model_validate(
+            {
+                "from": span.from_s,
+                "until": span.until_s,
+                "gpus": gpus_of(span.placement),
+                "placement": span.placement,
+                "servers": span.servers,
+            }
+        )
+        for span in spans
     )
 
 

@@ -40,16 +40,22 @@ PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
     "tiresias": {"queue_gpu_hours": "0.03125"},
     "tiresias-gittins": {"queue_gpu_hours": "0.03125", "history_gpu_hours": "0.01,0.1"},
     "pollux": {"population": 10, "generations": 4},
+    "oasis": {"slot_seconds": 20.0, "horizon_slots": 40},
     "ones": {"population": 8, "generations": 2, "unknown_epoch_s": 20.0},
     **{name: {"interval_s": 30.0} for name in ("elastic-dp", "max-bs", "min-bs", "random-bs")},
 }
 """Small enough that policies do in a short trace what they are for."""
 SEARCHING: Final = ("ones", "pollux")
 """Policies whose decisions take so long that few worlds must do."""
-LEARNED: Final = ("drl",)
-"""What these have learned is of seconds and may leave GPUs idle: they promise no more than to keep rules."""
+SLOTTED: Final = ("oasis",)
+"""These decide for slots of time, and with each slot: jobs wait for the next one."""
+LEARNED: Final = ("drl", *SLOTTED)
+"""What these have learned is of seconds, or they keep slots, and may leave GPUs idle: they promise to keep
+rules, and no more."""
 EVENT_DRIVEN: Final = tuple(
-    name for name in policy_names() if policy_class(name).default_interval_s is None and name not in SEARCHING
+    name
+    for name in policy_names()
+    if policy_class(name).default_interval_s is None and name not in (*SEARCHING, *SLOTTED)
 )
 ROUNDS: Final = tuple(name for name in policy_names() if name not in (*EVENT_DRIVEN, *SEARCHING))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
-from pliant.tools.report.metrics import Wanted, percentile, run_metrics, worth
+from pliant.tools.report.metrics import Wanted, percentile, run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.usage import gpu_usage
 from tests.builders import cluster, job
@@ -230,7 +230,7 @@ def test_a_job_of_unknown_work_has_a_jct_and_fairness_by_what_it_did():
     ],
 )
 def test_what_finishing_in_time_is_worth(utility, jct, expected):
-    assert worth(Utility.model_validate(utility), jct) == expected
+    assert Utility.model_validate(utility).worth(jct) == expected
 
 
 def test_total_utility_is_of_the_finished_jobs_and_only_where_stated():

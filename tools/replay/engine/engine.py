@@ -242,6 +242,10 @@ class Engine:
         self.counters.decision_seconds += time.perf_counter() - started
         for transition in transitions:
             self._apply(transition, now_s)
+        for job_id, said in self.session.admissions.items():
+            if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
+                words = compact_json({"admission": said})
+                self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
         for job, detail in self._forecasts.due(self.session, now_s):
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
@@ -250,7 +254,8 @@ class Engine:
         left = self._running.leave(job.id, now_s) if job.id in self._running else None
         if transition.step == "reject":
             self.counters.rejected += 1
-            detail = compact_json({"reason": transition.reason})
+            said = self.session.admissions.get(job.id)
+            detail = compact_json({"reason": transition.reason} | ({"admission": said} if said else {}))
             self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
             self._tell_progress()
             return

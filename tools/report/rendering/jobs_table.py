@@ -33,6 +33,9 @@ def job_rows(each: RunReport) -> list[Row]:
             "preemptions": job.preemptions,
             "rescales": job.rescales,
             "restarts": job.restarts,
+            "utility": job.utility,
+            "late_s": job.late_s,
+            "admission": dict(job.admission) or None,
             "first_loss": job.first_loss,
             "last_loss": job.last_loss,
         }
@@ -46,9 +49,14 @@ def jobs_section(each: RunReport) -> Section:
     unit = time_unit([row["jct_s"] for row in rows] + [row["submit_s"] for row in rows])
     with_loss = any(row["last_loss"] is not None for row in rows)
     losses = (f"{name} loss" for name in ("first", "last") if with_loss)
+    with_worth = any(row["utility"] is not None for row in rows)
+    with_payoff = any(row["admission"] for row in rows)
     headers = (
         *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
-        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", *losses),
+        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales"),
+        *(("utility", f"late, {unit.name}") if with_worth else ()),
+        *(("payoff",) if with_payoff else ()),
+        *losses,
     )
     cells = []
     for row in rows:
@@ -56,5 +64,7 @@ def jobs_section(each: RunReport) -> Section:
         fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
         counts = (str(row[name]) for name in ("preemptions", "rescales"))
         loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
-        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *loss))
+        worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
+        payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()
+        cells.append((row["job"], row["outcome"], *times, *fair, *counts, *worth, *payoff, *loss))
     return Section(f"Jobs of {each.label}", headers, tuple(cells), 2)

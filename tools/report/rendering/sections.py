@@ -72,7 +72,11 @@ FIGURES: Final = (
     Figure("rescales_per_hour", "rescales per hour", "ratio"),
     Figure("sjs_efficiency", "SJS efficiency", "percent"),
     Figure("drop_ratio", "jobs rejected", "percent"),
+    Figure("jobs_admitted", "jobs admitted", "count"),
     Figure("total_utility", "total utility", "ratio"),
+    Figure("jobs_on_time", "jobs finished by their target", "count"),
+    Figure("median_late_s", "completion after the target, median", "time"),
+    Figure("stdev_late_s", "… standard deviation", "time"),
     Figure("mean_decision_ms", "decision time, mean", "ms"),
     Figure("bound_jct_s", "lower bound of the mean JCT", "time"),
     Figure("bound_jct_alone_s", "… every job alone", "time"),
@@ -85,7 +89,9 @@ _OF_ONE_REFERENCE: Final = {
     "gps": ("mean_ftf_gps", "worst_ftf_gps", "unfair_fraction_gps"),
     "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
 }
-_NOT_COMPARED: Final = {"gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound"}
+_NOT_COMPARED: Final = frozenset(
+    ("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "median_late_s", "stdev_late_s")
+)
 
 
 def metrics_section(report: Report) -> Section:

@@ -100,6 +100,13 @@ class Decisions:
         """What is predicted of jobs whose turn it is to be noted, by id."""
         return {job.id: detail["progress"] for job, detail in self._forecasts.due(self.session, now_s)}
 
+    def admissions(self, origin_s: float) -> dict[str, dict[str, Any]]:
+        """What the policy has said of jobs that it admitted or rejected, by id; times on the log's clock."""
+        return {
+            job_id: {name: value + origin_s if name == "end_s" else value for name, value in said.items()}
+            for job_id, said in self.session.admissions.items()
+        }
+
     def schedule_of(self, done: Iterable[Transition], now_s: float) -> Schedule:
         """The session as a schedule; what the policy cannot say of it is left out."""
         return schedule_of(self.session, done, now_s, forgive=lambda error: self._say(error, _LEFT_OUT))

@@ -273,10 +273,13 @@ class Loop:
             self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
             self._end_turned_away(found, now)
             return
+        said = decisions.admissions(self._origin_s)
+        waiting = {job_id: each for job_id, each in said.items() if job_id in self.session.jobs}
+        forecasts = decisions.forecasts(now - self._origin_s)
         decision = decision_event(
-            now, self._origin_s, name, found.seconds, forecasts=decisions.forecasts(now - self._origin_s)
+            now, self._origin_s, name, found.seconds, forecasts=forecasts, admissions=waiting
         )
-        rejected = [reject_event(job_id, now, reason) for job_id, reason in found.rejected]
+        rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
         self._keep(found.schedule, found.seconds)
         self._change(found.shares, now, [decision, *rejected])
 

@@ -21,7 +21,7 @@ class RuleBook:
         self._policy = policy
         self._speeds = speeds
         self._nodes = {node.name: node for node in nodes}
-        self._servers = {node.name for node in nodes if not node.gpus}
+        self._servers = {node.name for node in nodes if node.for_servers}
 
     def check(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int], up_gpus: int

@@ -33,21 +33,9 @@ _ARRIVED: Final = {name: getattr(_NOBODY, name) for name in _JOB}
 """What a job has that has just arrived."""
 _PARTS: Final = frozenset(
     (
-        *(
-            "policy",
-            "cluster",
-            "capacities",
-            "nodes",
-            "speeds",
-            "free",
-            "jobs",
-            "ended",
-            "changes",
-            "past",
-            "withheld",
-        ),
-        *("oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "_rules", "_dwell", "_index"),
-        *("slowed", "_parted"),
+        *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
+        *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
+        *("_rules", "_dwell", "_index", "slowed", "_parted"),
     )
 )
 """Attributes of a session that are given to it, or kept in a way of their own."""

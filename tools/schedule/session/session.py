@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved
 from pliant.tools.schedule.policy_error import PolicyError, blame, blaming
 from pliant.tools.schedule.session.assignment import (
     Place,
@@ -75,6 +75,8 @@ class Session(OrderedState):
         """The one source of randomness that the policy gets."""
         self.kept_until_s: Mapping[str, float] = {}
         """Jobs that keep what they hold for a time although the last decision wanted it changed."""
+        self.admissions: Mapping[str, Mapping[str, Any]] = {}
+        """What the last decision said of jobs that it has admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
         self._dwell = Dwell.of(cluster)
         self._parted = policy.packs
@@ -133,6 +135,7 @@ class Session(OrderedState):
         self.changes.clear()
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
+        self.admissions = decision.admissions
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
@@ -166,6 +169,12 @@ class Session(OrderedState):
             found = self.policy.explain(seen)
         self._rules.check_explained(found)
         return found
+
+    def reserved(self, time_s: float) -> Mapping[str, Sequence[Reserved]]:
+        """What jobs are to hold later, as the policy has planned it; ask after ``decide``."""
+        seen = self.snapshot(self._at(time_s))
+        with blaming(type(self.policy)):
+            return self.policy.reserved(seen)
 
     def _learn_from(self, changes: Sequence[Change], first: int) -> None:
         """Learn from jobs that finished; ``first`` is the number of changes before these."""

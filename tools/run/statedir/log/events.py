@@ -55,11 +55,13 @@ def decision_event(
     *,
     error: str = "",
     forecasts: Mapping[str, Any] | None = None,
+    admissions: Mapping[str, Any] | None = None,
 ) -> Event:
     """A policy was asked, or a schedule was read.
 
     :param error: why the policy has decided nothing.
     :param forecasts: what was predicted of jobs, by id.
+    :param admissions: what was said of jobs that were admitted or are to wait, by id.
     """
     detail: dict[str, Any] = {"origin_s": origin_s, "policy": policy}
     if decision_seconds is not None:
@@ -68,6 +70,8 @@ def decision_event(
         detail["error"] = error
     if forecasts:
         detail["forecasts"] = dict(forecasts)
+    if admissions:
+        detail["admissions"] = dict(admissions)
     return Event(time_s, "decision", detail=detail)
 
 
@@ -85,9 +89,15 @@ def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
     return Event(time_s, "fail", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
-def reject_event(job_id: str, time_s: float, reason: str) -> Event:
-    """A job is turned away, by the policy or because it cannot be served at all."""
-    return Event(time_s, "reject", job_id, gpus=0, placement=(), detail={"reason": reason})
+def reject_event(
+    job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
+) -> Event:
+    """A job is turned away, by the policy or because it cannot be served at all.
+
+    :param admission: what the policy says of it beside the reason.
+    """
+    detail = {"reason": reason} | ({"admission": dict(admission)} if admission else {})
+    return Event(time_s, "reject", job_id, gpus=0, placement=(), detail=detail)
 
 
 def cancel_event(job_id: str, time_s: float) -> Event:

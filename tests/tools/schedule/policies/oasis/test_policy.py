@@ -1,0 +1,312 @@
+"""OASiS as a policy: admission on arrival, slots that are booked and kept, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import UsageError
+from pliant.schemas.io import write_jobs
+from pliant.schemas.job import Job
+from pliant.schemas.resources import capacities, servers_for
+from pliant.schemas.schedule import PolicyState
+from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
+from pliant.tools.schedule.policies.oasis.policy import Oasis
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.to_schedule import schedule_of
+from tests.builders import cluster, job, session, sizes
+
+SLOT_S = 100.0
+
+
+def policy(**more: Any) -> Oasis:
+    return Oasis(slot_seconds=SLOT_S, horizon_slots=20, **more)
+
+
+def bidder(
+    name: str, slots: int, *, at: float = 0.0, most: int = 4, value: float = 10.0, **utility: Any
+) -> Job:
+    """A job of so many worker-slots that is worth its value in time."""
+    worth = {"shape": "sigmoid", "value": value, "decay": 0.05, "target": 500.0} | utility
+    return job(name, at=at, high=most, low=1, gpu_seconds=slots * SLOT_S, utility=worth)
+
+
+def bidding(*jobs: Job, nodes: Cluster | None = None, **more: Any) -> Session:
+    """All of them have arrived at 0 and have been decided on."""
+    held = session(policy(**more), nodes or cluster(4))
+    for each in jobs:
+        held.submit(each, 0)
+    held.decide(0)
+    return held
+
+
+def run_out(held: Session, coming: list[Job] | None = None, check: Any = None) -> dict[str, float]:
+    """Everything until all jobs have ended; returns when."""
+    time_s, ahead = 0.0, in_order_of_arrival(coming or [])
+    happen(held, 0.0, ahead)
+    ends: dict[str, float] = {}
+    for _ in range(2000):
+        held.decide(time_s)
+        if check:
+            check(held, time_s)
+        before = set(held.jobs)
+        next_s = advance(held, time_s, ahead)
+        if next_s is None:
+            break
+        time_s = next_s
+        ends |= dict.fromkeys(before - set(held.jobs), time_s)
+    return ends
+
+
+def test_a_job_gets_workers_for_its_slots_and_ends_with_them():
+    held = bidding(bidder("a", 8))
+    assert sizes(held) == {"a": 4}
+    assert run_out(held) == {"a": 200.0}
+
+
+def test_a_job_that_comes_within_a_slot_begins_with_the_next():
+    held = session(policy(), cluster(4))
+    held.submit(bidder("a", 4, at=30.0), 30.0)
+    held.decide(30.0)
+    assert sizes(held) == {}
+    assert held.ask_again_s == 100.0
+    held.decide(100.0)
+    assert sizes(held) == {"a": 4}
+
+
+def test_a_tenth_of_a_slot_late_is_in_time():
+    held = session(policy(), cluster(4))
+    held.submit(bidder("a", 4, at=9.0), 9.0)
+    held.decide(9.0)
+    assert sizes(held) == {"a": 4}
+
+
+def test_what_is_worth_more_raises_the_price_for_what_comes_later():
+    held = bidding(*(bidder(f"rich{index}", 4, value=100.0) for index in range(5)))
+    held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
+    [turned_away] = held.decide(1.0)
+    assert (turned_away.step, turned_away.job.id) == ("reject", "poor")
+    said = held.admissions["poor"]
+    assert not said["admitted"]
+    assert said["payoff"] == pytest.approx(said["worth"] - said["cost"], abs=1e-5)
+    assert said["cost"] > said["worth"]
+    assert f"a value above {said['least_value']:.4g}" in turned_away.reason
+
+
+@pytest.mark.parametrize(("part", "admitted"), [(0.98, False), (1.02, True)])
+def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
+    rich = [bidder(f"rich{index}", 4, value=100.0) for index in range(5)]
+    held = bidding(*rich)
+    held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
+    held.decide(1.0)
+    least = held.admissions["poor"]["least_value"]
+    again = bidding(*rich)
+    given = bidder("poor", 16, at=1.0, value=1.0)
+    again.submit(given, 1.0)
+    asked = again.policy
+    assert isinstance(asked, Oasis)
+    again.decide(1.0)  # the estimate has seen the poor job in both
+    again.submit(bidder("next", 16, at=1.0, value=least * part), 1.0)
+    again.decide(1.0)
+    assert ("next" in again.jobs) is admitted
+
+
+def test_the_target_that_would_have_been_late_enough_is_named():
+    held = bidding(*(bidder(f"rich{index}", 4, value=30.0) for index in range(8)))
+    held.submit(bidder("late", 4, at=1.0, value=29.0, decay=0.5, target=10.0), 1.0)
+    held.decide(1.0)
+    said = held.admissions["late"]
+    assert not said["admitted"]
+    held.submit(bidder("later", 4, at=1.0, value=29.0, decay=0.5, target=said["least_target_s"] + 9), 1.0)
+    held.decide(1.0)
+    assert "later" in held.jobs
+
+
+def test_a_job_that_may_bid_again_waits_until_slots_are_free():
+    rich = [bidder(f"rich{index}", 4, value=100.0) for index in range(4)]
+    next_one = bidder("next", 4, at=1.0, value=80.0, shape="constant")
+    short = {"slot_seconds": SLOT_S, "horizon_slots": 4, "requeue": True}
+    held = session(Oasis(**short), cluster(4))
+    seen: list[str] = []
+
+    def look(held: Session, time_s: float) -> None:
+        if "next" in held.jobs:
+            seen.append(held.explain(time_s)["next"].reason)
+
+    ends = run_out(held, [*rich, next_one], look)
+    assert seen[0].startswith("bids again: ")
+    assert ends["next"] == max(ends.values()) == 500.0
+
+
+def test_a_job_that_may_bid_again_is_rejected_where_nothing_can_come_free():
+    held = bidding(*(bidder(f"rich{index}", 4, value=100.0) for index in range(3)), requeue=True)
+    run_out(held)
+    held.submit(bidder("poor", 60, at=400.0, value=0.01), 400.0)
+    assert [each.step for each in held.decide(400.0)] == ["reject"]
+
+
+def test_a_job_that_cannot_end_within_the_slots_ahead_is_rejected_with_that_reason():
+    held = bidding(bidder("a", 81, most=4))
+    assert held.turned_away == {}
+    assert held.ended["a"].gpus == 0
+    assert held.admissions["a"] == {"admitted": False}
+
+
+def test_a_job_that_states_no_utility_is_never_rejected_and_ends_as_soon_as_it_can():
+    plain = job("plain", low=1, high=4, gpu_seconds=100 * SLOT_S)
+    held = bidding(plain, bidder("a", 4))
+    assert held.admissions["plain"]["admitted"]
+    assert run_out(held)["plain"] >= 100 * SLOT_S / 4
+
+
+def test_a_gang_runs_whole_or_not_at_all():
+    held = bidding(job("a", gpus=3, gpu_seconds=600), job("b", gpus=3, gpu_seconds=600))
+    assert sorted(state.gpus for state in held.jobs.values()) == [0, 3]
+    assert sorted(run_out(held).values()) == [200.0, 400.0]
+
+
+def test_a_job_that_loses_its_node_gets_other_slots_whatever_they_cost():
+    held = bidding(bidder("a", 16), nodes=cluster(4, 4))
+    [(node, _)] = held.jobs["a"].placement
+    held.node_down(node, 50.0)
+    held.decide(50.0)
+    held.decide(100.0)
+    assert sizes(held) == {"a": 4}
+    assert held.jobs["a"].placement[0][0] != node
+
+
+def test_a_job_that_is_slower_than_planned_is_planned_again():
+    held = bidding(bidder("a", 8))
+    held.jobs["a"].report_progress(100.0, 10.0)
+    held.decide(100.0)
+    assert held.policy.explain(held.snapshot(100.0))["a"].reason == "4 workers for 3 min; ends within 3 min"
+
+
+def test_slots_to_come_are_in_the_schedule_and_in_words():
+    held = bidding(bidder("a", 8), bidder("b", 8))
+    found = schedule_of(held, [], 0.0, explain=True)
+    reserved = [*found.allocations, *found.waiting]
+    held_then = Counter[float]()
+    for verdict in reserved:
+        for span in verdict.reserved:
+            for at in np.arange(span.from_, span.until, SLOT_S):
+                held_then[at] += span.gpus
+    assert sum(held_then.values()) + sum(sizes(held).values()) == 16
+    assert max(held_then.values()) <= 4
+    assert all("ends within" in (verdict.reason) for verdict in reserved)
+
+
+def test_state_that_is_carried_decides_as_state_that_was_kept():
+    jobs = [bidder(f"j{index}", 1 + 5 * index % 7, at=37.0 * index, value=1.0 + index) for index in range(12)]
+    stories = []
+    for carried in (False, True):
+        held = session(policy(), cluster(4, 2))
+        story = []
+        for each in jobs:
+            if carried:
+                state = PolicyState.model_validate_json(held.policy_state().model_dump_json())
+                again = session(policy(), cluster(4, 2))
+                again.jobs, again.ended, again.changes = held.jobs, held.ended, held.changes
+                again.free, again.nodes, again.changes_seen = held.free, held.nodes, held.changes_seen
+                again.policy.load_state(state.state, {})
+                held = again
+            held.submit(each, each.submit_time)
+            held.decide(each.submit_time)
+            story.append(sorted((state.id, state.placement) for state in held.jobs.values()))
+        stories.append(json.dumps(story))
+    assert stories[0] == stories[1]
+
+
+def test_true_bounds_come_from_the_trace_itself(tmp_path):
+    trace = [bidder("a", 4), bidder("b", 40, value=90.0)]
+    named = str(tmp_path / "trace.jsonl")
+    write_jobs(trace, named)
+    found = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
+    assert found.parameters["percent"] == 500.0
+    held = session(policy(bounds_from=named, bounds_by="paper"), cluster(4))
+    for each in trace:
+        held.submit(each, 0)
+    held.decide(0)
+    assert set(held.jobs) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"slot_seconds": "0"}, {"horizon_slots": "0"}, {"quantile": "2"}, {"percent": "0"}]
+)
+def test_parameters_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(UsageError, match=r"expected"):
+        make_policy("oasis", wrong)
+
+
+def fleet() -> Cluster:
+    """Nodes of workers that are all different, and nodes of parameter servers."""
+    workers = [
+        {"name": f"w{index}", "gpus": 4 + index, "cpus": 12.0 + index, "memory": 40 - index, "bandwidth": 8.0}
+        for index in range(3)
+    ]
+    servers = [{"name": f"p{index}", "gpus": 0, "cpus": 4.0, "bandwidth": 6.0} for index in range(2)]
+    return Cluster.model_validate({"nodes": (*workers, *servers)})
+
+
+def drawn(rng: np.random.Generator, index: int) -> Job:
+    """A job with demands of workers and parameter servers, and a utility of any shape."""
+    worker = {"cpu": float(rng.integers(1, 5)), "memory": float(rng.integers(1, 9)), "bandwidth": 1.0}
+    ps = {"cpu": 1.0, "bandwidth": float(rng.integers(1, 4))} if rng.random() < 0.6 else {}
+    shape = ("sigmoid", "step", "constant")[int(rng.integers(3))]
+    utility = {"shape": shape, "value": float(rng.integers(2, 90)), "decay": 0.01, "target": 600.0}
+    least = int(rng.integers(1, 3))
+    limits = {"low": least, "high": int(rng.integers(least, 7))}
+    work = SLOT_S * float(rng.uniform(0.2, 12))
+    at = float(rng.integers(0, 900))
+    demand = {"worker": worker, "ps": ps}
+    return job(
+        f"j{index:02}", at=at, gpus=least, gpu_seconds=work, utility=utility, resources=demand, **limits
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_slot_of_any_node_is_given_away_twice(seed: int):
+    rng = np.random.default_rng(seed)
+    held = session(policy(), fleet())
+    jobs = [drawn(rng, index) for index in range(24)]
+    ends = run_out(held, jobs, check_slots)
+    assert len(ends) >= 5
+    for job_id in ends:
+        state = held.ended[job_id]
+        assert state.samples_done(ends[job_id]) == pytest.approx(state.work_samples)
+
+
+def check_slots(held: Session, time_s: float) -> None:
+    """Nodes have what jobs hold now, and what they have booked of each slot to come."""
+    slots: dict[float, list[tuple[Job, Any, Any]]] = {}
+    for state in held.jobs.values():
+        slots.setdefault(-1.0, []).append((state.spec, state.placement, state.servers))
+    for job_id, spans in held.reserved(time_s).items():
+        for span in spans:
+            for at in np.arange(span.from_s, span.until_s, SLOT_S):
+                slots.setdefault(float(at), []).append((held.jobs[job_id].spec, span.placement, span.servers))
+    for found in slots.values():
+        check_slot(held.cluster, found)
+
+
+def check_slot(nodes: Cluster, found: list[tuple[Job, Any, Any]]) -> None:
+    used: Counter[tuple[str, str]] = Counter()
+    for spec, placement, servers in found:
+        workers = sum(count for _, count in placement)
+        assert sum(count for _, count in servers) == servers_for(spec, workers)
+        assert workers == 0 or spec.min_gpus <= workers <= (spec.gpus.max or 0)
+        for place, demand in (
+            (placement, {**spec.resources.worker, "gpu": 1.0}),
+            (servers, spec.resources.ps),
+        ):
+            for node, count in place:
+                used.update({(node, name): amount * count for name, amount in demand.items()})
+    for node in nodes.nodes:
+        for name, amount in capacities(node).items():
+            assert used[node.name, name] <= amount + 1e-6, (node.name, name)
