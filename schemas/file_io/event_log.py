@@ -17,6 +17,9 @@ from pliant.schemas.file_io.jsontext import is_json, refuse_other_kind
 from pliant.schemas.file_io.seals import FIRST, Seals
 
 _BLOCK: Final = 1 << 24
+_LOOK: Final = 1 << 18
+"""Bytes that are only looked at, at one time. A writer looks at all of its log for as long as it lives: with
+blocks as large as those that are read, it would come to need memory for such a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Place:
         """
         crc, left = 0, self.bytes
         with path.open("rb") as file:
-            while left and (block := file.read(min(left, _BLOCK))):
+            while left and (block := file.read(min(left, _LOOK))):
                 crc, left = crc32(block, crc), left - len(block)
         return not left and crc == self.crc
 

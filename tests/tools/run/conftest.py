@@ -9,10 +9,12 @@ import psutil
 import pytest
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.scripts import PlainBackend
+from tests.tools.run.site import Site
 
 DYING_S = 10.0
 """For what was killed to be gone; what was forgotten lives on."""
@@ -47,6 +49,14 @@ def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
         process.kill()
     assert told == []
     assert list(tmp_path.rglob(".pliant-*.tmp")) == []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """Two CPU slots, in a cluster file, too."""
+    found = Site(tmp_path)
+    write_cluster(found.cluster, found.folder / "cluster.json")
+    return found
 
 
 @pytest.fixture

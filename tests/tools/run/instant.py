@@ -24,6 +24,7 @@ class InstantBackend:
     name = "instant"
     in_place = True
     held_nodes = 0
+    shares_slots = True
 
     def __init__(self, cluster: Cluster, traps: Mapping[tuple[str, str], Trap] | None = None) -> None:
         self._cluster = cluster

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,13 +36,6 @@ Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
 
 
 pytestmark = pytest.mark.usefixtures("plain_python")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    found = Site(tmp_path)
-    write_cluster(found.cluster, found.folder / "cluster.json")
-    return found
 
 
 def begin(site: Site, policy: str = "fair-share", **more: object) -> Options:

@@ -26,13 +26,6 @@ ROOT = Path(__file__).parents[3]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    found = Site(tmp_path)
-    write_cluster(found.cluster, found.folder / "cluster.json")
-    return found
-
-
 def pliant(site: Site, *words: object, dying: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
     """A command; with ``dying`` (step, moment, count) one that is killed there."""
     module = "dying_process" if dying else "runner_process"

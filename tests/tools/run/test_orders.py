@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -27,13 +26,6 @@ from tests.tools.run.site import Site, in_order
 from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
 
 pytestmark = pytest.mark.usefixtures("plain_python")
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    found = Site(tmp_path)
-    write_cluster(found.cluster, found.folder / "cluster.json")
-    return found
 
 
 def state_of(site: Site, job_id: str) -> tuple[str, str]:

@@ -42,11 +42,15 @@ def main(arguments: list[str]) -> int:
         gpus = gpus_of(os.environ, wanted=len(names(unit["env"].get(VISIBLE, ""))))
     except NoGpuError as error:
         print(f"pliant: {error}", file=sys.stderr)
-        return write_code(os.path.join(attempt, f"exit-{number}"), 1)
+        return int(_by_place("keep").write_code(os.path.join(attempt, f"exit-{number}"), 1))
     os.environ.update(unit["env"])
     os.environ.update({VISIBLE: ",".join(gpus), **({ENV_ADDRESS: own} if own else {})})
     argv = on_this_node(unit["argv"], own, first)
-    return int(_step().main([attempt, str(number), "slurm" if gpus else "none", unit["cwd"], *argv]))
+    return int(
+        _by_place("step", "slurm").main(
+            [attempt, str(number), "slurm" if gpus else "none", unit["cwd"], *argv]
+        )
+    )
 
 
 def gpus_of(env: Mapping[str, str], *, wanted: int) -> list[str]:
@@ -97,19 +101,11 @@ def address_towards(other: str) -> str:
         return ""
 
 
-def write_code(path: str, code: int) -> int:
-    """Write the exit code of a unit that cannot be started, as a whole."""
-    with open(f"{path}.tmp", "w") as file:
-        file.write(f"{code}\n")
-    os.replace(f"{path}.tmp", path)
-    return 0
-
-
-def _step() -> ModuleType:
-    """``step.py`` by its place: this process knows no packages, so none can stand in its way."""
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "slurm"))
+def _by_place(name: str, *folder: str) -> ModuleType:
+    """A module of the backends by its place: this process knows no packages, so none can stand in its way."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *folder))
     try:
-        return importlib.import_module("step")
+        return importlib.import_module(name)
     finally:
         del sys.path[0]
 

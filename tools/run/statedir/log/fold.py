@@ -275,6 +275,7 @@ class RunLog:
                 self._pair(job, event)
             if job.ended:
                 self.active.pop(event.job, None)
+                self.newest.pop(event.job, None)
                 if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)

@@ -138,7 +138,7 @@ class Situation:
             log1p(left_s * gpus / 60) / 8,
             float(known),
             self._shorter(self._left_s(job, job.spec.gpus.requested)),
-            log1p((self.time_s - job.spec.submit_time) / 60) / 5,
+            log1p(max(0.0, self.time_s - job.spec.submit_time) / 60) / 5,
             log1p(job.attained_service_s(self.time_s) / 60) / 8,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, write_record
-from pliant.tools.run.backends.slurm import controller, leases
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.statedir.layout import StateDir
 from tests.slurm_cluster import SlurmCluster
@@ -84,18 +83,6 @@ def kept_attempt(dirs: StateDir, job: str, node: str) -> Handle:
     handle.files.orders(0).touch()
     handle.files.keeper(0).touch()
     return handle
-
-
-@pytest.fixture
-def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
-    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(controller, "LOOK_S", 0.1)
-    monkeypatch.setattr(controller, "NODES_S", 0.2)
-    monkeypatch.setattr(leases, "AGAIN_S", 0.5)
-    yield slurm
-    slurm.end_jobs()
-    until(lambda: set(slurm.states().values()) == {"idle"})
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
-from pliant.tools.run.backends.slurm import controller
 from pliant.tools.run.backends.slurm_jobs.backend import SlurmJobsBackend
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.layout import StateDir
@@ -85,16 +84,6 @@ class Launcher:
 
 def ended(statuses: Statuses) -> bool:
     return all(status.state != "running" for status in statuses)
-
-
-@pytest.fixture
-def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
-    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(controller, "LOOK_S", 0.1)
-    yield slurm
-    slurm.end_jobs()
-    until(lambda: set(slurm.states().values()) == {"idle"})
 
 
 @pytest.fixture

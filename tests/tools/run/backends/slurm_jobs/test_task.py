@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,11 @@ def test_too_few_gpus_end_the_unit_with_the_reason(
     (tmp_path / "launch.json").write_text(json.dumps({"units": [unit]}))
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
     assert main([str(tmp_path)]) == 0
     assert (tmp_path / "exit-0").read_text() == "1\n"
+    assert len(synced) == 1, "the code is on disk before it is seen, as that of every unit"
     assert "Slurm gives the task 3" in capsys.readouterr().err
 
 

@@ -141,3 +141,11 @@ def test_features_of_every_action_are_of_the_size_that_units_take(tmp_path: Path
     assert features.shape == (len(actions), len(FEATURES))
     assert np.abs(features).max() < 3
     assert odds(np.zeros(4)) == pytest.approx([0.25] * 4)
+
+
+def test_a_job_that_is_here_before_its_time_is_of_age_0() -> None:
+    """A clock may have been set back since it was submitted."""
+    held = session(Drl(), cluster(4))
+    held.submit(job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0), 0.0)
+    held.decide(0.0)
+    assert "a" in sizes(held)
