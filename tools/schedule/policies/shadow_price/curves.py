@@ -19,7 +19,7 @@ BATCHES: Final = 24
 EXACT_GPUS: Final = 128
 """Up to here every number of GPUs is tried; beyond, whole nodes in steps of a thirty-second."""
 _STEP: Final = 32
-_MOST_NOISE: Final = 1e15
+MOST_NOISE: Final = 1e15
 """Samples; beyond it no batch trains less a sample than another."""
 
 
@@ -53,7 +53,7 @@ class Curve:
 
     def efficiency(self, noise_scale: Floats | float) -> Floats:
         """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
-        phi = np.minimum(np.asarray(noise_scale), _MOST_NOISE)[..., None]
+        phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
         found: Floats = (phi + self.base) / (phi + self.batches)
         return found
 

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pools import Pool
-from pliant.tools.schedule.policies.shadow_price.curves import Curve, Curves, Floats, Ints, sizes_of
+from pliant.tools.schedule.policies.shadow_price.curves import (
+    MOST_NOISE,
+    Curve,
+    Curves,
+    Floats,
+    Ints,
+    sizes_of,
+)
 from pliant.tools.schedule.policies.shadow_price.noise import CELLS, noise_scales, paces
 from pliant.tools.schedule.policies.shadow_price.outlook import Ahead, Outlook
 from pliant.tools.schedule.speeds import Speeds
 
+_REMEMBERED: Final = 32
+"""Jobs of a model that ended, from which the work of others is expected."""
+_LEAST_SAMPLES: Final = 1e-9
+_QUEUE_GPU_S: Final = 60.0
+_QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
 
 
@@ -22,6 +36,10 @@ class Knowledge:
     def __init__(self, ahead_s: float) -> None:
         self._ahead_s = ahead_s
         self._noise = noise_scales()
+        self._by_samples = noise_scales()
+        """By the logarithm of the samples done, for jobs of unknown work."""
+        self._totals: dict[str, list[float]] = {}
+        """Samples of the last jobs that ended, by model."""
         self._paces = paces()
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, Curves] = {}
@@ -32,19 +50,53 @@ class Knowledge:
         if self._speeds is not speeds:
             self._speeds, self._curves, self._ahead = speeds, {}, {}
 
+    def left(self, job: JobState, time_s: float) -> float | None:
+        """Samples still to train, expected ones where the job does not state its work; None: unknown.
+
+        Expected is the mean over the jobs of its model that ended after more than it has done.
+        """
+        left = job.remaining_samples(time_s)
+        if left is not None:
+            return left
+        done = job.samples_done(time_s)
+        longer = [total for total in self._totals.get(job.spec.model, ()) if total > done]
+        return fmean(longer) - done if longer else None
+
+    def work(self, job: JobState, per_gpu: float, time_s: float) -> float:
+        """The same, of unknown work what its queue says, at ``per_gpu`` samples per GPU-second."""
+        left = self.left(job, time_s)
+        return _queue_gpu_s(job, time_s) * per_gpu if left is None else max(left, _LEAST_SAMPLES)
+
+    def progress(self, job: JobState, time_s: float) -> float | None:
+        """The part of its work that a job has done; None: unknown."""
+        left, done = self.left(job, time_s), job.samples_done(time_s)
+        if left is None:
+            return None
+        return done / (done + left) if left > 0 else 1.0
+
+    def learn(self, job: JobState) -> None:
+        """A job has done its work."""
+        known = self._totals.get(job.spec.model, [])
+        self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
+
     def observe(self, job: JobState, time_s: float) -> None:
         """A running job shows its noise scale and its pace."""
-        noise_scale, total, speeds = job.noise_scale, job.total_samples, self._speeds
-        if not job.gpus or noise_scale is None or not total or speeds is None:
+        noise_scale, speeds = job.noise_scale, self._speeds
+        if not job.gpus or noise_scale is None or speeds is None:
             return
-        progress = job.samples_done(time_s) / total
+        self._by_samples.observe(job.spec.model, _doublings(job, time_s), noise_scale)
+        progress = self.progress(job, time_s)
+        if progress is None:
+            return
         self._noise.observe(job.spec.model, progress, noise_scale)
         ring = tuple(sorted((count for _, count in job.placement), reverse=True))
         rate = speeds.rate(job, job.gpus, job.gpu_type, global_batch=job.global_batch, placement=ring)
         base = min(job.spec.batch.min or job.reference_batch, job.reference_batch)
         promised = rate * _efficiency(noise_scale, base, job.global_batch)
         if promised > 0 and job.samples_per_second > 0:
-            self._paces.observe(_pace_key(job), progress, job.samples_per_second / promised)
+            pace = job.samples_per_second / promised
+            self._paces.observe(_pace_key(job), progress, pace)
+            self._paces.observe(job.spec.model, progress, pace)
 
     def curves(self, pool: Pool) -> Curves:
         """The curves of a pool."""
@@ -57,36 +109,41 @@ class Knowledge:
 
     def outlook(self, job: JobState, curve: Curve, sizes: Ints, time_s: float) -> Outlook:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
-        line = self._noise.line(job.spec.model)
-        left, total = job.remaining_samples(time_s), job.total_samples
-        if line is None or left is None or not total or not curve.rates.any():
-            rates = curve.goodput(job.noise_scale)
+        line, progress = self._noise.line(job.spec.model), self.progress(job, time_s)
+        if line is None or progress is None or not curve.rates.any():
+            rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates)
         ahead = self._ahead_of(job, curve, line)
-        progress = min(max(1.0 - left / total, 0.0), 1.0)
         size = int(np.searchsorted(sizes, job.gpus))
         if not (size and size < len(sizes) and curve.rates[size].any()):
             size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
-        return ahead.at(progress, total, self._ahead_s, size)
+        total = job.samples_done(time_s) + (self.left(job, time_s) or 0.0)
+        return ahead.at(progress, max(total, _LEAST_SAMPLES), self._ahead_s, size)
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
         """That of the job, or of its model where the job is; None: nothing is known."""
         if job.noise_scale is not None:
             return job.noise_scale
-        line = self._noise.line(job.spec.model)
-        left, total = job.remaining_samples(time_s), job.total_samples
-        if line is None or left is None or not total:
-            return None
-        return float(line[min(max(int((1.0 - left / total) * CELLS), 0), CELLS - 1)])
+        progress = self.progress(job, time_s)
+        if progress is not None:
+            return self._noise.at(job.spec.model, progress)
+        return self._by_samples.at(job.spec.model, _doublings(job, time_s))
 
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"noise": self._noise.dump(), "pace": self._paces.dump()}
+        return {
+            "noise": self._noise.dump(),
+            "noise_by_samples": self._by_samples.dump(),
+            "pace": self._paces.dump(),
+            "totals": dict(sorted(self._totals.items())),
+        }
 
     def load(self, state: Any) -> None:
         """The inverse of :meth:`dump`."""
         self._noise.load(state["noise"])
+        self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
+        self._totals = dict(state["totals"])
         self._ahead = {}
 
     def _ahead_of(self, job: JobState, curve: Curve, line: Floats) -> Ahead:
@@ -95,12 +152,27 @@ class Knowledge:
         if found is None:
             found = self._ahead[key] = Ahead(curve)
         pace = self._paces.line(key[1])
+        if pace is None:
+            pace = self._paces.line(job.spec.model)
         found.update(line, _AS_PROMISED if pace is None else pace)
         return found
 
 
 def _efficiency(noise_scale: float, base: int, batch: int) -> float:
-    return 1.0 if noise_scale == np.inf else (noise_scale + base) / (noise_scale + batch)
+    noise_scale = min(noise_scale, MOST_NOISE)
+    return (noise_scale + base) / (noise_scale + batch)
+
+
+def _queue_gpu_s(job: JobState, time_s: float) -> float:
+    """What a job of unknown work is taken to have left: the bound of the queue of its attained service."""
+    attained = max(job.attained_service_s(time_s), _QUEUE_GPU_S)
+    level = math.floor(math.log(attained / _QUEUE_GPU_S, _QUEUE_FACTOR) + 1e-9)
+    return _QUEUE_GPU_S * _QUEUE_FACTOR**level
+
+
+def _doublings(job: JobState, time_s: float) -> float:
+    """How often the samples that a job has done have doubled, over the most that is possible."""
+    return math.log2(1.0 + job.samples_done(time_s)) / CELLS
 
 
 def _pace_key(job: JobState) -> str:

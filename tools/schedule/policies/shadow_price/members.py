@@ -14,9 +14,8 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import Curve, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.speeds import Speeds
 
-_QUEUE_GPU_S: Final = 60.0
-_QUEUE_FACTOR: Final = 4.0
 _MOST_PRIORITY: Final = 30.0
 
 
@@ -40,6 +39,8 @@ class Members:
     """k°, the size that makes most of a GPU."""
     held: Ints
     """The size held in this pool; 0: none, or one that is not among the sizes."""
+    scattered: Floats
+    """What the place of a job leaves of its speed: 1 where it is as compact as can be."""
     runs: npt.NDArray[np.bool_]
     """Whether the job holds GPUs, here or in another pool."""
     weights: Floats
@@ -64,7 +65,7 @@ class Members:
         normal = per_gpu.argmax(axis=1) + 1
         fastest = per_gpu[np.arange(len(fitting)), normal - 1]
         left = np.array(
-            [_left(job, rate, time_s) for (job, _, _), rate in zip(fitting, fastest, strict=True)]
+            [known.work(job, rate, time_s) for (job, _, _), rate in zip(fitting, fastest, strict=True)]
         )
         found = [job for job, _, _ in fitting]
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
@@ -82,6 +83,7 @@ class Members:
             left / fastest,
             normal,
             np.where(sizes[held] == here, held, 0),
+            np.array([_scattered(job, pool, speeds) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([weight(job) for job in found]),
             np.array([rescale_s if cost is None else cost for cost in costs]),
@@ -98,14 +100,12 @@ def weight(job: JobState) -> float:
     return math.exp2(min(max(job.priority, -_MOST_PRIORITY), _MOST_PRIORITY))
 
 
-def queue_gpu_s(job: JobState, time_s: float) -> float:
-    """What a job of unknown work is taken to have left: the bound of the queue of its attained service."""
-    attained = max(job.attained_service_s(time_s), _QUEUE_GPU_S)
-    level = math.floor(math.log(attained / _QUEUE_GPU_S, _QUEUE_FACTOR) + 1e-9)
-    return _QUEUE_GPU_S * _QUEUE_FACTOR**level
-
-
-def _left(job: JobState, per_gpu: float, time_s: float) -> float:
-    """Samples still to train; of unknown work what its queue says, at ``per_gpu`` samples per GPU-second."""
-    left = job.remaining_samples(time_s)
-    return queue_gpu_s(job, time_s) * per_gpu if left is None else max(left, 1e-9)
+def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:
+    """The speed of a job where it is, over that on as few nodes as possible."""
+    if job.gpu_type != pool.gpu_type or len(job.placement) <= -(-job.gpus // pool.node_gpus):
+        return 1.0
+    ring = tuple(sorted((count for _, count in job.placement), reverse=True))
+    batch = job.global_batch
+    compact = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=batch)
+    here = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=batch, placement=ring)
+    return min(1.0, here / compact) if compact > 0 else 1.0

@@ -50,6 +50,11 @@ class ByProgress:
             self._lines[key] = found
         return found
 
+    def at(self, key: str, progress: float) -> float | None:
+        """The value at one point; None: none was seen."""
+        line = self.line(key)
+        return None if line is None else float(line[min(max(int(progress * CELLS), 0), CELLS - 1)])
+
     def dump(self) -> dict[str, list[list[float]]]:
         """As JSON values: cells and logarithms by key."""
         return {

@@ -52,17 +52,29 @@ class Nodes:
         for name, count in place:
             self.free[name] += count
 
+    def leave(self, job: Placed) -> None:
+        """A job leaves its nodes."""
+        if self.stay.pop(job.job_id, None) is not None:
+            self.on[job.held[0][0]].remove(job.job_id)
+        self.give(job.held)
+
+    def copy(self) -> Nodes:
+        """One of its own, to try."""
+        on = {name: [*ids] for name, ids in self.on.items()}
+        return Nodes(dict(self.free), self.node_gpus, dict(self.stay), on)
+
+    def become(self, other: Nodes) -> None:
+        """Take up what was tried."""
+        self.free, self.stay, self.on = other.free, other.stay, other.on
+
+    def is_compact(self, gpus: int, place: NodeGpus) -> bool:
+        """Whether a place has no more nodes than the size needs."""
+        return len(place) <= -(-gpus // self.node_gpus)
+
     def parts(self, gpus: int) -> Iterator[int]:
         """A size as whole nodes and a rest."""
         whole, rest = divmod(gpus, self.node_gpus)
         yield from [self.node_gpus] * whole + [rest] * (rest > 0)
-
-    def make_way(self, leaving: Sequence[Placed]) -> None:
-        """Jobs leave their nodes."""
-        for job in leaving:
-            del self.stay[job.job_id]
-            self.on[job.held[0][0]].remove(job.job_id)
-            self.give(job.held)
 
 
 def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
@@ -77,24 +89,23 @@ def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
     return found
 
 
-def gathered(nodes: Nodes, job: Placed) -> NodeGpus | None:
-    """A place on fewer nodes for a job that stays, if there is one without any other moving."""
-    needed = sum(1 for _ in nodes.parts(job.gpus))
-    if len(job.held) <= needed:
-        return None
-    nodes.give(job.held)
-    picks: list[tuple[str, int]] = []
-    for part in nodes.parts(job.gpus):
-        name = _fitting(nodes, part, dict(job.held))
-        if name is None:
-            break
-        picks.append((name, part))
-        nodes.take(((name, part),))
-    if len(picks) == needed:
-        return tuple(picks)
-    nodes.give(tuple(picks))
-    nodes.take(job.held)
-    return None
+def gathered(nodes: Nodes, job: Placed, gain: float, cost: float) -> dict[str, NodeGpus]:
+    """Places that put a job that stays on fewer nodes, its own and of those that make way; empty: none pay.
+
+    :param gain: what it makes more there.
+    :param cost: the part of what a job makes that a move costs.
+    """
+    if gain <= cost * job.worth:
+        return {}
+    trial = nodes.copy()
+    trial.leave(job)
+    found = place(trial, [job])
+    moved = [nodes.stay[job_id] for job_id in found if job_id != job.job_id]
+    closer = all(nodes.is_compact(each.gpus, found[each.job_id]) for each in (job, *moved))
+    if not closer or gain <= cost * (job.worth + sum(each.worth for each in moved)):
+        return {}
+    nodes.become(trial)
+    return found
 
 
 def _turn(seeker: Placed) -> tuple[float, float, str]:
@@ -113,7 +124,8 @@ def _placed(nodes: Nodes, seeker: Placed) -> tuple[NodeGpus, list[Placed]]:
             if not leaving:
                 nodes.give(tuple(picks))
                 return _anywhere(nodes, seeker.gpus), moved
-            nodes.make_way(leaving)
+            for job in leaving:
+                nodes.leave(job)
             moved += leaving
             name = leaving[0].held[0][0]
         picks.append((name, part))

@@ -10,7 +10,7 @@ makes a decision of them with :mod:`places` and :mod:`batches`; :mod:`explain` s
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.members import Members
 from pliant.tools.schedule.policies.shadow_price.pool_choice import pool_members, second_choices
 from pliant.tools.schedule.policies.shadow_price.shares import Rules, Shares, shared
-from pliant.tools.schedule.policies.shadow_price.targets import targets
+from pliant.tools.schedule.policies.shadow_price.targets import Placing, Retune
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -40,10 +40,13 @@ class ShadowPrice(Policy):
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead of a job is what others of its model have shown. A change of size counts with what
-    it costs: the rescale time that the profile has measured. Work that is not stated is taken to be as much
-    as the job has had already, in steps of a factor of four; within a step the first to come is first. With
-    ``--demand predicted`` it is what is predicted. On mixed GPU types a job takes part in the type on which
-    it would end first.
+    it costs: the rescale time that the profile has measured. On mixed GPU types a job takes part in the type
+    on which it would end first.
+
+    Work that is not stated is expected to be that of the jobs of the model that ended before and were longer
+    than what the job has done. Where there are none it is taken to be as much as the job has had already, in
+    steps of a factor of four; within a step the first to come is first. With ``--demand predicted`` it is
+    what is predicted.
 
     rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
@@ -70,7 +73,7 @@ class ShadowPrice(Policy):
         ahead_s: float = 900.0,
         sweeps: int = 3,
         future: float = 0.0,
-        retune: Literal["paid", "free"] = "paid",
+        retune: Retune = "paid",
     ) -> None:
         for key, value in {"rescale_s": rescale_s, "sweeps": sweeps, "future": future}.items():
             if value < 0:
@@ -92,15 +95,19 @@ class ShadowPrice(Policy):
         """Share out each GPU type, and name what differs from what the jobs hold."""
         del rng
         self._known.use(snapshot.speeds)
+        for change in snapshot.changes:
+            if change.kind == "finished" and change.job is not None:
+                self._known.learn(change.job)
         for job in snapshot.jobs.values():
             self._known.observe(job, snapshot.time_s)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         self._shares = self._shared(snapshot, decision.rejected)
+        served = {job.id for shares in self._shares for job in shares.served()}
+        out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
+        decision.targets |= {job.id: Target(0) for job in out if job.id not in decision.rejected}
         for shares in self._shares:
-            decision.targets |= targets(shares, snapshot, self._known, self.retune, self.dwell_s)
-        within = {job.id for shares in self._shares for job in shares.members.jobs}
-        without = (job for job in snapshot.jobs.values() if job.gpus and job.id not in within)
-        decision.targets |= {job.id: Target(0) for job in without}
+            placing = Placing(shares, snapshot, self._known, self.dwell_s)
+            decision.targets |= placing.targets(self.retune)
         return decision
 
     def _shared(self, snapshot: Snapshot, rejected: Container[str]) -> list[Shares]:
@@ -115,9 +122,11 @@ class ShadowPrice(Policy):
         found = {pool: share(pool, jobs) for pool, jobs in wanted.items()}
         if len(wanted) > 1:
             again = second_choices(found)
+            elsewhere = {job.id for jobs in again.values() for job in jobs}
             for pool, jobs in wanted.items():
                 if more := again.get(pool.gpu_type):
-                    found[pool] = share(pool, [*jobs, *more])
+                    stay = [job for job in jobs if job.id not in elsewhere]
+                    found[pool] = share(pool, [*stay, *more])
         return [shares for shares in found.values() if shares is not None]
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pools import Pool, known_pools
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
-from pliant.tools.schedule.policies.shadow_price.members import queue_gpu_s
 from pliant.tools.schedule.policies.shadow_price.shares import Shares
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -36,11 +35,10 @@ def pool_members(
     speeds = {job.id: _speeds(job, found, known) for job in jobs}
     gpus = {pool.gpu_type: pool.gpus for pool in found}
     able = [job for job in jobs if speeds[job.id]]
-    for job in sorted(
-        able, key=lambda job: (_least_gpu_s(job, speeds[job.id], snapshot.time_s), job.arrival)
-    ):
-        own = speeds[job.id]
-        left = _left(job, own, snapshot.time_s)
+    most = {job.id: max(speed.per_gpu for speed in speeds[job.id].values()) for job in able}
+    work = {job.id: known.work(job, most[job.id], snapshot.time_s) for job in able}
+    for job in sorted(able, key=lambda job: (work[job.id] / most[job.id], job.arrival)):
+        own, left = speeds[job.id], work[job.id]
         ends_s = {kind: ahead_s[kind] + left / speed.fastest for kind, speed in own.items()}
         kind = min(ends_s, key=lambda each: (ends_s[each], each))
         if job.gpus and job.gpu_type in ends_s and ends_s[job.gpu_type] <= _BETTER * ends_s[kind]:
@@ -81,15 +79,3 @@ def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str,
             per_gpu = float((rates[1:] / curves.sizes[1:]).max())
             speeds[pool.gpu_type] = _Speed(per_gpu, float(rates.max()))
     return speeds
-
-
-def _left(job: JobState, speeds: Mapping[str, _Speed], time_s: float) -> float:
-    """Samples; of unknown work those of its queue on the type that suits it best."""
-    left = job.remaining_samples(time_s)
-    if left is not None:
-        return max(left, 0.0)
-    return queue_gpu_s(job, time_s) * max(speed.per_gpu for speed in speeds.values())
-
-
-def _least_gpu_s(job: JobState, speeds: Mapping[str, _Speed], time_s: float) -> float:
-    return _left(job, speeds, time_s) / max(speed.per_gpu for speed in speeds.values())

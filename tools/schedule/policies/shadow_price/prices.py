@@ -91,7 +91,7 @@ class SlopeWorth:
     def __init__(self, gpus: int, sizes: Ints) -> None:
         self._gpus = gpus
         self._sizes = sizes
-        self._hulls: dict[int, tuple[Floats, Floats]] = {}
+        self._hulls: dict[bytes, Floats] = {}
 
     def start(self, future: float) -> Floats:
         """All alike."""
@@ -110,27 +110,31 @@ class SlopeWorth:
         return made[len(made) - self._gpus :]
 
     def _slopes(self, rates: Floats) -> Floats:
-        """Progress of each GPU more, ascending, along the concave hull; kept while the rates live."""
-        known = self._hulls.get(id(rates))
+        """Progress of each GPU more, ascending, along the concave hull; jobs that are alike share it."""
+        key = rates.tobytes()
+        known = self._hulls.get(key)
         if known is None:
-            known = self._hulls[id(rates)] = (rates, hull_slopes(self._sizes[: len(rates)], rates))
-        return known[1]
+            known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
+        return known
 
 
 def hull_slopes(sizes: Ints, rates: Floats) -> Floats:
     """Slopes of the concave hull over (size, rate), one for each GPU, ascending."""
-    corners = [0]
-    for point in np.flatnonzero(rates).tolist():
-        while len(corners) > 1 and _is_under(sizes, rates, corners[-2], corners[-1], point):
+    corners = [(0, 0.0)]
+    for size, rate in zip(sizes.tolist(), rates.tolist(), strict=True):
+        if rate <= 0:
+            continue
+        while len(corners) > 1 and _is_under(corners[-2], corners[-1], (size, rate)):
             corners.pop()
-        corners.append(point)
-    widths = np.diff(sizes[corners])
-    return np.repeat(np.diff(rates[corners]) / widths, widths)[::-1]
+        corners.append((size, rate))
+    points = np.array(corners)
+    widths = np.diff(points[:, 0])
+    return np.repeat(np.diff(points[:, 1]) / widths, widths.astype(np.int64))[::-1]
 
 
-def _is_under(sizes: Ints, rates: Floats, left: int, middle: int, right: int) -> bool:
-    rise, width = rates[right] - rates[left], sizes[right] - sizes[left]
-    return bool((rates[middle] - rates[left]) * width <= rise * (sizes[middle] - sizes[left]))
+def _is_under(left: tuple[int, float], middle: tuple[int, float], right: tuple[int, float]) -> bool:
+    width, rise = right[0] - left[0], right[1] - left[1]
+    return (middle[1] - left[1]) * width <= rise * (middle[0] - left[0])
 
 
 def priced(order: Sequence[PricedJob], worth: Worth, future: float = 0.0) -> list[float]:

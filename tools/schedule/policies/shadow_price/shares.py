@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price import knapsack
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.fluid import FEW, best_order
@@ -48,6 +49,10 @@ class Shares:
     def spare_gpus(self) -> int:
         """GPUs that no job gets."""
         return self.members.pool.gpus - int(self.members.sizes[self.chosen].sum())
+
+    def served(self) -> list[JobState]:
+        """The jobs that get GPUs."""
+        return [job for row, job in enumerate(self.members.jobs) if self.chosen[row]]
 
     def gpus(self, row: int) -> int:
         """GPUs that a job gets."""

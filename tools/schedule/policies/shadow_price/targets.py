@@ -2,62 +2,106 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from pliant.tools.schedule.jobs import NodeGpus
+import numpy as np
+
+from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 from pliant.tools.schedule.policies.shadow_price.batches import best_batch
+from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.places import Nodes, Placed, gathered, place
 from pliant.tools.schedule.policies.shadow_price.shares import Shares
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
 
+Retune = Literal["paid", "free"]
 
-def targets(
-    shares: Shares, snapshot: Snapshot, known: Knowledge, retune: Literal["paid", "free"], dwell_s: float
-) -> dict[str, Target]:
-    """What differs from what the jobs of the pool hold."""
-    members, found = shares.members, {}
-    places = _places(shares, snapshot)
-    for row, job in enumerate(members.jobs):
-        gpus = shares.gpus(row)
-        if not gpus:
-            if job.gpu_type == members.pool.gpu_type and job.gpus:
-                found[job.id] = Target(0)
-            continue
-        where = places.get(job.id, job.placement)
-        stays = where == job.placement
-        lasts_s = min(dwell_s, members.left[row] / members.whole[row, shares.chosen[row]])
-        batch = best_batch(
-            job,
-            members.curves[row],
-            int(shares.chosen[row]),
-            known.noise_scale(job, snapshot.time_s),
-            worth_s=float(members.rescale_s[row]) / max(lasts_s, 1e-9)
-            if stays and retune == "paid"
-            else None,
+
+@dataclass(frozen=True)
+class Placing:
+    """One pool whose sizes are decided."""
+
+    shares: Shares
+    snapshot: Snapshot
+    known: Knowledge
+    dwell_s: float
+
+    def targets(self, retune: Retune) -> dict[str, Target]:
+        """What differs from what the jobs hold that get GPUs of the pool."""
+        members = self.shares.members
+        found: dict[str, Target] = {}
+        places = self._places()
+        for row, job in enumerate(members.jobs):
+            if not self.shares.gpus(row):
+                continue
+            where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
+            stays, gpus = where == job.placement, gpus_of(where)
+            batch = self._batch(row, gpus, retune if stays else "free")
+            if not stays or batch != job.global_batch:
+                found[job.id] = Target(gpus, members.pool.gpu_type, batch, where)
+        return found
+
+    def _places(self) -> dict[str, NodeGpus]:
+        """The places of the jobs that get another one."""
+        members = self.shares.members
+        kind = members.pool.gpu_type
+        stay: dict[int, Placed] = {}
+        seek: list[Placed] = []
+        for row, job in enumerate(members.jobs):
+            gpus = self.shares.gpus(row)
+            if gpus:
+                worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
+                placed = Placed(job.id, gpus, worth, job.placement)
+                if job.gpus == gpus and job.gpu_type == kind:
+                    stay[row] = placed
+                else:
+                    seek.append(placed)
+        up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
+        nodes = Nodes.of(up, [*stay.values()])
+        found = place(nodes, seek)
+        for row, placed in stay.items():
+            if placed.job_id not in found and not nodes.is_compact(placed.gpus, placed.held):
+                slower = 1.0 - float(members.scattered[row])
+                cost = float(members.rescale_s[row]) / self.dwell_s
+                found |= gathered(nodes, placed, slower * placed.worth, cost)
+        return found
+
+    def _whole_or_less(self, row: int, where: NodeGpus) -> NodeGpus:
+        """The place, or its largest part alone where the job is faster there."""
+        members = self.shares.members
+        node_gpus = members.pool.node_gpus
+        if len(where) <= -(-gpus_of(where) // node_gpus):
+            return where
+        part = (max(where, key=lambda each: each[1]),)
+        return part if self._goodput(row, part) > self._goodput(row, where) else where
+
+    def _goodput(self, row: int, where: NodeGpus) -> float:
+        """Progress per second at a place; 0 where the size is infeasible."""
+        members = self.shares.members
+        job, curve, gpus = members.jobs[row], members.curves[row], gpus_of(where)
+        ring = tuple(sorted((count for _, count in where), reverse=True))
+        batch = self._batch(row, gpus, "free")
+        speed = self.snapshot.speeds.rate(
+            job, gpus, members.pool.gpu_type, global_batch=batch, placement=ring
         )
-        if not stays or batch != job.global_batch:
-            found[job.id] = Target(gpus, members.pool.gpu_type, batch, where)
-    return found
+        if not curve.rates[np.searchsorted(members.sizes, gpus)].any():
+            return 0.0
+        noise_scale = self.known.noise_scale(job, self.snapshot.time_s)
+        if noise_scale is None:
+            return speed
+        noise_scale = min(noise_scale, MOST_NOISE)
+        return speed * (noise_scale + curve.base) / (noise_scale + batch)
 
-
-def _places(shares: Shares, snapshot: Snapshot) -> dict[str, NodeGpus]:
-    """The places of the jobs that get another one."""
-    members = shares.members
-    pool = members.pool
-    nodes = [node for node in snapshot.nodes if node.up and node.gpus and node.gpu_type == pool.gpu_type]
-    stay: list[Placed] = []
-    seek: list[Placed] = []
-    for row, job in enumerate(members.jobs):
-        gpus = shares.gpus(row)
-        if gpus:
-            worth = float(shares.values[row, shares.chosen[row]])
-            keeps = job.gpus == gpus and job.gpu_type == pool.gpu_type
-            (stay if keeps else seek).append(Placed(job.id, gpus, worth, job.placement))
-    taken = Nodes.of(nodes, stay)
-    found = place(taken, seek)
-    for placed in stay:
-        if placed.job_id not in found and (closer := gathered(taken, placed)) is not None:
-            found[placed.job_id] = closer
-    return found
+    def _batch(self, row: int, gpus: int, retune: Retune) -> int:
+        members = self.shares.members
+        size = int(np.searchsorted(members.sizes, gpus))
+        lasts_s = min(self.dwell_s, members.left[row] / max(members.whole[row, size], 1e-300))
+        return best_batch(
+            members.jobs[row],
+            members.curves[row],
+            size,
+            self.known.noise_scale(members.jobs[row], self.snapshot.time_s),
+            worth_s=None if retune == "free" else float(members.rescale_s[row]) / max(lasts_s, 1e-9),
+        )

@@ -18,7 +18,8 @@ def values(members: Members, prices: Floats, dwell_s: float) -> Floats:
 
     Without costs v(k) = μ G(k), where μ G(k°) = λ F(k°) at the size k° that makes most of a GPU. λ is
     constant along a job only where its curve does not move with progress; where it does, λ g is. A change
-    costs its seconds over those until the next one or the end.
+    costs its seconds over those until the next one or the end. What a job holds counts at the speed of its
+    place.
 
     :param dwell_s: seconds after which what a job holds is taken to change.
     """
@@ -27,7 +28,7 @@ def values(members: Members, prices: Floats, dwell_s: float) -> Floats:
     scale = prices * whole[rows, normal] / soon[rows, normal]
     worth = scale[:, None] * soon
     held = members.held
-    kept = worth[rows, held]
+    kept = worth[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(dwell_s, members.left[:, None] / whole)
     lost = np.minimum(_MOST_LOST, members.rescale_s[:, None] / np.maximum(lasts_s, 1e-9))

@@ -1,0 +1,69 @@
+"""Which nodes jobs get: whole ones first, best fit, and who makes way."""
+
+from __future__ import annotations
+
+from pliant.tools.schedule.jobs import NodeState
+from pliant.tools.schedule.policies.shadow_price.places import Nodes, Placed, gathered, place
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from tests.builders import cluster, curves, job, session
+
+NODES = [NodeState(index, f"n{index}", 4, "gpu", None) for index in range(3)]
+
+
+def test_large_jobs_get_whole_nodes_and_small_ones_the_fullest_that_fits():
+    stay = Placed("s", 3, 1.0, (("n1", 3),))
+    found = place(Nodes.of(NODES, [stay]), [Placed("one", 1, 1.0), Placed("six", 6, 1.0)])
+    assert found == {"six": (("n0", 4), ("n2", 2)), "one": (("n1", 1),)}
+
+
+def test_a_job_that_shrinks_stays_on_its_node():
+    found = place(Nodes.of(NODES, []), [Placed("a", 2, 1.0, (("n2", 4),))])
+    assert found == {"a": (("n2", 2),)}
+
+
+def test_the_jobs_that_lose_least_make_way():
+    stay = [
+        Placed("a", 1, 5.0, (("n0", 1),)),
+        Placed("b", 1, 1.0, (("n1", 1),)),
+        Placed("c", 2, 9.0, (("n2", 2),)),
+    ]
+    found = place(Nodes.of(NODES, stay), [Placed("whole", 4, 3.0)])
+    assert found["whole"] == (("n1", 4),)
+    assert found["b"] == (("n2", 1),)
+
+
+def test_a_job_that_fits_no_node_is_scattered():
+    stay = [Placed(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
+    assert place(Nodes.of(NODES, stay), [Placed("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
+
+
+def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
+    scattered = Placed("a", 4, 8.0, (("n0", 3), ("n1", 1)))
+    small = Placed("b", 1, 1.0, (("n2", 1),))
+    nodes = Nodes.of(NODES, [scattered, small])
+    assert gathered(nodes, scattered, gain=4.0, cost=0.05) == {"a": (("n0", 4),)}
+    assert nodes.free == {"n0": 0, "n1": 4, "n2": 3}
+    assert gathered(nodes, Placed("c", 3, 1.0, (("n1", 2), ("n2", 1))), gain=0.01, cost=0.05) == {}
+
+
+def test_a_job_is_not_scattered_where_it_is_slower_than_on_a_part():
+    """Three GPUs of one node make 3, four of two nodes 1: it takes the three, and leaves one idle."""
+    held = session(ShadowPrice(), cluster(4, 4), _WorseAcross())
+    for name, gpus in (("a", 1), ("b", 3)):
+        held.submit(job(name, gpus=gpus, work={"samples": 1e3}), 0.0)
+    held.decide(0.0)
+    held.submit(job("wide", gpus=3, low=3, high=4, work={"samples": 1e9}, model="net"), 0.0)
+    held.decide(60.0)
+    assert len(held.jobs["wide"].placement) == 1
+
+
+class _WorseAcross:
+    """One sample a GPU-second on one node, one a second on several."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(curves(), name)
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
+    ) -> float:
+        return batch / (1.0 if len(placement) > 1 else float(sum(placement)))
