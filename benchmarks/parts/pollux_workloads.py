@@ -1,0 +1,88 @@
+"""Replays of the Pollux and Sia workloads under the physics of the Pollux simulator, and their figures.
+
+Jobs of every workload are those applications that the Pollux artifact measured, on 16 nodes of 4 T4. The
+data are looked for in PLIANT_DATA.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from experiments.harness.replays import Outcome, outcome_of
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.io import write_cluster
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
+from pliant.tools.replay.inputs import Inputs, Sources
+from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.output import write
+from pliant.tools.replay.run import Run, replay
+
+DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+WORKLOADS: Final = {
+    "w6": "pollux/workloads/workload-6.csv",
+    "w1": "pollux/workloads/workload-1.csv",
+    "philly1": "sia/workloads/philly/workload-1.csv",
+    "saturn1": "sia/workloads/saturn/workload-1.csv",
+}
+IN_PLACE: Final = SimulatedCluster(start_cost=Cost(30.0), rescale_cost=Cost(1.0))
+"""A change of size that keeps its processes."""
+_CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "t4"},)}
+
+
+def is_there() -> bool:
+    """Whether there are data."""
+    return (DATA / "pollux").is_dir() and (DATA / "sia").is_dir()
+
+
+def folder_of(workload: str, folder: Path) -> None:
+    """Write trace, measurements and cluster of a workload into a folder."""
+    import_trace("pollux", [str(DATA / "pollux")], str(folder), workload=str(DATA / WORKLOADS[workload]))
+    write_cluster(Cluster.model_validate(_CLUSTER), folder / "cluster.json")
+
+
+def inputs(workload: str, jobs_limit: int | None = None) -> Inputs:
+    """A workload, read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder_of(workload, folder)
+        jobs, cluster, profile, tables = (
+            str(folder / file) for file in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
+        )
+        return Sources(jobs, cluster, profile, jobs_limit, tables).read()
+
+
+def fixed(trace: Inputs) -> Inputs:
+    """The same jobs, none of which lets its batch move."""
+    return replace(trace, jobs=tuple(job.model_copy(update={"elastic": "size"}) for job in trace.jobs))
+
+
+def unknown(trace: Inputs) -> Inputs:
+    """The same jobs, none of which states its work."""
+    return replace(trace, jobs=tuple(job.model_copy(update={"work": None}) for job in trace.jobs))
+
+
+def outcome(
+    trace: Inputs,
+    policy: str,
+    parameters: Mapping[str, Any] | None = None,
+    simulated: SimulatedCluster | None = None,
+) -> Outcome:
+    """One replay, seed 0."""
+    run = Run(
+        policy,
+        parameters or {},
+        conditions=Conditions(compat="pollux"),
+        simulated=simulated or SimulatedCluster(),
+    )
+    done = replay(trace, run)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "events.parquet"
+        write(done.log, done.summary, str(path))
+        return outcome_of(policy, path)

@@ -1,0 +1,154 @@
+"""Mean JCT of shadow-price on Pollux's, Philly's and Saturn's workloads, beside Ares, and its decision time.
+
+Replays take on the physics of the Pollux simulator (``--compat pollux``) on 16 nodes of 4 T4: 160 jobs,
+changes cost 30 s. ``fixed``: no job lets its batch move. ``in_place``: changes of size cost 1 s.
+``sigma1``: what is left of each job is mistaken by a lognormal factor of σ = 1. ``unknown``: no job states
+its work.
+``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
+the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's. Without the data
+(PLIANT_DATA) values are null.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.parts import mistaken_work
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.pollux_workloads import (
+    IN_PLACE,
+    WORKLOADS,
+    fixed,
+    inputs,
+    is_there,
+    outcome,
+    unknown,
+)
+from benchmarks.replay_speed import calibration_s
+from experiments.harness.replays import Outcome
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import Inputs
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.session.session import Session
+
+SEED: Final = 20261122
+FUTURE: Final = 0.7
+FREE_S: Final = {"w6": 1890.0, "w1": 1665.0, "philly1": 2235.0, "saturn1": 2430.0}
+FIXED_S: Final = {"w6": 2370.0, "w1": 1980.0, "philly1": 3095.0, "saturn1": 3470.0}
+DECISION_MS: Final = {64: 5.0, 2048: 50.0}
+_JOBS_PER_GPU: Final = 0.25
+_ROUNDS: Final = 12
+_EXPONENTS: Final = {"resnet50": 0.95, "bert": 0.9, "yolov3": 0.85, "deepspeech2": 0.8, "neumf": 0.6}
+
+
+def figures(
+    workloads: Sequence[str] = tuple(WORKLOADS),
+    clusters: Mapping[int, float] = DECISION_MS,
+    jobs_limit: int | None = None,
+    *,
+    with_pollux: bool = True,
+) -> list[Figure]:
+    """All figures."""
+    return [
+        *(_replays(workloads, jobs_limit, with_pollux=with_pollux) if is_there() else _no_replays(workloads)),
+        *(Figure(f"sp_decision_ms_{gpus}", decision_ms(gpus), "ms", most) for gpus, most in clusters.items()),
+    ]
+
+
+def _no_replays(workloads: Sequence[str]) -> Iterator[Figure]:
+    yield from (Figure(f"sp_{name}_s", None, "s", FREE_S[name]) for name in workloads)
+    yield from (Figure(f"sp_fixed_{name}_s", None, "s", FIXED_S[name]) for name in workloads)
+
+
+def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: bool) -> Iterator[Figure]:
+    traces = {name: inputs(name, jobs_limit) for name in workloads}
+    for name, trace in traces.items():
+        yield from _against_ares(f"sp_{name}", trace, FREE_S[name])
+        yield from _against_ares(f"sp_fixed_{name}", fixed(trace), FIXED_S[name])
+    main = traces[workloads[0]]
+    yield from _against_ares("sp_in_place_w6", main, 1760.0, {"rescale_s": 1.0}, IN_PLACE)
+    with mistaken_work.registered() as mistaken:
+        yield Figure("sp_sigma1_w6_s", _jct_s(outcome(main, mistaken)), "s", 2020.0)
+    yield Figure("sp_unknown_w6_s", _jct_s(outcome(unknown(main), "shadow-price")), "s", 2190.0)
+    found = outcome(main, "shadow-price", {"future": FUTURE})
+    yield Figure("sp_makespan_mode_w6_s", _jct_s(found), "s", 2100.0)
+    if with_pollux:
+        theirs = outcome(main, "pollux").metrics["makespan_s"]
+        yield Figure("sp_makespan_mode_w6", found.metrics["makespan_s"] / theirs, "ratio", 1.05)
+    yield Figure("sp_w6_replay_units", _replay_units(main), "units", 40.0)
+
+
+def _against_ares(
+    name: str,
+    trace: Inputs,
+    most_s: float,
+    parameters: Mapping[str, Any] | None = None,
+    simulated: SimulatedCluster | None = None,
+) -> Iterator[Figure]:
+    """The mean JCT, and two figures of fairness that Ares's limit."""
+    ours = outcome(trace, "shadow-price", parameters, simulated)
+    ares = outcome(trace, "ares", None, simulated)
+    yield Figure(f"{name}_s", _jct_s(ours), "s", most_s)
+    for metric in ("unfair_fraction", "worst_ftf"):
+        yield Figure(f"{name}_{metric}", ours.metrics[metric], "ratio", ares.metrics[metric])
+
+
+def _jct_s(found: Outcome) -> float:
+    return round(found.metrics["mean_jct_s"], 2)
+
+
+def _replay_units(trace: Inputs) -> float:
+    """CPU time of one replay from inputs to a folded event file, the least of three."""
+    taken_s = []
+    for _ in range(3):
+        before = time.process_time()
+        outcome(trace, "shadow-price")
+        taken_s.append(time.process_time() - before)
+    return round(min(taken_s) / calibration_s(), 1)
+
+
+def decision_ms(gpus: int, rounds: int = _ROUNDS) -> float:
+    """Median CPU time of a decision on nodes of 8 GPUs under load, jobs in proportion to the GPUs.
+
+    Between decisions a minute passes, jobs that are done leave, and as many arrive.
+    """
+    rng = np.random.default_rng(SEED)
+    shape = {"nodes": ({"name": "n{}", "gpus": 8, "count": gpus // 8},)}
+    curves = {name: {2**i: 2 ** (i * power) for i in range(12)} for name, power in _EXPONENTS.items()}
+    held = Session(ShadowPrice(), Cluster.model_validate(shape), CurveThroughput(curves))
+    taken_s, number = [], 0
+    for minute in range(rounds + 1):
+        now_s = 60.0 * minute
+        for job in [*held.jobs.values()]:
+            end_s = job.finish_time_s()
+            if end_s is not None and end_s <= now_s:
+                held.end(job.id, now_s)
+        while len(held.jobs) < _JOBS_PER_GPU * gpus:
+            held.submit(_job(number, now_s, rng), now_s)
+            number += 1
+        before = time.process_time()
+        held.decide(now_s)
+        taken_s.append(time.process_time() - before)
+    return round(1000 * statistics.median(taken_s[1:]), 2)
+
+
+def _job(number: int, now_s: float, rng: np.random.Generator) -> Job:
+    return Job.model_validate(
+        {
+            "id": f"j{number:05}",
+            "submit_time": now_s,
+            "model": str(rng.choice(list(_EXPONENTS))),
+            "gpus": {"requested": 1, "min": 1, "max": 64},
+            "elastic": "size",
+            "batch": {"size": 1024},
+            "work": {"gpu_seconds": float(np.exp(rng.uniform(np.log(600), np.log(36_000))))},
+        }
+    )

@@ -1,0 +1,39 @@
+"""The benchmark of shadow-price: its figures, and the errors that it makes about work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.parts import mistaken_work, pollux_workloads
+from benchmarks.shadow_price import decision_ms, figures
+from pliant.tools.schedule.registry import make_policy, policy_names
+from tests.builders import cluster, job, session
+
+
+def test_without_the_data_only_decisions_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(pollux_workloads, "DATA", tmp_path)
+    found = figures(clusters={16: 5.0})
+    assert [figure.name for figure in found[:2]] == ["sp_w6_s", "sp_w1_s"]
+    assert [figure.value for figure in found[:-1]] == [None] * (len(found) - 1)
+    assert found[-1].name == "sp_decision_ms_16"
+
+
+def test_decisions_are_measured_under_load():
+    assert decision_ms(16, rounds=2) > 0
+
+
+def test_mistaken_work_is_wrong_in_the_same_way_each_time_and_only_while_it_is_asked_for():
+    with mistaken_work.registered() as name:
+        held = session(make_policy(name), cluster(4))
+        for each in "abc":
+            held.submit(job(each, low=1, high=4, work={"samples": 1000}), 0.0)
+        known = mistaken_work.MistakenWork(900.0, 1.0, 0)
+        again = mistaken_work.MistakenWork(900.0, 1.0, 0)
+        left = [known.left(state, 0.0) for state in held.jobs.values()]
+        assert left == [again.left(state, 0.0) for state in held.jobs.values()]
+        assert 1000.0 not in left and len(set(left)) == 3
+        held.decide(0.0)
+        assert any(state.gpus for state in held.jobs.values())
+    assert name not in policy_names()
