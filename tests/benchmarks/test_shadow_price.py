@@ -33,7 +33,8 @@ def test_mistaken_work_is_wrong_in_the_same_way_each_time_and_only_while_it_is_a
         again = mistaken_work.MistakenWork(900.0, 1.0, 0)
         left = [known.left(state, 0.0) for state in held.jobs.values()]
         assert left == [again.left(state, 0.0) for state in held.jobs.values()]
-        assert 1000.0 not in left and len(set(left)) == 3
+        assert 1000.0 not in left
+        assert len(set(left)) == 3
         held.decide(0.0)
         assert any(state.gpus for state in held.jobs.values())
     assert name not in policy_names()
