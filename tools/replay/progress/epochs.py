@@ -80,6 +80,8 @@ class Epochs(ProgressModel):
 
     def end_samples(self, job: JobState, samples_done: float) -> float:
         """At the end of all epochs, or of the first that reaches the target metric."""
+        if _target(job) is None:
+            return self.all_samples(job)
         cut = self.cut(job) if job.gpus else None
         goal = self._goal(job, job.global_batch if cut is None else cut.batch, samples_done)
         return goal * self.samples_per_epoch(job) if goal < self.epochs(job) else self.all_samples(job)
