@@ -12,6 +12,7 @@ from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
 from pliant.tools.schedule.policies.multi_resource.fleet import Active
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Holdings,
+    Prospect,
     RiskReward,
     by_arrival,
     by_dominant_share,
@@ -84,13 +85,29 @@ def under(name: str, world: World) -> Outcome:
     servers = world.servers
     if name == "rrh":
         rrh = RiskReward(servers)
-        return _slot_by_slot(world, rrh.holdings, rrh.admits)
+        return _slot_by_slot(
+            world,
+            lambda jobs, now: rrh.holdings(jobs, [_prospect(job, now) for job in jobs]),
+            lambda job, others, now: rrh.admits(
+                job, _prospect(job, now), [_prospect(other, now) for other in others]
+            ),
+        )
     rules: dict[str, Rule] = {
         "fifo": lambda jobs, _: by_arrival(jobs, servers),
         "drf": lambda jobs, _: by_dominant_share(jobs, servers),
         "dorm": lambda jobs, _: Dorm(servers).holdings(jobs),
     }
     return _slot_by_slot(world, rules[name], lambda *_: True)
+
+
+def _prospect(job: Active, now: int) -> Prospect:
+    """In slots; what ends beyond the last one is worth nothing."""
+
+    def worth(slots: float) -> float:
+        end = now + int(slots) - 1
+        return float(job.bid.worth[end]) if end < len(job.bid.worth) else 0.0
+
+    return Prospect(job.slots_left(job.requested), worth)
 
 
 def _slot_by_slot(world: World, rule: Rule, admits: Admits) -> Outcome:

@@ -30,6 +30,8 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "allox": "pliant.tools.schedule.policies.allox:Allox",
     "ares": "pliant.tools.schedule.policies.ares.policy:Ares",
     "ares-goodput": "pliant.tools.schedule.policies.ares.goodput:AresGoodput",
+    "dorm": "pliant.tools.schedule.policies.multi_resource.policies:Dorm",
+    "drf": "pliant.tools.schedule.policies.multi_resource.policies:Drf",
     "drl": "pliant.tools.schedule.policies.drl.policy:Drl",
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",

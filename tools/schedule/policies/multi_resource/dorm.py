@@ -3,7 +3,8 @@
 Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned Approach
 (SMARTCOMP 2017), as OASiS compares with it. Departures: the MILP counts workers and parameter servers (PS) by
 job in the whole cluster, and they are then placed in turn; what no server has space for is left out. A job
-that holds nothing and would hold nothing under DRF either waits.
+that holds nothing and would hold nothing under DRF either waits. The limit of unfairness gives way where it
+cannot be kept.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _GAP: Final = 0.02
 """Relative; a solution this near to the best is as good."""
+_UNFAIR: Final = 100.0
+"""Cost of each unit of unfairness beyond the limit, which cannot be kept where few jobs may be adjusted."""
 _NODES: Final = 1
 """Of the search of the solver: a limit of time would decide as fast as the machine is."""
 
@@ -91,12 +94,16 @@ def _as_many(fleet: Fleet, job: Active, size: int) -> Placed | None:
 def _most_of(job: Active, servers: Servers) -> int:
     """The most workers of a job; 0 where not even one fits any server."""
     fits = whole_fits(servers.workers, job.bid.worker, job.bid.most_workers)
+    if job.bid.servers is not None:
+        fits = np.where(job.bid.servers, fits, 0)
     return min(int(fits.sum()), job.bid.most_workers, max(job.left, job.bid.least_workers))
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Variables, each by job: workers; PS; distance from the fair share; whether it is adjusted."""
+    """Variables, by job: workers; PS, not whole; distance from the fair share; whether it is adjusted; then
+    unfairness beyond the limit.
+    """
 
     costs: Floats
     most: Floats
@@ -125,15 +132,15 @@ class _Model:
         each = np.ones((1, count))
         rows = block_array(
             [
-                [csr_array(worker), None, None, None],
-                [None, csr_array(ps), None, None],
-                [-eye, diags_array(serves), None, None],
-                [shares, None, -eye, None],
-                [shares, None, eye, None],
-                [eye, None, None, -change],
-                [eye, None, None, change],
-                [None, None, csr_array(each), None],
-                [None, None, None, csr_array(each * running)],
+                [csr_array(worker), None, None, None, None],
+                [None, csr_array(ps), None, None, None],
+                [-eye, diags_array(serves), None, None, None],
+                [shares, None, -eye, None, None],
+                [shares, None, eye, None, None],
+                [eye, None, None, -change, None],
+                [eye, None, None, change, None],
+                [None, None, csr_array(each), None, csr_array([[-1.0]])],
+                [None, None, None, csr_array(each * running), None],
             ],
             format="csr",
         )
@@ -144,9 +151,9 @@ class _Model:
         with np.errstate(divide="ignore", invalid="ignore"):
             used = np.nan_to_num(worker / capacity[0][:, None], posinf=0).sum(axis=0)
         return cls(
-            costs=np.concatenate([-used, np.full(count, 1e-6), none, none]),
-            most=np.concatenate([most, np.where(serves > 0, most, 0), all_of, np.ones(count)]),
-            whole=np.concatenate([np.ones(2 * count), none, np.ones(count)]),
+            costs=np.concatenate([-used, np.full(count, 1e-6), none, none, [_UNFAIR]]),
+            most=np.concatenate([most, np.where(serves > 0, most, 0), all_of, np.ones(count), [np.inf]]),
+            whole=np.concatenate([np.ones(count), none, none, running, [0]]),
             rows=rows,
             low=np.concatenate([-np.inf * np.ones(2 * len(worker)), *low, [-np.inf, -np.inf]]),
             high=np.concatenate([*high, [fairness, float(adjusted)]]),

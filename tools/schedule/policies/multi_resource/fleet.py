@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Ints, Servers, whole_fits
+from pliant.tools.schedule.policies.oasis.model import ROUNDING, Bid, Bools, Floats, Ints, Servers, whole_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +53,26 @@ class Half:
     def __init__(self, capacity: Floats) -> None:
         self.capacity = capacity
         self.free = capacity.copy()
+        self._most = capacity.max(axis=0, initial=0.0)
+        """The most that is free of each resource on any server."""
         self._turn = 0
 
-    def fits(self, demand: Floats, most: int) -> Ints:
+    def fits(self, demand: Floats, most: int, allowed: Bools | None = None) -> Ints:
         """[server] how many of this demand, up to ``most`` each."""
-        return whole_fits(self.free, demand, most)
+        found = whole_fits(self.free, demand, most)
+        return found if allowed is None else np.where(allowed, found, 0)
 
-    def in_turn(self, demand: Floats, count: int) -> Ints | None:
+    def in_turn(self, demand: Floats, count: int, allowed: Bools | None = None) -> Ints | None:
         """[server] ``count`` places, one a server and lap from where the last ones ended; None: too few."""
-        fits = self.fits(demand, count)
-        servers = len(fits)
-        if count == 1 and servers:
-            found = np.zeros(servers, dtype=np.int64)
-            free = np.flatnonzero(fits)
-            if not len(free):
-                return None
-            server = int(free[np.searchsorted(free, self._turn) % len(free)])
-            found[server], self._turn = 1, (server + 1) % servers
-            return found
+        servers = len(self.free)
+        if not count:
+            return np.zeros(servers, dtype=np.int64)
+        if not (demand <= self._most + ROUNDING).all():
+            return None
+        if count == 1:
+            server = self.next_in_turn(demand, allowed)
+            return None if server is None else np.bincount([server], minlength=servers)
+        fits = self.fits(demand, count, allowed)
         if fits.sum() < count:
             return None
         turn = (self._turn + np.arange(servers)) % max(1, servers)
@@ -82,9 +84,24 @@ class Half:
             self._turn = (int(last[-1]) + 1) % servers
         return found
 
+    def next_in_turn(self, demand: Floats, allowed: Bools | None = None) -> int | None:
+        """The server of one place; None: there is none."""
+        servers = len(self.free)
+        for server in range(self._turn, min(self._turn + 3, servers)):  # mostly one of the first has space
+            if (allowed is None or allowed[server]) and (self.free[server] >= demand).all():
+                self._turn = (server + 1) % servers
+                return server
+        free = np.flatnonzero(self.fits(demand, 1, allowed))
+        if not len(free):
+            return None
+        server = int(free[np.searchsorted(free, self._turn) % len(free)])
+        self._turn = (server + 1) % servers
+        return server
+
     def take(self, counts: Ints, demand: Floats) -> None:
         """Use places, or give them back where counts are below 0."""
         self.free -= counts[:, None] * demand
+        self._most = self.free.max(axis=0, initial=0.0)
 
 
 class Fleet:
@@ -114,7 +131,7 @@ class Fleet:
         pair = bid.ps_of(np.array([before, before + count]))
         if pair[1] > before + count:
             return None
-        workers = self.workers.in_turn(bid.worker, count)
+        workers = self.workers.in_turn(bid.worker, count, bid.servers)
         ps = self.ps.in_turn(bid.ps, int(pair[1] - pair[0])) if workers is not None else None
         if workers is None or ps is None:
             return None

@@ -6,10 +6,8 @@ As OASiS (INFOCOM 2018), section V, describes them; all place workers and parame
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
@@ -73,6 +71,18 @@ def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
 
 
 @dataclass(frozen=True, slots=True)
+class Prospect:
+    """What lies ahead of one job, in any unit of time."""
+
+    duration: float
+    """Until it ends, if it runs from now on without a pause."""
+    worth: Callable[[float], float]
+    """Its utility if it ends after that time from now; never rises."""
+    falls: bool = True
+    """False: its utility is the same whenever it ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class RiskReward:
     """RRH: what a job earns if it runs now, less what its running costs the others by delay.
 
@@ -84,35 +94,30 @@ class RiskReward:
     threshold: float = 0.0
     """A job is admitted if its gain less the cost is larger."""
 
-    def gains(self, jobs: Sequence[Active], now: int) -> dict[str, float]:
-        """Gain less cost of each job that runs from slot ``now`` on without a pause."""
-        if not jobs:
-            return {}
-        durations = np.array([job.slots_left(job.requested) for job in jobs])
-        shares = np.array([min(1.0, dominant_share(job.bid, job.requested, self.servers)) for job in jobs])
-        ends = now + durations - 1
-        earned = np.array([_worth(job, end) for job, end in zip(jobs, ends.tolist(), strict=True)])
-        found = {}
-        for index, job in enumerate(jobs):
-            delayed = (ends + durations[index]).tolist()
-            late = np.array([_worth(other, end) for other, end in zip(jobs, delayed, strict=True)])
-            lost = earned - late
-            cost = shares[index] * float(lost.sum() - lost[index])
-            found[job.bid.id] = float(earned[index]) - cost
-        return found
+    def gain(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> float:
+        """Utility less the cost of a job that runs from now on without a pause, beside the others."""
+        lost = sum(
+            other.worth(other.duration) - other.worth(other.duration + mine.duration)
+            for other in others
+            if other.falls and other is not mine
+        )
+        share = min(1.0, dominant_share(job.bid, job.requested, self.servers)) if lost else 0.0
+        return mine.worth(mine.duration) - share * lost
 
-    def admits(self, job: Active, others: Sequence[Active], now: int) -> bool:
-        """Whether a job that arrives joins these."""
-        return self.gains([*others, job], now)[job.bid.id] > self.threshold
+    def admits(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> bool:
+        """Whether a job that arrives joins the others."""
+        return self.gain(job, mine, others) > self.threshold
 
-    def holdings(self, jobs: Sequence[Active], now: int) -> Holdings:
-        """Who runs: by gain less cost per slot, as long as they fit; a running job stays where it is."""
-        gains = self.gains(jobs, now)
-        worthy = [job for job in jobs if gains[job.bid.id] > 0]
-        worthy.sort(key=lambda job: (-gains[job.bid.id] / job.slots_left(job.requested), job.order))
+    def holdings(self, jobs: Sequence[Active], prospects: Sequence[Prospect]) -> Holdings:
+        """Who runs: by gain less cost per time, as long as they fit; a running job stays where it is."""
+        falling = [each for each in prospects if each.falls]
+        pairs = zip(jobs, prospects, strict=True)
+        gains = [(self.gain(job, mine, falling), mine.duration, job) for job, mine in pairs]
+        worthy = [each for each in gains if each[0] > 0]
+        worthy.sort(key=lambda each: (-each[0] / each[1], each[2].order))
         fleet = Fleet(self.servers)
         found = {}
-        for job in worthy:
+        for *_, job in worthy:
             placed = _again(fleet, job) or fleet.in_turn(job.bid, job.requested)
             if placed is not None:
                 found[job.bid.id] = placed
@@ -129,8 +134,3 @@ def _again(fleet: Fleet, job: Active) -> Placed | None:
         return None
     fleet.take(job.bid, placed)
     return placed
-
-
-def _worth(job: Active, end: int) -> float:
-    """Beyond the last slot nothing is worth anything."""
-    return float(job.bid.worth[end]) if end < len(job.bid.worth) else 0.0

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
 from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, dominant_share
-from pliant.tools.schedule.policies.multi_resource.rules import RiskReward, by_arrival, by_dominant_share
+from pliant.tools.schedule.policies.multi_resource.rules import (
+    Prospect,
+    RiskReward,
+    by_arrival,
+    by_dominant_share,
+)
 from pliant.tools.schedule.policies.oasis.model import Bid, Servers, sigmoid_worth
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
@@ -30,6 +35,13 @@ def job(
     bid = Bid(name, ord(name) - 97, work, 50, np.array(demand), np.zeros(2), np.full(200, worth))
     placed = None if held is None else Placed(np.array(held), np.zeros(0, dtype=np.int64))
     return Active(bid, work, requested, placed)
+
+
+def prospect(job: Active) -> Prospect:
+    """In slots from the first one on."""
+    return Prospect(
+        job.slots_left(job.requested), lambda slots: float(job.bid.worth[int(slots) - 1 : int(slots)].sum())
+    )
 
 
 def sizes(holdings: Mapping[str, Placed]) -> dict[str, int]:
@@ -76,16 +88,18 @@ def test_rrh_turns_away_what_delays_others_for_more_than_it_earns() -> None:
     worth = sigmoid_worth(100, 6, 3, 0, 50)
     urgent = Active(Bid("a", 0, 8, 4, np.ones(2), np.zeros(2), worth), 8, 4)
     rrh = RiskReward(servers)
-    assert rrh.admits(urgent, [], 0)
-    assert not rrh.admits(job("b", 4, work=40, worth=90.0), [urgent], 0)
-    assert rrh.admits(job("b", 4, work=40, worth=110.0), [urgent], 0)
+    assert rrh.admits(urgent, prospect(urgent), [])
+    poor, rich = job("b", 4, work=40, worth=90.0), job("b", 4, work=40, worth=110.0)
+    assert not rrh.admits(poor, prospect(poor), [prospect(urgent)])
+    assert rrh.admits(rich, prospect(rich), [prospect(urgent)])
 
 
 def test_rrh_pauses_a_job_for_one_that_earns_more() -> None:
     servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
     jobs = [job("a", 4, work=8, worth=10.0, held=(4,)), job("b", 4, work=8, worth=50.0)]
-    assert sizes(RiskReward(servers).holdings(jobs, 0)) == {"b": 4}
-    assert sizes(RiskReward(servers).holdings(jobs[:1], 0)) == {"a": 4}
+    ahead = [prospect(each) for each in jobs]
+    assert sizes(RiskReward(servers).holdings(jobs, ahead)) == {"b": 4}
+    assert sizes(RiskReward(servers).holdings(jobs[:1], ahead[:1])) == {"a": 4}
 
 
 def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
@@ -109,7 +123,7 @@ def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) ->
     rules = {
         "fifo": by_arrival(jobs, servers),
         "drf": by_dominant_share(jobs, servers),
-        "rrh": RiskReward(servers).holdings(jobs, 8),
+        "rrh": RiskReward(servers).holdings(jobs, [prospect(each) for each in jobs]),
         "dorm": Dorm(servers).holdings(jobs),
     }
     for name, holdings in rules.items():
