@@ -44,16 +44,20 @@ class AresGoodput(Ares):
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:
         super().__init__(alpha, pool, compact_s)
         self._useful: UsefulSpeed | None = None
+        self._noise: dict[str, float | None] = {}
+        """The noise scale for which the sizes of each job were found last."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """As ``ares``; then change the batches for which it pays."""
         if self._queue is not None and self._useful is not None and self._speeds is snapshot.speeds:
             for job in snapshot.jobs.values():
-                if self._useful.moves_batch(job):
+                if self._useful.moves_batch(job) and self._noise.get(job.id) != job.noise_scale:
+                    self._noise[job.id] = job.noise_scale
                     self._queue.resize(job.id, self._queue.sizes.of(job))
             for change in snapshot.changes:
                 if change.ended_job is not None:
                     self._useful.forget(change.ended_job.id)
+                    self._noise.pop(change.ended_job.id, None)
         decision = super().decide(snapshot, rng)
         for job in snapshot.jobs.values():
             if job.gpus and job.id not in decision.targets and job.id not in decision.rejected:
@@ -63,7 +67,7 @@ class AresGoodput(Ares):
         return decision
 
     def _sizes(self, speeds: Speeds) -> SizesByJob:
-        self._useful = UsefulSpeed(speeds)
+        self._useful, self._noise = UsefulSpeed(speeds), {}
         return _UsefulSizes(self._useful, self.alpha)
 
     def _batch(self, job: JobState, gpu_type: str, gpus: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.speeds import Speeds
@@ -25,6 +26,8 @@ class UsefulSpeed:
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
         self._goodputs = Goodputs(speeds, "profile", lone_accumulates=False)
+        self._tables: dict[tuple[str, str], tuple[float | None, Goodput]] = {}
+        """By job and GPU type, with the noise scale that each holds for."""
         self._pools = {
             kind: Pool(kind, gpus, max(speeds.consolidated(gpus, kind), default=1))
             for kind, gpus in speeds.gpu_types.items()
@@ -49,7 +52,7 @@ class UsefulSpeed:
         if not self.moves_batch(job):
             return own
         pool = self._pools[gpu_type]
-        table = self._goodputs.goodput(job, pool)
+        table = self._table(job, pool)
         if gpus >= table.rates.shape[1]:
             return own
         several = int(gpus > pool.node_gpus)
@@ -67,3 +70,12 @@ class UsefulSpeed:
     def forget(self, job_id: str) -> None:
         """The job has left."""
         self._goodputs.forget(job_id)
+        for kind in self._pools:
+            self._tables.pop((job_id, kind), None)
+
+    def _table(self, job: JobState, pool: Pool) -> Goodput:
+        found = self._tables.get((job.id, pool.gpu_type))
+        if found is None or found[0] != job.noise_scale:
+            found = job.noise_scale, self._goodputs.goodput(job, pool)
+            self._tables[job.id, pool.gpu_type] = found
+        return found[1]
