@@ -23,4 +23,4 @@ def test_each_has_figures(name: str) -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nope"]) == 2
-    assert "no benchmark 'nope'; there are: ares, chaos, cli" in capsys.readouterr().err
+    assert "no benchmark 'nope'; there are: ares, ares_experiments, chaos" in capsys.readouterr().err
