@@ -75,6 +75,10 @@ def _obstacles(job: Job) -> dict[str, str]:
         found["command"] = " has no command: it can be replayed, but not run"
     if not os.path.isdir(job.workdir or "."):
         found["workdir"] = f": no such folder: {job.workdir}"
+    if job.resources.ps:
+        found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
+    if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:
+        found["resources/worker/gpu"] = f" needs {gpus:g} GPUs for each worker, which gets one"
     return found
 
 

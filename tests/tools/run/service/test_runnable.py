@@ -74,3 +74,16 @@ def test_shares_are_what_jobs_hold_and_how_their_batch_is_cut() -> None:
     assert list(shares) == ["b"]
     assert (shares["b"].placement, shares["b"].global_batch) == ((("n1", 2),), 64)
     assert (shares["b"].accum, shares["b"].lr_scale) == (2, 2.0)
+
+
+def test_what_torchrun_cannot_give_to_workers_is_refused(tmp_path: Path) -> None:
+    found = schedule(
+        [
+            job("a", command=("t.py",), resources={"worker": {"cpu": 1.0}, "ps": {"cpu": 2.0}}),
+            job("b", command=("t.py",), resources={"worker": {"gpu": 2.0}}),
+        ]
+    )
+    assert problems(found, tmp_path) == [
+        'schedule.json: /jobs/0/resources/ps: job "a" has parameter servers: it can be replayed, but not run',
+        'schedule.json: /jobs/1/resources/worker/gpu: job "b" needs 2 GPUs for each worker, which gets one',
+    ]
