@@ -56,11 +56,7 @@ def results_bytes(
         "compared": [
             {**asdict(each), "ratio": each.ratio, "reproduces": each.reproduces} for each in compared
         ],
-        **(
-            {"tested": [asdict(each) for each in paired_tests(experiment, outcomes)]}
-            if experiment.tests
-            else {}
-        ),
+        **_tested(experiment, outcomes),
         "replays": {name: _replay(outcomes[name]) for name in sorted(outcomes)},
     }
     return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
