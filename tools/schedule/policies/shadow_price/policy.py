@@ -48,6 +48,8 @@ class ShadowPrice(Policy):
     steps of a factor of four; within a step the first to come is first. With ``--demand predicted`` it is
     what is predicted.
 
+    Short jobs come first, and nothing bounds how long a long one waits: it promises no bound on delays.
+
     rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
