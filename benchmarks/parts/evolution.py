@@ -157,12 +157,13 @@ def best_of_all(instance: Instance) -> tuple[int, float]:
 
 
 def _choices(instance: Instance, job: JobState, limit: Limit, left: float) -> Iterator[tuple[int, float]]:
-    """(GPUs, least score over all batches) of one job; no GPUs among them."""
+    """(GPUs, least score over all batches) of one job up to its fastest size; no GPUs among them."""
     yield 0, 0.0
+    rates: dict[int, float] = {}
     most = max(job.spec.min_gpus, math.floor(limit.samples / limit.local))
     for gpus in range(job.spec.min_gpus, min(most, job.spec.max_gpus(instance.gpus)) + 1):
         rate = instance.speeds.rate
         batches = range(16, max(16, min(limit.samples, 256, 64 * gpus)) + 1)
-        best = max(rate(job, gpus, "gpu", global_batch=batch) for batch in batches)
-        if best > 0:
-            yield gpus, left * gpus / best
+        rates[gpus] = max(rate(job, gpus, "gpu", global_batch=batch) for batch in batches)
+    fastest = max(rates, key=lambda gpus: rates[gpus], default=0)
+    yield from ((gpus, left * gpus / best) for gpus, best in rates.items() if best > 0 and gpus <= fastest)

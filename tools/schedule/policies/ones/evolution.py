@@ -15,6 +15,8 @@ from pliant.tools.schedule.policies.ones.population import Population
 from pliant.tools.schedule.policies.ones.search import beginning, evolve
 
 _LEAST_POPULATION: Final = 16
+_BEGINNING: Final = 32
+"""Generations of a population that begins at random."""
 _STILL: Final = 12
 """A search without a time budget ends after that number of generations in a row with the same best genome."""
 
@@ -52,14 +54,16 @@ class Evolution:
         else:
             genomes = last.of(jobs, members.problem.gpus)
         genomes = np.concatenate([members.held(), genomes])
-        genomes = self._searched(members, genomes, rng, self._seconds / searches)
+        least = self._effort.generations if last else max(self._effort.generations, _BEGINNING)
+        genomes = self._searched(members, genomes, rng, least, self._seconds / searches)
         self._populations[kind] = Population(jobs, genomes)
         return _first(genomes, len(jobs))
 
     def alone(self, members: Members, rng: np.random.Generator) -> Ints:
         """The GPUs of each job in the best genome of a search that nothing is kept of."""
         genomes = beginning(members.problem, rng, self._count(members))
-        return _first(self._searched(members, genomes, rng, 0.0), len(members.jobs))
+        least = max(self._effort.generations, _BEGINNING)
+        return _first(self._searched(members, genomes, rng, least), len(members.jobs))
 
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
@@ -70,11 +74,11 @@ class Evolution:
         self._populations = {kind: Population.load(each) for kind, each in state.items()}
 
     def _searched(
-        self, members: Members, genomes: Genomes, rng: np.random.Generator, seconds: float
+        self, members: Members, genomes: Genomes, rng: np.random.Generator, least: int, seconds: float = 0.0
     ) -> Genomes:
         """Generations up to their number; where there is time to spend, until that is spent."""
         until_s = time.monotonic() + seconds
-        least = 1 if self.ahead or seconds else self._effort.generations
+        least = 1 if self.ahead or seconds else least
         made, still, count, theta = 0, 0, self._count(members), self._effort.theta
         while (made < least and still < _STILL) or (seconds and time.monotonic() < until_s):
             best = genomes[0]

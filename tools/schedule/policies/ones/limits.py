@@ -8,7 +8,7 @@ its limit all the same: it then says nothing but the number of GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -40,6 +40,10 @@ class Limit:
     """Samples done when its GPUs or its batch changed last."""
     between: bool = False
     """Whether that was a start between two updates."""
+    patience_s: float = 0.0
+    """How long an epoch of it took when it lost its GPUs."""
+    refusable_s: float = 0.0
+    """From when on it counts as refused if it waits on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,13 @@ def _reaches_s(job: JobState, samples: float, time_s: float) -> float:
 class Limits:
     """The limits of all active jobs."""
 
-    def __init__(self, epochs: Epochs, warmup_steps: int) -> None:
+    def __init__(self, epochs: Epochs, warmup_steps: int, *, by_epochs: bool = False) -> None:
+        """:param by_epochs: an epoch is waited for below the submitted batch, too."""
         self.epochs = epochs
         self._warmup_steps = warmup_steps
+        self._by_epochs = by_epochs
+        self.queue = False
+        """Whether jobs wait: then an epoch is waited for, so that none starts for a few steps alone."""
         self._known: dict[str, Limit] = {}
         self._seen_s = 0.0
 
@@ -106,20 +114,26 @@ class Limits:
         self._known.pop(job_id, None)
 
     def follow(
-        self, jobs: Mapping[str, JobState], speeds: Speeds, time_s: float, rate: float, *, queue: bool
+        self,
+        jobs: Mapping[str, JobState],
+        speeds: Speeds,
+        time_s: float,
+        rate: float,
+        in_the_way: Container[str] = (),
     ) -> None:
         """Time has passed: jobs came, others have done an epoch.
 
         :param rate: mean arrivals a second, the σ of the scale-down rule.
-        :param queue: whether jobs wait.
+        :param in_the_way: jobs that others wait behind.
         """
+        self.queue = any(not job.gpus for job in jobs.values())
         for job in jobs.values():
             limit = self._known.get(job.id)
             if limit is None:
                 limit = self._known[job.id] = _taken_up(job, speeds, time_s)
             if not job.gpus:
                 if limit.rule not in ("start", "resume", "refused"):  # it lost its GPUs
-                    self.preempted(job)
+                    self.preempted(job, time_s)
                 continue
             limit.local = job.global_batch / job.gpus
             limit.executed_s += max(0.0, time_s - max(self._seen_s, job.granted_s))
@@ -127,8 +141,10 @@ class Limits:
                 self.changed(job, time_s)
             if self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s) <= time_s:
                 if job.samples_done(time_s) >= self._warmup_steps * job.global_batch:
-                    _after_epoch(job, limit, rate, queue=queue)
+                    _after_epoch(job, limit, rate, shrinks=job.id in in_the_way)
                 limit.begun_samples, limit.begun_s = job.samples_done(time_s), time_s
+            elif self._warm_s(job, limit.begun_samples, time_s) <= time_s:
+                limit.samples = max(limit.samples, min(2 * job.global_batch, job.reference_batch))
         self._seen_s = time_s
 
     def changed(self, job: JobState, time_s: float, *, between: bool = False) -> None:
@@ -138,25 +154,54 @@ class Limits:
         limit.begun_samples = limit.changed_samples = job.samples_done(time_s)
         limit.begun_s = time_s
 
-    def preempted(self, job: JobState) -> None:
+    def preempted(self, job: JobState, time_s: float) -> None:
         """The job may ask for no more than it had."""
         limit = self._known[job.id]
         limit.samples, limit.rule = min(limit.samples, job.global_batch), "resume"
+        lasts_s = self.epochs.lasts_s(job, job.samples_per_second)
+        limit.patience_s = lasts_s if lasts_s < math.inf else self.epochs.unknown_s
+        limit.refusable_s = time_s + limit.patience_s
 
-    def refused(self, job: JobState) -> None:
-        """The job has run, and waits in another schedule: R is halved, down to its smallest size."""
+    def refused(self, job: JobState, time_s: float) -> None:
+        """The job waits on in another schedule: R is halved, down to its smallest size, once an epoch."""
         limit = self._known[job.id]
+        if time_s < limit.refusable_s:
+            return
+        limit.refusable_s = time_s + limit.patience_s
         least = math.ceil(limit.local * job.spec.min_gpus)
         limit.samples, limit.rule = max(least, limit.samples // 2), "refused"
 
     def may_change_s(self, job: JobState, time_s: float) -> float:
-        """When the job has done an epoch since its last change; not after ``time_s``: it has."""
-        return self.epochs.end_s(job, self._known[job.id].changed_samples, job.changed_s, time_s)
+        """When the job has done an epoch, or its warm-up, since it changed; not after ``time_s``: it has."""
+        samples = self._known[job.id].changed_samples
+        epoch_s = self.epochs.end_s(job, samples, job.changed_s, time_s)
+        return min(epoch_s, self._warm_s(job, samples, time_s))
+
+    def settles_s(self, job: JobState, batch: int, rate: float) -> float:
+        """Seconds from a change to that batch until the job may change again, at so many samples a second."""
+        lasts_s = self.epochs.lasts_s(job, rate)
+        return min(lasts_s, self._warmup_steps * batch / rate) if 0 < batch < self._sought(job) else lasts_s
 
     def next_epoch_s(self, job: JobState, time_s: float) -> float:
-        """When the job ends the epoch that it is in."""
+        """When the job ends the epoch, or the warm-up, that it is in."""
         limit = self._known[job.id]
-        return self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s)
+        epoch_s = self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s)
+        warm_s = self._warm_s(job, limit.begun_samples, time_s)
+        return min(epoch_s, warm_s) if warm_s > time_s else epoch_s
+
+    def _warm_s(self, job: JobState, from_samples: float, time_s: float) -> float:
+        """When the job has done its warm-up since then; never if it has no batch to grow back to."""
+        if job.global_batch >= self._sought(job):
+            return math.inf
+        goal = from_samples + self._warmup_steps * job.global_batch
+        if job.samples_done(time_s) >= goal * _WHOLE:
+            return time_s
+        return _reaches_s(job, goal, time_s)
+
+    def _sought(self, job: JobState) -> int:
+        """The batch below which a job waits for no epoch: that with which it was submitted, if it moves."""
+        by_steps = job.spec.elastic == "size+batch" and not (self._by_epochs or self.queue)
+        return job.reference_batch if by_steps else 0
 
     def dump(self) -> dict[str, Any]:
         """As JSON values."""
@@ -171,15 +216,21 @@ class Limits:
         self._known = {job_id: Limit(**limit) for job_id, limit in state["jobs"].items()}
 
 
-def _after_epoch(job: JobState, limit: Limit, rate: float, *, queue: bool) -> None:
-    """Scale-up: R ← 2R, at most twice the batch. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉, while jobs wait."""
-    if queue and rate * limit.executed_s > 1:
+def _after_epoch(job: JobState, limit: Limit, rate: float, *, shrinks: bool) -> None:
+    """Scale-up: R ← 2R, at most twice the batch and the job's largest. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉."""
+    if shrinks and rate * limit.executed_s > 1:
         least = math.ceil(limit.local * job.spec.min_gpus)
         limit.samples = max(least, math.ceil(2 * limit.samples / math.ceil(rate * limit.executed_s + 1)))
         limit.rule = "scale-down"
     else:
-        limit.samples = 2 * min(limit.samples, job.global_batch)
+        limit.samples = _within(job, 2 * min(limit.samples, job.global_batch))
         limit.rule = "scale-up"
+
+
+def _within(job: JobState, samples: int) -> int:
+    """No more than the job's largest batch; where its batch does not move, R says GPUs alone."""
+    most = job.spec.batch.max if job.spec.elastic == "size+batch" else None
+    return samples if most is None else min(samples, max(most, job.global_batch))
 
 
 def _taken_up(job: JobState, speeds: Speeds, time_s: float) -> Limit:

@@ -90,6 +90,11 @@ class Members:
         counts = np.array([[job.gpus for job in self.jobs]], dtype=np.int64)
         return reorder(counts, np.arange(len(self.jobs))[None], self.problem.gpus)
 
+    @property
+    def settled(self) -> bool:
+        """Whether each job has the most that it may have: there is nothing to search for."""
+        return not self.targets(self.problem.sizes.most)
+
     def targets(self, counts: Ints) -> dict[str, Target]:
         """What differs from what the jobs hold if each gets that many GPUs."""
         found: dict[str, Target] = {}

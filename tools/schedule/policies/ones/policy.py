@@ -39,28 +39,34 @@ class Ones(Policy):
     ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it
     works for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum of
     remaining time times GPUs over the jobs that run. Work that a job does not state is drawn from its
-    predicted progress, one draw for all genomes. The best genome takes effect once every running job has
-    done an epoch since its last change. A job begins on its smallest size with a batch that fits it and
-    may double its batch after each epoch. It gives way while others wait if it has run longer than jobs
+    predicted progress, one draw for all genomes. No running job changes before it has done an epoch since
+    its last change. A job begins on its smallest size with a batch that fits it. It may double its batch
+    after a few steps until it has that with which it was submitted, then after each epoch, up to its
+    largest. It gives way to those that wait if it holds much of the cluster and has run longer than jobs
     take to arrive; if it lost its GPUs, it asks for half as much after each update that leaves it waiting.
     Its learning rate follows its batch.
 
     Departures from the paper: GPUs that no job holds go to jobs that wait between two updates, and the
     next update leaves these jobs alone until they have done an epoch. The batch of a job follows from its
-    GPUs and its limit: of those allowed, the fastest. Fewer idle GPUs count before the score. Long jobs
-    are scaled down only while others wait, and not below their smallest size. The placement step chooses
-    the nodes. Each GPU type is searched by itself; of a long queue only the first take part, as many as
-    the type has GPUs.
+    GPUs and its limit: of those allowed, the fastest. No job gets more GPUs than those on which it is
+    fastest. Fewer idle GPUs count before the score. A waiting job's refusals count once in the time of one
+    of its epochs. Long jobs are scaled down only while others wait, and not below their smallest size. The
+    placement step chooses the nodes. Each GPU type is searched by itself; of a long queue only the first
+    take part, as many as the type has GPUs.
 
     population: genomes kept; fewer where the cluster has fewer GPUs, down to 16.
-    generations: made for each decision.
+    generations: made for each decision; 32 for the first one, less if the best genome stays.
     time_budget_s: seconds in which each decision makes as many generations as it can, instead of a number
     of them; what is decided then depends on the machine.
     theta: rate at which a mutation takes a job's GPUs.
     sigma: how fast long jobs are scaled down, per second; none: the mean rate of arrivals.
-    update: "all": the best genome takes effect once all jobs that run have done an epoch since their last
-    change; "each": at every decision, for the jobs that have. No job changes before it has done one.
-    warmup_steps: optimizer steps before the first growth.
+    convoy: part of the GPUs of its type that a job holds if others wait behind it: only such jobs are scaled
+    down; 0: all are.
+    update: "each": the best genome takes effect at every decision, for the jobs that have done an epoch since
+    their last change; "all": once all jobs that run have. No job changes before it has done one.
+    warmup_steps: optimizer steps before the first growth, and before each one below the submitted batch.
+    below_submitted: what a job waits for before it changes while its batch is smaller than it was submitted
+    with: "steps", those of its warm-up, if no job waits for GPUs; "epochs", one, as above that batch.
     idle_gpus: "start": GPUs that no job holds go to jobs that wait at once; "hold": with the next update.
     unknown_epoch_s: seconds that stand for an epoch of a job whose epochs are not known.
     longest_epoch_s: seconds after which an epoch counts as done; none: a job holds updates back until it is.
@@ -79,12 +85,14 @@ class Ones(Policy):
         self,
         *,
         population: int = 64,
-        generations: int = 8,
+        generations: int = 2,
         time_budget_s: float | None = None,
         theta: float = 0.3,
         sigma: float | None = None,
-        update: Literal["all", "each"] = "all",
+        convoy: float = 0.5,
+        update: Literal["each", "all"] = "each",
         warmup_steps: int = 10,
+        below_submitted: Literal["steps", "epochs"] = "steps",
         idle_gpus: Literal["start", "hold"] = "start",
         unknown_epoch_s: float = 60.0,
         longest_epoch_s: float | None = None,
@@ -94,8 +102,10 @@ class Ones(Policy):
         self.time_budget_s = time_budget_s
         self.theta = theta
         self.sigma = sigma
+        self.convoy = convoy
         self.update = update
         self.warmup_steps = warmup_steps
+        self.below_submitted = below_submitted
         self.idle_gpus = idle_gpus
         self.unknown_epoch_s = unknown_epoch_s
         self.longest_epoch_s = longest_epoch_s
@@ -106,7 +116,8 @@ class Ones(Policy):
         self._quiet = 0
         """Decisions in a row in which nothing came from outside."""
         self._rate = ArrivalRate()
-        self._limits = Limits(Epochs(unknown_epoch_s, longest_epoch_s), warmup_steps)
+        epochs = Epochs(unknown_epoch_s, longest_epoch_s)
+        self._limits = Limits(epochs, warmup_steps, by_epochs=below_submitted == "epochs")
         self._evolution = Evolution(Effort(population, generations, time_budget_s, theta))
         self._tables: Tables | None = None
         self._reasons = Reasons()
@@ -126,15 +137,15 @@ class Ones(Policy):
         for members in found:
             if not late:
                 part = members.without(self._not_yet(snapshot))
-                if part is not None:
+                if part is not None and not part.settled:
                     decision.targets |= part.targets(self._evolution.best(part, stream, len(found)))
                 continue
             self._evolution.best(members, stream, len(found))
             part = members.without({job.id for job in members.jobs if job.gpus})
             if part is not None and self.idle_gpus == "start":
                 decision.targets |= part.targets(self._evolution.alone(part, stream))
-        rates = self._take_effect(snapshot, decision, found, late)
-        decision.ask_again_s = self._next_s(snapshot, decision, rates)
+        settle_s = self._take_effect(snapshot, decision, found, late)
+        decision.ask_again_s = self._next_s(snapshot, decision, settle_s)
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
@@ -185,8 +196,16 @@ class Ones(Policy):
                 tables.forget(change.ended_job.id)
                 self._reasons.forget(change.ended_job.id)
         rate = self._rate.per_second if self.sigma is None else self.sigma
-        queue = any(not job.gpus for job in snapshot.jobs.values())
-        self._limits.follow(snapshot.jobs, snapshot.speeds, snapshot.time_s, rate, queue=queue)
+        in_the_way = self._in_the_way(snapshot)
+        self._limits.follow(snapshot.jobs, snapshot.speeds, snapshot.time_s, rate, in_the_way)
+
+    def _in_the_way(self, snapshot: Snapshot) -> set[str]:
+        """Jobs that others wait behind: they hold much of the cluster while some hold nothing."""
+        jobs = snapshot.jobs.values()
+        if all(job.gpus for job in jobs):
+            return set()
+        least = {kind: self.convoy * gpus for kind, gpus in snapshot.gpus_by_type().items()}
+        return {job.id for job in jobs if job.gpus and job.gpus >= least.get(job.gpu_type or "", 0.0)}
 
     def _not_yet(self, snapshot: Snapshot) -> set[str]:
         """Jobs that run and have not done an epoch since their last change: they keep what they have."""
@@ -215,34 +234,38 @@ class Ones(Policy):
     def _take_effect(
         self, snapshot: Snapshot, decision: Decision, found: Sequence[Members], late: Sequence[str]
     ) -> dict[str, float]:
-        """Write down what changes; returns the samples per second that each job that changes then has."""
+        """Write down what changes; returns in how many seconds each job that changes may change again.
+
+        That is 0 for jobs that lose their GPUs.
+        """
         self._reasons.late = late
-        rates: dict[str, float] = {}
+        self._limits.queue = any(_waits(job, decision) for job in snapshot.jobs.values())
+        settle_s: dict[str, float] = {}
         for members in found:
             for row, job in enumerate(members.jobs):
                 target = decision.targets.get(job.id)
                 if target is not None:
                     self._reasons.changed(job, target, self._limits[job.id])
-                    rates[job.id] = members.rate(row, target.gpus)
+                    settle_s[job.id] = 0.0
                     if target.gpus:
+                        batch, rate = target.global_batch or job.global_batch, members.rate(row, target.gpus)
+                        settle_s[job.id] = self._limits.settles_s(job, batch, rate)
                         self._limits.changed(job, snapshot.time_s, between=bool(late))
                     else:
-                        self._limits.preempted(job)
+                        self._limits.preempted(job, snapshot.time_s)
                 elif not (job.gpus or late or job.first_start_s is None):
-                    self._limits.refused(job)
-        return rates
+                    self._limits.refused(job, snapshot.time_s)
+        return settle_s
 
-    def _next_s(self, snapshot: Snapshot, decision: Decision, rates: Mapping[str, float]) -> float | None:
-        """When the next update may be: every job that then runs has done an epoch since its last change."""
+    def _next_s(self, snapshot: Snapshot, decision: Decision, settle_s: Mapping[str, float]) -> float | None:
+        """When the next update may be: jobs that then run have done an epoch since their last change."""
         now_s, limits = snapshot.time_s, self._limits
         jobs = [job for job in snapshot.jobs.values() if job.id not in decision.rejected]
-        running = [job for job in jobs if rates.get(job.id, float(job.gpus))]
+        running = [job for job in jobs if settle_s.get(job.id, float(job.gpus))]
         if not running or (self._quiet >= _QUIET_UPDATES and len(running) == len(jobs)):
             return None
         ends = {
-            job.id: now_s + limits.epochs.lasts_s(job, rates[job.id])
-            if job.id in rates
-            else limits.may_change_s(job, now_s)
+            job.id: now_s + settle_s[job.id] if job.id in settle_s else limits.may_change_s(job, now_s)
             for job in running
         }
         ahead = [end_s for job_id, end_s in ends.items() if end_s > now_s and not limits[job_id].between]
@@ -258,13 +281,20 @@ class Ones(Policy):
 
     def _check(self) -> None:
         positive = {"time_budget_s": 0.0, "sigma": 0.0, "unknown_epoch_s": 1e-3, "longest_epoch_s": 1e-3}
-        least = {"population": 1, "generations": 1, "theta": 0.0, **positive}
+        least = {"population": 1, "generations": 1, "theta": 0.0, "convoy": 0.0, **positive}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UsageError(f'policy "{self.name}": {name} {value:g} is below {low:g}')
-        if self.theta > 1:
-            raise UsageError(f'policy "{self.name}": theta {self.theta:g} is above 1')
+        for name in ("theta", "convoy"):
+            if getattr(self, name) > 1:
+                raise UsageError(f'policy "{self.name}": {name} {getattr(self, name):g} is above 1')
+
+
+def _waits(job: JobState, decision: Decision) -> bool:
+    """Whether the job holds nothing once the decision is carried out, though it could."""
+    target = decision.targets.get(job.id)
+    return job.id not in decision.rejected and not (job.gpus if target is None else target.gpus)
 
 
 def _bands(members: Members, snapshot: Snapshot) -> dict[str, tuple[float, float]]:

@@ -17,7 +17,7 @@ _AS_FAST: Final = 1 - 1e-9
 
 
 class Row(NamedTuple):
-    """One job by GPUs: 0 to the largest size that its limit allows."""
+    """One job by GPUs: from 0 to that of the sizes that its limit allows on which it is fastest."""
 
     utilization: Sequence[float]
     """GPU-seconds for a sample; infinite where it may not have that size."""
@@ -50,6 +50,7 @@ class Tables:
         utilization = [0.0] + [math.inf] * max(0, sizes.stop - 1)
         found = [0] * len(utilization)
         local = most_local(job, self.speeds, gpu_type)
+        fastest, size = 0.0, 0
         for gpus in sizes:
             low, high = batches(job, gpus, local, limit.samples)
             choices = [high - high % gpus] if high - high % gpus > low else []  # equal shares
@@ -57,10 +58,11 @@ class Tables:
             rates = [self.speeds.rate(job, gpus, gpu_type, global_batch=batch) for batch in choices]
             best = max(rates)
             if best > 0:
+                fastest, size = max((fastest, size), (best, gpus), key=lambda each: each[0])
                 near = [batch for batch, rate in zip(choices, rates, strict=True) if rate >= best * _AS_FAST]
                 found[gpus] = min(near, key=lambda batch: (abs(batch - limit.local * gpus), batch))
                 utilization[gpus] = gpus / best
-        return Row(utilization, found)
+        return Row(utilization[: size + 1], found[: size + 1])
 
 
 def _choices(reference: int, low: int, high: int, usual: float) -> Iterator[int]:

@@ -41,10 +41,16 @@ def limits(limit: Limit, *, warmup_steps: int = 0) -> Limits:
 
 
 def followed(
-    limit: Limit, state: JobState, *, rate: float = 0.0, queue: bool = False, at_s: float = 100.0, **more: Any
+    limit: Limit,
+    state: JobState,
+    *,
+    rate: float = 0.0,
+    in_the_way: tuple[str, ...] = (),
+    at_s: float = 100.0,
+    **more: Any,
 ) -> Limit:
     held = limits(limit, **more)
-    held.follow({"a": state}, SPEEDS, at_s, rate, queue=queue)
+    held.follow({"a": state}, SPEEDS, at_s, rate, in_the_way)
     return held["a"]
 
 
@@ -52,7 +58,7 @@ def test_start_a_batch_that_fits_one_gpu():
     batch = {"size": 256, "min": 32, "max": 512, "per_gpu_max": 64}
     state = JobState(job("a", low=1, high=8, elastic="size+batch", batch=batch), 256, None)
     held = Limits(Epochs(60.0, None), 10)
-    held.follow({"a": state}, SPEEDS, 0.0, 0.0, queue=False)
+    held.follow({"a": state}, SPEEDS, 0.0, 0.0)
     assert (held["a"].samples, held["a"].local, held["a"].rule) == (64, 64, "start")
 
 
@@ -60,7 +66,7 @@ def test_without_a_known_limit_one_gpu_gets_the_share_that_the_author_gave_it():
     batch = {"size": 256, "min": 32, "max": 512}
     state = JobState(job("a", gpus=4, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
     held = Limits(Epochs(60.0, None), 10)
-    held.follow({"a": state}, SPEEDS, 0.0, 0.0, queue=False)
+    held.follow({"a": state}, SPEEDS, 0.0, 0.0)
     assert held["a"].samples == 64
 
 
@@ -68,6 +74,15 @@ def test_scale_up_doubles_the_limit_after_an_epoch_and_not_before():
     assert followed(Limit(64, 64.0), trained(999)).samples == 64
     found = followed(Limit(64, 64.0), trained(1000))
     assert (found.samples, found.rule) == (128, "scale-up")
+
+
+def test_scale_up_ends_at_the_largest_batch_of_the_job():
+    state = trained(1000, batch=4096, gpus=16)
+    assert followed(Limit(4096, 256.0), state).samples == 4096
+    fixed = JobState(job("a", low=1, high=16, batch=64, work={"epochs": 50, "dataset_size": 1000}), 64, None)
+    fixed.gpus, fixed.global_batch, fixed.first_start_s = 4, 64, 0.0
+    fixed.report_progress(100.0, 1000.0)
+    assert followed(Limit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
 
 
 def test_scale_up_waits_for_the_warm_up():
@@ -79,34 +94,37 @@ def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
     held, state = limits(Limit(64, 64.0)), trained(1000)
     for epoch in range(1, 5):
         state.report_progress(100.0 * epoch, 1000.0 * epoch)
-        held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0, queue=False)
+        held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0)
     assert held["a"].samples == 128
 
 
 def test_scale_down_of_a_job_that_has_run_longer_than_jobs_take_to_arrive():
     """σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64."""
     state = trained(1000, batch=128, gpus=2)
-    found = followed(Limit(128, 64.0), state, rate=0.025, queue=True)
+    found = followed(Limit(128, 64.0), state, rate=0.025, in_the_way=("a",))
     assert (found.samples, found.rule) == (64, "scale-down")
     assert followed(Limit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
-    assert followed(Limit(128, 64.0), state, rate=0.01, queue=True).rule == "scale-up", "it is not long"
+    assert followed(Limit(128, 64.0), state, rate=0.01, in_the_way=("a",)).rule == "scale-up", (
+        "it is not long"
+    )
 
 
 def test_scale_down_leaves_a_job_its_smallest_size():
-    found = followed(Limit(64, 64.0), trained(1000), rate=10.0, queue=True)
+    found = followed(Limit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
     assert found.samples == 64
 
 
 def test_resume_with_no_more_than_before_and_half_of_it_after_each_refusal():
     held, state = limits(Limit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
-    held.preempted(state)
+    state.samples_per_second = 100.0
+    held.preempted(state, 100.0)
     assert (held["a"].samples, held["a"].rule) == (256, "resume")
     state.gpus = 0
     asked = []
-    for _ in range(4):
-        held.refused(state)
+    for time_s in (105.0, 110.0, 115.0, 120.0, 130.0):
+        held.refused(state, time_s)
         asked.append(held["a"].samples)
-    assert asked == [128, 64, 64, 64], "down to what one GPU trains"
+    assert asked == [256, 128, 128, 64, 64], "once in the 10 s of an epoch, down to what one GPU trains"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +148,14 @@ def test_of_the_batches_that_the_limit_allows_the_fastest_is_chosen():
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
     row = Tables(speeds).row(JobState(spec, 16, None), "gpu", 8, Limit(64, 16.0))
     assert row.batches == [0, 32, 64, 63, 64]
+
+
+def test_a_job_gets_no_gpus_with_which_it_is_no_faster():
+    """A step of 64 samples takes 64 ms on one GPU, and twice as many GPUs add 20 ms."""
+    speeds = Speeds(FixedAndPerSample({"m": (0.0, 0.001, 0.02)}), node_states(cluster(8)))
+    spec = job("a", model="m", low=1, high=8, batch=64)
+    row = Tables(speeds).row(JobState(spec, 64, None), "gpu", 8, Limit(512, 64.0))
+    assert [gpus for gpus, worth in enumerate(row.utilization) if 0 < worth < float("inf")] == [1, 2]
 
 
 def test_a_batch_that_may_not_move_stays_while_its_limit_counts_gpus():

@@ -63,7 +63,7 @@ def test_the_learning_rate_follows_the_batch():
 
 def test_an_update_waits_until_every_running_job_has_done_an_epoch():
     slow = trainable("slow", samples=3000)
-    held = opened(trainable("quick"), slow, gpus=2)
+    held = opened(trainable("quick"), slow, gpus=2, update="all")
     assert decided(held, 0) == {"quick": 1, "slow": 1}
     assert held.ask_again_s == pytest.approx(30, rel=1e-3)
     held.submit(trainable("new", at=15, epochs=1), 15)
@@ -74,14 +74,14 @@ def test_an_update_waits_until_every_running_job_has_done_an_epoch():
 
 def test_gpus_that_no_job_holds_go_to_waiting_jobs_at_once_or_with_the_update():
     for idle_gpus, expected in (("start", {"a": 1, "b": 1}), ("hold", {"a": 1})):
-        held = opened(trainable("a"), gpus=4, idle_gpus=idle_gpus)
+        held = opened(trainable("a"), gpus=4, idle_gpus=idle_gpus, update="all")
         decided(held, 0)
         held.submit(trainable("b", at=5), 5)
         assert decided(held, 5) == expected
 
 
 def test_a_start_between_two_updates_neither_delays_the_next_one_nor_is_changed_by_it():
-    held = opened(trainable("a"), gpus=8)
+    held = opened(trainable("a"), gpus=8, update="all")
     decided(held, 0)
     held.submit(trainable("b", at=5), 5)
     decided(held, 5)
@@ -89,11 +89,50 @@ def test_a_start_between_two_updates_neither_delays_the_next_one_nor_is_changed_
     assert decided(held, 10) == {"a": 2, "b": 1}
 
 
-def test_each_job_may_change_after_its_own_epoch_where_updates_are_for_each():
-    held = opened(trainable("quick"), trainable("slow", samples=3000), update="each")
+def test_each_job_changes_after_its_own_epoch():
+    held = opened(trainable("quick"), trainable("slow", samples=3000))
     decided(held, 0)
     assert held.ask_again_s == pytest.approx(10, rel=1e-3)
     assert decided(held, 10) == {"quick": 2, "slow": 1}
+
+
+def test_a_job_alone_grows_to_its_largest_batch_and_no_further():
+    held, time_s = (
+        opened(trainable("a", epochs=100, batch={"size": 32, "min": 32, "max": 128, "per_gpu_max": 32})),
+        0.0,
+    )
+    for _ in range(6):
+        last = decided(held, time_s)
+        time_s = held.ask_again_s or time_s + 10
+    assert (last, batches(held)) == ({"a": 4}, {"a": 128})
+
+
+def test_of_long_jobs_only_one_that_holds_much_of_the_cluster_is_scaled_down():
+    """The first job grows to 4 of 4 GPUs; with a queue behind it, it then gives half of them up."""
+    for convoy, rule in ((0.5, "scale-down"), (1.0, "scale-up")):
+        held = opened(trainable("a", epochs=1000), gpus=5, sigma=0.1, convoy=convoy, update="all")
+        for time_s in (0, 10, 20):
+            decided(held, time_s)
+        assert held.jobs["a"].gpus == 4
+        held.submit(job("gang", gpus=2, at=21), 21)
+        decided(held, 21)
+        decided(held, 30)
+        assert held.policy.dump_state()["limits"]["jobs"]["a"]["rule"] == rule
+
+
+def test_below_its_submitted_batch_a_job_waits_for_a_few_steps_not_for_an_epoch():
+    """On one GPU 10 steps of 32 samples take 3.2 s, an epoch takes 10 s."""
+    batch = {"size": 128, "min": 32, "max": 256, "per_gpu_max": 32}
+    for below_submitted, ends in (("steps", [3.2, 3.2 + 640 / 190]), ("epochs", [10.0, 10 + 1000 / 190])):
+        held = opened(trainable("a", batch=batch), below_submitted=below_submitted)
+        seen, time_s = [], 0.0
+        for _ in range(2):
+            decided(held, time_s)
+            time_s = held.ask_again_s or 0.0
+            seen.append(time_s)
+        assert seen == pytest.approx(ends)
+        assert (decided(held, time_s), batches(held)) == ({"a": 4}, {"a": 128})
+        assert held.ask_again_s == pytest.approx(time_s + 1000 / 340), "now it waits for an epoch"
 
 
 def test_the_shorter_job_gets_the_gpus_that_both_could_use():
