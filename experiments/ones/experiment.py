@@ -65,11 +65,12 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "close": near(replays),
         "ranges": _ranges(replays),
         "comparisons": len(_COMPARED),
-        "slower": 1 - gains(replays, MAIN, "mean_execution_s")["tiresias"],
+        "near_main": [words for name, words in _WORDS.items() if MAIN.name in near(replays).get(name, ())],
+        "optimus_wait_s": _mean(replays, MAIN, "optimus", "mean_waiting_s"),
         "spread": max(
             abs(100 * (1 - ARTIFACT["ones"][0] / ARTIFACT[n][0] - GAINS[GPUS][n])) for n in PAPER[1:]
         ),
-        "bounds": {scene.name: _mean(replays, scene, "ones", "bound_jct_s") for scene in (MAIN, *ROWS)},
+        "bound": _mean(replays, MAIN, "ones", "bound_jct_s"),
         "rescale": _rescale(),
         "percent": lambda part: f"{100 * part:+.1f} %",
     }

@@ -6,7 +6,8 @@ second, at a global batch that is the trace's batch times the trace's GPUs. Time
     t(b, k) = a + s · b + c · (k - 1)        b samples on each of k GPUs
 
 c is fitted to the one recorded job that changed its size, on 2, 3 and 4 GPUs; a of BERT to its two recorded
-batches. :data:`ASSUMPTIONS` say what no published number does. Nothing is fitted to what is compared.
+batches. The artifact ran on other GPUs than the paper, so all times are divided by one factor.
+:data:`ASSUMPTIONS` say what no published number does.
 """
 
 from __future__ import annotations
@@ -25,15 +26,21 @@ GPU_TYPE: Final = "v100"
 RESIZED: Final = {2: 512 / 6540.0, 3: 768 / 9399.0, 4: 1024 / 11_200.0}
 """Seconds of a step of GoogLeNet on CIFAR10, 256 samples on each of so many GPUs: medians of the recorded
 epochs that began under that batch."""
+V100: Final = 2.0
+"""Memory bandwidth of a V100 (900 GB/s) over that of the GPUs of the recorded run (448 GB/s)."""
 ASSUMPTIONS: Final = (
-    """The recorded speeds are of jobs on 4 GPUs at most, one node, with the trace's batch times the trace's
-    GPUs as global batch, which the artifact names; it names no number of GPUs. Jobs request as many.""",
+    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each: that is what the
+    recorded global batches and learning rates amount to.""",
+    """The paper's V100s are twice as fast as the GPUs of the recorded run: the artifact names Frontera's RTX
+    nodes, whose Quadro RTX 5000 has half the memory bandwidth of a V100. Synchronising is as much faster.""",
+    """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
+    trace's batch on each of these.""",
     """What another GPU adds to a step is the same for every model and every placement: the recorded job that
     changed its size is the only one.""",
     """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""",
     """A GPU holds what it held in the recorded run; where its share is larger, it is accumulated.""",
-    """Schedulers that do not move the batch train at the recorded one. Learning rates follow the batch, so
-    that an epoch trains as much at any batch.""",
+    """Schedulers that do not move the batch train at the submitted one. Learning rates follow the batch, up
+    to the largest of the trace, so that an epoch trains as much at any batch.""",
     """A job takes the recorded epochs of its model and dataset, with the consecutive ones above the target
     that end it, and between two recorded sizes of the dataset as many as on a straight line. Each job draws
     a factor, lognormal with a σ of 0.2: the seeds are of it. Jobs state their work, and schedulers that ask
@@ -102,10 +109,10 @@ class World:
     """Part of a step on one GPU that no sample causes; None: that of BERT."""
     sync: float = 1.0
     """Factor of what another GPU adds to a step."""
-    faster: float = 1.0
-    """Factor of all speeds."""
-    recorded_on: int = GPUS_PER_NODE
-    """Most GPUs that a recorded job had; it had those it requested where they are fewer."""
+    faster: float = V100
+    """Factor of all recorded speeds."""
+    recorded_on: int = 16
+    """Most GPUs that a recorded job had; it had those that the trace states where they are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +131,8 @@ class Curve:
         return self.fixed_s + self.sample_s * local + self.sync_s * (gpus - 1)
 
     def rate_of(self, gpus: int) -> float:
-        """Samples per second of the recorded global batch."""
-        batch = self.kind.batch * self.kind.requested
-        passes = -(-batch // (gpus * self.local_max))
-        local = batch // gpus // passes
-        return batch / (self.step_s(local, gpus) + (passes - 1) * self.step_s(local, 1))
+        """Samples per second with the trace's batch on each GPU, up to the largest batch."""
+        return self.rate(min(self.kind.batch, self.kind.most // gpus), gpus)
 
     def rate(self, local: int, gpus: int) -> float:
         """Samples per second."""

@@ -16,13 +16,16 @@ OTHERS: Final = ("pollux", "ares", "elastic-dp", "fair-share")
 """Those that pliant has besides."""
 GPUS: Final = 64
 _ONES: Final = ("ones",)
-_FEW: Final = {"generations": [2], "population": [32]}
-"""How much ``ones`` searches; the row "searches more" says what its defaults change."""
 
 
 def _request(most: int) -> dict[str, int]:
     """Jobs request what the trace states, up to so many GPUs."""
     return {"most_requested": most}
+
+
+def _with(**parameters: Any) -> dict[str, list[Any]]:
+    """Parameters of ``ones``, as a sweep has them."""
+    return {name: [value] for name, value in parameters.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Scene:
     """Thresholds of Tiresias's queues."""
     noise: str = ""
     """Gradient noise scale: larger batches take more epochs; empty: they do not."""
-    ones: Mapping[str, Any] = field(default_factory=lambda: dict(_FEW))
+    ones: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of ``ones``."""
     policies: tuple[str, ...] = PAPER
     seeds: tuple[int, ...] = (0,)
@@ -92,36 +95,32 @@ class Scene:
         }
 
 
-MAIN: Final = Scene("main", seeds=(0, 1, 2))
-ALSO: Final = Scene("also", policies=OTHERS)
-SCALING: Final = tuple(Scene(f"gpus{size}", gpus=size) for size in (16, 32, 48))
+_SEEDS: Final = (0, 1, 2)
+MAIN: Final = Scene("main", seeds=_SEEDS)
+ALSO: Final = Scene("also", policies=OTHERS, seeds=_SEEDS)
+SCALING: Final = tuple(Scene(f"gpus{size}", gpus=size) for size in (16, 32))
 ROWS: Final = (
-    Scene("more", "ones searches more: its defaults, 8 generations of 64 genomes", ones={}, policies=_ONES),
     Scene(
-        "each",
-        "ones changes each job after its epoch, not all",
-        ones={**_FEW, "update": ["each"]},
+        "all",
+        "ones waits until all running jobs have done an epoch",
+        ones=_with(update="all"),
         policies=_ONES,
     ),
-    Scene("sigma", "ones scales no job down", ones={**_FEW, "sigma": [0.0]}, policies=_ONES),
-    Scene("even", "all jobs of a kind take the recorded epochs", jobs={"spread": 0.0}),
     Scene(
-        "node8", "speeds recorded on, and jobs requesting, up to 8 GPUs", World(recorded_on=8), _request(8)
+        "epochs",
+        "ones waits for an epoch below the submitted batch, too",
+        ones=_with(below_submitted="epochs"),
+        policies=_ONES,
     ),
-    Scene("literal", "the same, up to the 16 GPUs of the trace", World(recorded_on=16), _request(16)),
-    Scene("asking", "jobs alone request up to the 16 GPUs of the trace", jobs=_request(16)),
-    Scene("one", "jobs request one GPU", jobs=_request(1)),
+    Scene(
+        "down", "ones scales every long job down while others wait", ones=_with(convoy=0.0), policies=_ONES
+    ),
+    Scene("faster", "GPUs are 1.75 times as fast as the recorded ones", World(faster=1.75)),
+    Scene("recorded", "jobs are submitted with the recorded batch", jobs={"batch_of": 16}),
+    Scene("stated", "jobs are submitted with the trace's batch for all their GPUs", jobs={"batch_of": 1}),
+    Scene("asking", "jobs request up to the 16 GPUs of the trace", jobs=_request(16)),
     Scene("two", "jobs request up to two GPUs", jobs=_request(2)),
-    Scene("stated", "the trace's batch is that of the whole job", jobs={"stated_batch": True}),
-    Scene("linear", "no part of a step is without samples", World(fixed=0.0)),
-    Scene("cheap", "another GPU adds a quarter as much to a step", World(sync=0.25)),
-    Scene("dear", "another GPU adds twice as much to a step", World(sync=2.0)),
-    Scene("noise", "larger batches take more epochs: a gradient noise scale of 1,000", noise="1000"),
-    Scene("busy", "jobs arrive every 20 s", arrivals=2 / 3),
-    Scene("free", "starts and changes cost nothing", start_s=0, in_place_s=0, checkpoint_s=0),
-    Scene("slow", "checkpoints cost 40 s", checkpoint_s=40.0),
-    Scene("equal", "all schedulers change sizes in place", checkpoint_s=1.0),
-    Scene("rounds", "Optimus decides every minute", optimus_s=60.0, policies=("optimus",)),
+    Scene("rounds", "Optimus decides every 400 s", optimus_s=400.0, policies=("optimus",)),
     Scene("queues", "Tiresias has one threshold: 16 GPU-hours", queue_gpu_hours="16", policies=("tiresias",)),
 )
 SCENES: Final = (MAIN, ALSO, *SCALING, *ROWS)

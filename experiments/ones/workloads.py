@@ -84,14 +84,14 @@ def jobs_of(
     seed: int,
     *,
     spread: float = SPREAD,
-    stated_batch: bool = False,
+    batch_of: int | None = None,
     work: float = 1.0,
     most_requested: int = GPUS_PER_NODE,
 ) -> Iterator[Job]:
     """The jobs, with epochs drawn by ``seed``.
 
     :param spread: σ of the factor of the epochs.
-    :param stated_batch: the trace's batch is the whole one of the job, not that of each requested GPU.
+    :param batch_of: jobs are submitted with the batch of at most so many GPUs; None: of those requested.
     :param work: a factor of all epochs.
     :param most_requested: GPUs; a job that states more requests so many.
     """
@@ -99,12 +99,13 @@ def jobs_of(
     for each in arrivals:
         kind = each.kind
         epochs = kind.epochs_of(each.samples) * work * float(np.exp(spread * rng.standard_normal()))
-        size = kind.batch if stated_batch else min(kind.batch * kind.requested, kind.most)
+        requested = min(kind.requested, most_requested)
+        size = min(kind.batch * min(kind.requested, batch_of or requested), kind.most)
         yield Job(
             id=each.name,
             submit_time=each.time_s,
             model=kind.name,
-            gpus=Gpus(requested=min(kind.requested, most_requested), min=1),
+            gpus=Gpus(requested=requested, min=1),
             batch=Batch(size=size, min=kind.batch, max=kind.most),
             elastic="size+batch",
             work=EpochWork(epochs=max(1.0, round(epochs)), dataset_size=each.samples),

@@ -135,6 +135,15 @@ def test_below_its_submitted_batch_a_job_waits_for_a_few_steps_not_for_an_epoch(
         assert held.ask_again_s == pytest.approx(time_s + 1000 / 340), "now it waits for an epoch"
 
 
+def test_while_others_wait_no_job_changes_before_its_epoch():
+    batch = {"size": 128, "min": 32, "max": 256, "per_gpu_max": 32}
+    held = opened(trainable("a", batch=batch), gpus=2)
+    decided(held, 0)
+    held.submit(job("gang", gpus=2, at=1), 1)
+    assert decided(held, 1) == {"a": 1}
+    assert held.ask_again_s == pytest.approx(10)
+
+
 def test_the_shorter_job_gets_the_gpus_that_both_could_use():
     held = opened(trainable("short", epochs=4), trainable("long", epochs=40), gpus=3)
     decided(held, 0)
