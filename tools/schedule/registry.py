@@ -49,6 +49,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
     "random-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:RandomBs",
     "shadow-price": "pliant.tools.schedule.policies.shadow_price.policy:ShadowPrice",
+    "rrh": "pliant.tools.schedule.policies.multi_resource.rrh:Rrh",
     "sjf": "pliant.tools.schedule.policies.srtf:Sjf",
     "srtf": "pliant.tools.schedule.policies.srtf:Srtf",
     "themis": "pliant.tools.schedule.policies.themis:Themis",

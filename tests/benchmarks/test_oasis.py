@@ -1,0 +1,21 @@
+"""The benchmark of OASiS, small."""
+
+from __future__ import annotations
+
+from benchmarks.oasis import feasibility, offline_ratio, ratios, slowest_arrival_s
+from experiments.oasis.worlds import world
+
+
+def test_every_figure_has_a_value() -> None:
+    assert slowest_arrival_s(world(0, 3, 10), repeats=1) > 0
+    broken, schedules = feasibility(2, scale=10)
+    assert broken.value == 0
+    assert schedules.value
+    found = {figure.name: figure.value for figure in ratios(scale=20, seeds=range(1))}
+    assert len(found) == 16
+    assert found["oasis_utility_ratio_drf_400"]
+
+
+def test_the_offline_optimum_is_never_less() -> None:
+    found = [offline_ratio(seed) for seed in range(3)]
+    assert all(ratio is None or ratio >= 1 for ratio in found)

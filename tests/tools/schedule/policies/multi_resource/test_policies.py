@@ -1,0 +1,63 @@
+"""drf, dorm and rrh as policies: nodes with CPUs, and utilities, decide."""
+
+from __future__ import annotations
+
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.job import Gpus, GpuTimeWork, Job, ResourceDemand, Utility
+from pliant.tools.schedule.policies.multi_resource.policies import Drf
+from pliant.tools.schedule.policies.multi_resource.rrh import Rrh
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.session.session import Session
+from tests.builders import session, sizes
+
+NODES = Cluster(nodes=(Node(name="n", gpus=8, gpu_type="t4", cpus=12),))
+LATE = Utility(shape="sigmoid", value=100, decay=1, target=100)
+"""Worth nothing a few seconds after the hundredth."""
+
+
+def opened(policy: Policy, *jobs: Job) -> Session:
+    held = session(policy, NODES)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+    held.decide(0)
+    return held
+
+
+def elastic(name: str, cpus: float) -> Job:
+    """Up to 8 workers, each with so many CPUs."""
+    return Job(
+        id=name,
+        submit_time=0,
+        model="m",
+        gpus=Gpus(requested=4, min=1, max=8),
+        elastic="size",
+        resources=ResourceDemand(worker={"cpu": cpus}),
+    )
+
+
+def rigid(name: str, seconds: float, utility: Utility, at: float = 0.0) -> Job:
+    """All eight GPUs for so long."""
+    work = GpuTimeWork(gpu_seconds=8 * seconds)
+    return Job(id=name, submit_time=at, model="m", gpus=Gpus(requested=8), work=work, utility=utility)
+
+
+def test_drf_levels_the_largest_shares() -> None:
+    """Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth."""
+    assert sizes(opened(Drf(), elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
+
+
+def test_rrh_rejects_what_would_make_another_late() -> None:
+    held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
+    assert sizes(held) == {"a": 8}
+    assert set(held.jobs) == {"a"}
+
+
+def test_rrh_pauses_for_a_job_that_earns_more_per_second_and_keeps_what_it_has_admitted() -> None:
+    held = opened(Rrh(), rigid("a", 500, Utility(value=50)))
+    held.submit(rigid("b", 90, Utility(value=60), at=10), 10)
+    held.decide(10)
+    assert sizes(held) == {"b": 8}
+    assert set(held.jobs) == {"a", "b"}
+    held.end("b", 100)
+    held.decide(100)
+    assert sizes(held) == {"a": 8}
