@@ -53,7 +53,7 @@ class ShadowPrice(Policy):
     rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
-    sweeps: passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
+    sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
     future: the worth of GPUs to jobs that are still to come, as a part of their mean worth now; more of it
     shortens the makespan and lengthens the mean JCT.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
@@ -73,7 +73,7 @@ class ShadowPrice(Policy):
         rescale_s: float = 30.0,
         dwell_s: float = 600.0,
         ahead_s: float = 900.0,
-        sweeps: int = 3,
+        sweeps: int = 10,
         future: float = 0.0,
         retune: Retune = "paid",
     ) -> None:
