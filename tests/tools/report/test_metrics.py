@@ -284,3 +284,25 @@ def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
 
 def test_a_run_in_which_nothing_finished_has_no_rate_of_rescales():
     assert run_metrics(fold([begin(), submit(job("a"), 1.0)])).rescales_per_hour is None
+
+
+def test_completion_is_held_against_targets_and_admissions_are_counted():
+    targets = {"a": 3.0, "b": 9.0}
+    late, early = (job(name, utility={"shape": "step", "target": at}) for name, at in targets.items())
+    said = [{"admission": {"admitted": admitted}} for admitted in (True, False)]
+    run = fold(
+        [
+            begin(),
+            *(submit(each, 4.0) for each in (late, early, job("c"))),
+            Event(0, "progress", "a", detail=said[0]),
+            Event(0, "reject", "c", 0, detail={"reason": "costs more", **said[1]}),
+            Event(0, "start", "a", 1),
+            Event(0, "start", "b", 1),
+            Event(4, "finish", "a", 0),
+            Event(4, "finish", "b", 0),
+        ]
+    )
+    found = run_metrics(run)
+    assert (found.jobs_admitted, found.jobs_on_time) == (1, 1)
+    assert (found.median_late_s, found.stdev_late_s) == (-2.0, 3.0)
+    assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
