@@ -80,4 +80,6 @@ def test_a_job_that_states_no_work_grows_by_its_epochs_and_ends_itself(tmp_path:
     kept = read_schedule(site.state / "schedule.json").forecast
     assert kept is not None
     assert kept.predictor.jobs == 1
-    assert read_plan(job.plan).lr_scale == 2.0, "the learning rate follows the batch"
+    plan = read_plan(job)
+    assert plan is not None
+    assert plan.lr_scale == 2.0, "the learning rate follows the batch"
