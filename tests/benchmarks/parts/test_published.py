@@ -8,7 +8,8 @@ from benchmarks.parts.published import published
 
 def test_every_number_of_a_table_comes_with_the_published_one_and_their_ratio() -> None:
     found = {
-        row.name: row for row in published("elastic-scaling", ["mixed-40.toml"], ["Table III"], smoke=True)
+        row.name: row
+        for row in published("elastic-scaling", ["mixed-40.toml", "queue-40.toml"], ["Table III"], smoke=True)
     }
     ours, theirs, ratio = (
         found[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
