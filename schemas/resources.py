@@ -28,7 +28,7 @@ def fitting(left: Amounts, demand: Amounts, most: int) -> int:
     """How many of one demand fit into what is left, at most ``most``."""
     for name, amount in demand.items():
         if amount > 0 and name in left:
-            most = min(most, math.floor(left[name] / amount + _SLACK))
+            most = math.floor(min(most, left[name] / amount + _SLACK))
     return max(0, most)
 
 

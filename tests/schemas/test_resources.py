@@ -87,3 +87,7 @@ def test_a_cluster_with_further_capacities_names_the_version_that_knows_them(tmp
     (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
     assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()
     assert read_cluster(tmp_path / "cluster.json") == nodes
+
+
+def test_of_a_demand_of_next_to_nothing_as_many_fit_as_are_asked_for() -> None:
+    assert fitting({"memory": 1e9}, {"memory": 1e-300}, 4) == 4

@@ -65,9 +65,10 @@ class ClusterState:
         """
         if job.id in self.jobs or job.id in self.ended:
             raise ValueError(f'job "{job.id}" was submitted before')
-        state = self.jobs[job.id] = job_state(job, self.speeds)
+        state = job_state(job, self.speeds)
         if self.capacities.limits(job):
             state.room = self.capacities.room(job)
+        self.jobs[job.id] = state
         self._arrive(state, min(self._at(time_s), job.submit_time))
         return state
 

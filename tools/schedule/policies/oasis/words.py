@@ -39,7 +39,7 @@ def terms(quote: Quote, utility: Utility, since_s: float, slot_s: float) -> dict
     targets = [
         end_s - math.log(utility.value / cost - 1) / utility.decay if shapes else end_s
         for end_s, cost in ends
-        if 0 < cost < utility.value
+        if cost > 0 and utility.value / cost > 1
     ]
     if targets and (shapes or utility.shape == "step"):
         found["least_target_s"] = _rounded(max(0.0, min(targets)))
