@@ -10,7 +10,7 @@ from pliant.tools.schedule.policies.common import reject_impossible, samples_to_
 from pliant.tools.schedule.policies.multi_resource.policies import explained
 from pliant.tools.schedule.policies.multi_resource.rules import Prospect, RiskReward
 from pliant.tools.schedule.policies.multi_resource.view import Member, View
-from pliant.tools.schedule.policy import Decision, Explanation, Policy
+from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Rrh(Policy):
     """
 
     name: ClassVar[str] = "rrh"
+    knows: ClassVar[Knows] = "work"
 
     def __init__(self, *, threshold: float = 0.0) -> None:
         self.threshold = threshold
