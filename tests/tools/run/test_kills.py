@@ -49,11 +49,11 @@ def jobs_file(site: Site, *jobs: Job) -> Path:
 
 @pytest.fixture
 def serving(site: Site) -> Iterator[list[int]]:
-    """Runs in the background that a test started; whatever is left of them is killed."""
+    """Runs in the background that a test started; what is left of them ends in an orderly way."""
     yield []
     holder = holder_of(StateDir(site.state).lock)
     if holder:
-        os.kill(holder, signal.SIGKILL)
+        os.kill(holder, signal.SIGTERM)
         until(lambda: holder_of(StateDir(site.state).lock) is None)
 
 
