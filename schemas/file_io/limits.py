@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -32,6 +35,18 @@ _CONTAINER_BYTES: Final = 150
 _ELEMENT_BYTES: Final = 60
 _TEXT_COPIES: Final = 2
 """A string is in memory in the table, and in the row or in what its JSON says."""
+_scales: ContextVar[bool] = ContextVar("_scales", default=True)
+"""Whether the environment counts."""
+
+
+@contextmanager
+def unscaled() -> Iterator[None]:
+    """The limits of an environment that does not raise them: what is written must be read there, too."""
+    token = _scales.set(False)
+    try:
+        yield
+    finally:
+        _scales.reset(token)
 
 
 def factor() -> float:
@@ -39,6 +54,8 @@ def factor() -> float:
 
     :raises UsageError: it is not a number above 0.
     """
+    if not _scales.get():
+        return 1.0
     stated = os.environ.get(FACTOR, "1")
     try:
         found = float(stated)

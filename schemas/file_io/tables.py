@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,7 +18,7 @@ from pliant.schemas.file_io.columns import Column, Table
 from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.jsontext import warn_dropped
 from pliant.schemas.file_io.kernels import cast
-from pliant.schemas.file_io.limits import check_footer, check_strings
+from pliant.schemas.file_io.limits import check_footer, check_strings, unscaled
 from pliant.schemas.file_io.rows import rows_from_columns, validate_row
 from pliant.schemas.file_io.version import a_file, is_newer, schema_id
 
@@ -31,6 +32,13 @@ _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
 """Bytes of a file that is read by several threads. After a smaller one a command may end while they are still
 being started, which the C++ library answers with an abort."""
+
+_PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
+    {"compression": "zstd"},
+    {"compression": "none"},
+    {"compression": "none", "use_dictionary": False},
+)
+"""Ways to write a file, the smallest first; the last holds each value as often as it occurs."""
 
 
 def to_columns(rows: Sequence[R], table: Table[R], *, json_as_text: bool = False) -> dict[str, list[Any]]:
@@ -70,9 +78,29 @@ def parquet_bytes(rows: Sequence[R], table: Table[R], metadata: Metadata = ()) -
     columns = to_columns(rows, table, json_as_text=True)
     arrays = [value_array(columns[field.name], field.type) for field in schema]
     arrow = pa.Table.from_arrays(arrays, schema=schema)
-    sink = pa.BufferOutputStream()
-    pq.write_table(arrow, sink, compression="zstd", write_page_checksum=True)
-    return bytes(sink.getvalue().to_pybytes())
+
+    def written(**packing: Any) -> bytes:
+        sink = pa.BufferOutputStream()
+        pq.write_table(arrow, sink, write_page_checksum=True, **packing)
+        return bytes(sink.getvalue().to_pybytes())
+
+    return within_limits(written)
+
+
+def within_limits(written: Callable[..., bytes]) -> bytes:
+    """A Parquet file that :func:`read_arrow` does not refuse for what it expands to.
+
+    Rows that are much alike become so small that a reader cannot tell them from an attack; they are packed
+    less tightly then, so that what one step writes, the next one reads. Equal rows give equal bytes.
+
+    :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
+    """
+    for packing in _PACKINGS[:-1]:
+        data = written(**packing)
+        with suppress(BadInputError), unscaled():
+            _packed(data, "")
+            return data
+    return written(**_PACKINGS[-1])
 
 
 @garbage_collection_paused()
@@ -125,6 +153,23 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
 def _read_within_limits(data: bytes, source: str) -> pa.Table:
     """The table, strings written out once it is known that they fit."""
     import pyarrow as pa
+    import pyarrow.types as pt
+
+    packed = _packed(data, source)
+    plain = [
+        field.with_type(field.type.value_type) if pt.is_dictionary(field.type) else field
+        for field in packed.schema
+    ]
+    columns = [
+        column if column.type == field.type else cast(column, field.type)
+        for column, field in zip(packed.columns, plain, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
+
+
+def _packed(data: bytes, source: str) -> pa.Table:
+    """The table, its strings as dictionaries, once it is known that they fit."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
     import pyarrow.types as pt
 
@@ -143,15 +188,7 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
     file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
     packed = file.read(use_threads=len(data) >= _THREADS_FROM)
     check_strings(packed, len(data), source)
-    plain = [
-        field.with_type(field.type.value_type) if pt.is_dictionary(field.type) else field
-        for field in packed.schema
-    ]
-    columns = [
-        column if column.type == field.type else cast(column, field.type)
-        for column, field in zip(packed.columns, plain, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
+    return packed
 
 
 def file_metadata(arrow: pa.Table) -> dict[str, str]:

@@ -19,6 +19,7 @@ from pliant.schemas.file_io.files import make_folder, write_bytes
 from pliant.schemas.file_io.kernels import compute
 from pliant.schemas.file_io.outputs import check_output
 from pliant.schemas.file_io.pipes import PIPE
+from pliant.schemas.file_io.tables import within_limits
 from pliant.schemas.file_io.version import schema_id
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.summary import Summary
@@ -113,13 +114,17 @@ def parquet_bytes(log: EventLog) -> bytes:
 
     schema = EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
     known = {name: text_array(texts) for name, texts in log.texts.items()}
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True) as writer:
-        for start in range(0, len(log), _BLOCK):
-            rows = range(start, min(start + _BLOCK, len(log)))
-            columns = [_column(log, field, rows, known) for field in schema]
-            writer.write_batch(pa.record_batch(columns, schema=schema), row_group_size=_BLOCK)
-    return bytes(sink.getvalue().to_pybytes())
+
+    def written(**packing: Any) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
+            for start in range(0, len(log), _BLOCK):
+                rows = range(start, min(start + _BLOCK, len(log)))
+                columns = [_column(log, field, rows, known) for field in schema]
+                writer.write_batch(pa.record_batch(columns, schema=schema), row_group_size=_BLOCK)
+        return bytes(sink.getvalue().to_pybytes())
+
+    return within_limits(written)
 
 
 def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Array]) -> pa.Array:

@@ -111,13 +111,28 @@ def test_a_factor_that_is_no_number_is_refused(
         io.read_profile(profile(tmp_path / "p.parquet", 1))
 
 
+ALIKE = [Event(0.0, "decision", detail={"policy": "fifo"})] * 3000
+
+
 @pytest.mark.usefixtures("one_megabyte")
 def test_a_report_refuses_an_event_file_that_expands_too_far(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
-    io.write_events([Event(0.0, "decision", detail={"policy": "fifo"})] * 3000, path)
+    io.write_events(ALIKE, path)
+    pq.write_table(pq.read_table(path), path, compression="zstd")
     assert event_rows(path.read_bytes(), "e") is None, "the careful reader says what is wrong"
     with pytest.raises(BadInputError, match="3,000 rows"):
         io.read_events(path)
+
+
+@pytest.mark.usefixtures("one_megabyte")
+@pytest.mark.parametrize("factor", ["1", "100"])
+def test_what_is_written_can_be_read_however_much_its_rows_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str
+) -> None:
+    monkeypatch.setenv("PLIANT_INPUT_LIMITS", factor)
+    io.write_events(ALIKE, tmp_path / "e.parquet")
+    monkeypatch.delenv("PLIANT_INPUT_LIMITS")
+    assert len(io.read_events(tmp_path / "e.parquet")) == len(ALIKE)
 
 
 def test_a_log_of_many_events_is_within_the_limits_whatever_its_size(

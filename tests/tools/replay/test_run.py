@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
+from pliant.schemas.file_io import limits
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,
@@ -29,7 +30,7 @@ from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources, inputs, trace_name
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.output import output_paths
+from pliant.tools.replay.output import output_paths, write
 from pliant.tools.replay.pool import worker_pool
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.submit_detail import submit_detail
@@ -263,6 +264,16 @@ def test_stdin_cannot_be_shared_by_workers(tmp_path: Path) -> None:
 def test_a_wrong_policy_is_told_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='unknown policy "fofi"'):
         replay_all(Sources("nowhere", "nowhere"), tasks(tmp_path, "fifo", "fofi"))
+
+
+def test_a_log_of_jobs_that_take_turns_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same few values over and over, and so small a file that it would not be trusted."""
+    trace = [job(name, gpus=1, gpu_seconds=12_000) for name in "abcdef"]
+    done = replay(inputs(trace, cluster(1)), Run("las", {}))
+    assert len(done.log) > 2000
+    monkeypatch.setattr(limits, "FREE_BYTES", 0)
+    write(done.log, done.summary, str(tmp_path / "las.parquet"))
+    assert len(read_events(tmp_path / "las.parquet")) == len(done.log)
 
 
 def test_a_limit_takes_the_first_arrivals(sources: Sources, tmp_path: Path) -> None:
