@@ -5,7 +5,7 @@ The caller owns these objects; a policy reads them and must not write to them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -146,6 +146,15 @@ class JobState:
         self.priority = self.spec.priority
         self.arrival = (self.spec.submit_time, self.spec.id)
         self.global_batch = self.reference_batch
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Whether its GPUs count for it: those that two jobs share count once, for that of the smaller id."""
+        return self.beside is None or self.id < self.beside
+
+    def frees_gpus(self, leaving: Container[str]) -> bool:
+        """Whether its GPUs are free, and count for it, once these jobs have left; it is one of them."""
+        return self.beside is None or (self.counts_gpus and self.beside in leaving)
 
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""

@@ -114,7 +114,7 @@ def _attempt(
 ) -> tuple[dict[str, Place], str | None]:
     """Assign GPUs to all jobs, or to none and say which job found no place."""
     free = world.free
-    left = [job.placement for job, _ in moving.values() if job.beside is None or _frees_both(job, moving)]
+    left = [job.placement for job, _ in moving.values() if job.frees_gpus(moving)]
     for placement in left:
         free.give(placement)
     places: dict[str, Place] = {}
@@ -139,11 +139,6 @@ def _attempt(
         _undo(left, taken, free)
         raise
     return places, None
-
-
-def _frees_both(job: JobState, moving: Mapping[str, Wish]) -> bool:
-    """Whether the GPUs that a job shares are free then: where both jobs move, and counted once."""
-    return job.beside in moving and job.id < (job.beside or "")
 
 
 def _undo(left: Iterable[NodeGpus], taken: Iterable[NodeGpus], free: FreeGpus) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -13,6 +13,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, node_states
+from pliant.tools.schedule.session.room import company_in
 from pliant.tools.schedule.session.transitions import Holding, Transition, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
 from pliant.tools.schedule.sharing import GpuSharing
@@ -186,34 +187,30 @@ class ClusterState:
     def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
         """These jobs hold these GPUs from ``time_s`` on: a log or a schedule says so, no policy is asked.
 
-        All of them change at once, so jobs may take over each other's GPUs. Returns what changed.
+        All of them change at once, so jobs may take over each other's GPUs. Returns what changed. Where one
+        of them cannot be, nothing changes.
 
         :raises KeyError: a job is not active.
         :raises ValueError: a node is unknown, down or has too few free GPUs.
         """
         time_s = self._at(time_s)
-        jobs = [(self.jobs[holding.job_id], holding) for holding in holdings]
-        for job, _ in jobs:
-            self._leave(job, time_s)
-        transitions = [self._adopt(job, holding, time_s) for job, holding in jobs]
-        return [transition for transition in transitions if transition is not None]
+        return self._take_over(holdings, company_in(holdings, self.jobs, self._room_on), time_s)
 
-    def _adopt(self, job: JobState, holding: Holding, time_s: float) -> Transition | None:
-        batch = holding.global_batch or job.global_batch
-        other = self.jobs.get(holding.beside or "")
-        if other is not None and self._can_join(other, holding.placement):
-            return self._change(job, holding.placement, batch, time_s, holding.servers, beside=other)
-        for name, count in holding.placement:
-            if name not in self._index or self._room_on(name, job) < count:
-                raise ValueError(
-                    f'job "{job.id}" cannot hold {count} GPUs on {name}: they are not there or taken'
-                )
-        self.free.take(self.in_service(holding.placement))
-        return self._change(job, holding.placement, batch, time_s, holding.servers)
-
-    def _can_join(self, other: JobState, placement: NodeGpus) -> bool:
-        """Whether a job holds exactly these GPUs, alone. One that is yet to get them does not so far."""
-        return bool(placement) and other.beside is None and other.placement == placement and other.gpus > 0
+    def _take_over(
+        self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
+    ) -> list[Transition]:
+        """Let jobs hold what there is room for."""
+        for holding in holdings:
+            self._leave(self.jobs[holding.job_id], time_s)
+        found = []
+        for holding in holdings:
+            job, place = self.jobs[holding.job_id], holding.placement
+            other = self.jobs.get(company.get(job.id, ""))
+            if other is None:
+                self.free.take(self.in_service(place))
+            batch = holding.global_batch or job.global_batch
+            found.append(self._change(job, place, batch, time_s, holding.servers, beside=other))
+        return [transition for transition in found if transition is not None]
 
     def _leave(self, job: JobState, time_s: float) -> None:
         """A job's GPUs are free, or another job's alone. What the job itself holds is left to the caller."""
@@ -245,16 +242,15 @@ class ClusterState:
 
     def counted(self, job: JobState) -> NodeGpus:
         """What a job takes of the GPUs that are in service; shared GPUs count for one job of the two."""
-        return job.placement if job.beside is None or job.id < job.beside else ()
+        return job.placement if job.counts_gpus else ()
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
         """The part of a placement that counts in ``free``."""
         return placement
 
-    def _room_on(self, name: str, job: JobState) -> int:
-        """GPUs of a node that a job could hold, what it has held there given back."""
-        del job
-        return self.free.free_on(name)
+    def _room_on(self, name: str) -> int:
+        """GPUs of a node that no job holds; 0 where there is no such node."""
+        return self.free.free_on(name) if name in self._index else 0
 
     def _at(self, time_s: float) -> float:
         self.now_s = max(self.now_s, time_s)

@@ -177,14 +177,16 @@ class OrderedState(ClusterState):
         self._show([job_id] if job_id in self.bound else (), self.now_s)
         return state
 
-    def adopt(self, holdings: Sequence[Holding], time_s: float) -> list[Transition]:
-        """These jobs hold these GPUs from ``time_s`` on: see :meth:`ClusterState.adopt`."""
+    def _take_over(
+        self, holdings: Sequence[Holding], company: Mapping[str, str], time_s: float
+    ) -> list[Transition]:
+        """Let jobs hold what there is room for; on a drained node they are bound."""
+        take_over = super()._take_over
         if not self.drained:
-            return super().adopt(holdings, time_s)
+            return take_over(holdings, company, time_s)
         transitions: list[Transition] = []
-        time_s, ids = self._at(time_s), [holding.job_id for holding in holdings]
-        adopt = super().adopt
-        self._bind_anew(ids, lambda: transitions.extend(adopt(holdings, time_s)), time_s)
+        ids = [holding.job_id for holding in holdings]
+        self._bind_anew(ids, lambda: transitions.extend(take_over(holdings, company, time_s)), time_s)
         return transitions
 
     def in_service(self, placement: NodeGpus) -> NodeGpus:
@@ -201,10 +203,10 @@ class OrderedState(ClusterState):
         """GPUs of a node that a job takes, in service or not."""
         return dict(super().counted(job)).get(name, 0)
 
-    def _room_on(self, name: str, job: JobState) -> int:
+    def _room_on(self, name: str) -> int:
         if name not in self.drained:
-            return super()._room_on(name, job)
-        taken = sum(self._taken_on(name, each) for each in self.jobs.values() if each is not job)
+            return super()._room_on(name)
+        taken = sum(self._taken_on(name, job) for job in self.jobs.values())
         return 0 if name in self.vanished else self.free.node(name).gpus - taken
 
     # Limits of users. What a job requests counts from its arrival on, so a decision can break none.

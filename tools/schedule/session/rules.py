@@ -169,9 +169,10 @@ class RuleBook:
     ) -> None:
         freed: dict[str | None, int] = {}
         wanted: dict[str | None, int] = {}
-        for job_id in (*decision.rejected, *decision.targets):
+        named = {*decision.rejected, *decision.targets}
+        for job_id in named:
             job = jobs[job_id]
-            if job.beside is None or _frees_both(job, decision):
+            if job.frees_gpus(named):
                 freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
         for target in decision.targets.values():
             if target.beside is None:
@@ -188,12 +189,6 @@ class RuleBook:
 
     def _error(self, what: str) -> PolicyError:
         return PolicyError.broke_rule(self._policy.name, what)
-
-
-def _frees_both(job: JobState, decision: Decision) -> bool:
-    """Whether the GPUs that a job shares are free for others: where both jobs are named, and counted once."""
-    named = job.beside in decision.targets or job.beside in decision.rejected
-    return named and job.id < (job.beside or "")
 
 
 def _is(kind: type, value: object) -> bool:

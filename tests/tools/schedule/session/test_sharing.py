@@ -268,3 +268,61 @@ def test_what_a_decision_paired_is_parted_again_where_it_came_to_nothing() -> No
     held.put_back(before, 6)
     assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
     assert held.free.by_type == {"gpu": 0}
+
+
+def stands(held: Session) -> tuple[object, ...]:
+    """All that a change of GPUs would change."""
+    jobs = [
+        (each.id, each.placement, each.beside, each.samples_per_second, each.gpus, each.rescales)
+        for each in held.jobs.values()
+    ]
+    nodes = [(node.gpus, node.up) for node in held.nodes]
+    return jobs, nodes, dict(held.free.by_type), held.up_gpus, len(held.changes), dict(held.bound)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool) -> None:
+    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2), job("c", gpus=2))
+    say(held, 0, a=2, b=beside("a"), c=2)
+    if drained:
+        held.drain("n0", 1, now=False)
+    before = stands(held)
+    wrong = [
+        [Holding("a", (("n0", 1),))],
+        [Holding("c"), Holding("a", (("n1", 3),))],
+        [Holding("c"), Holding("a", (("n9", 1),))],
+        [Holding("c", (("n0", 2),), beside="a"), Holding("b", (("n1", 2),)), Holding("a", (("n1", 2),))],
+    ]
+    for holdings in wrong:
+        with pytest.raises(ValueError, match="cannot hold"):
+            held.adopt(holdings, 2)
+        assert stands(held) == before
+    with pytest.raises(KeyError):
+        held.adopt([Holding("c"), Holding("z")], 2)
+    assert stands(held) == before
+
+
+def test_a_job_does_not_join_another_one_that_leaves_at_that_moment() -> None:
+    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
+    say(held, 0, a=2)
+    held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
+    assert [(each.placement, each.beside) for each in held.jobs.values()] == [
+        ((("n1", 2),), None),
+        ((("n0", 2),), None),
+    ]
+    assert held.free.by_type == {"gpu": 0}
+
+
+def test_two_jobs_swap_places_with_two_that_share() -> None:
+    held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
+    say(held, 0, a=2, b=beside("a"), c=2)
+    places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
+    held.adopt(
+        [Holding(name, place, beside="a" if name == "b" else None) for name, place in places.items()], 1
+    )
+    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
+        "a": (places["a"], "b"),
+        "b": (places["b"], "a"),
+        "c": (places["c"], None),
+    }
+    assert held.free.by_type == {"gpu": 0}
