@@ -194,13 +194,17 @@ class Executor:
         return {node.name: node.reason or "down" for node in self.nodes.values() if not node.up}
 
     def leave(self, down: Mapping[str, str]) -> Iterator[Report]:
-        """Take all jobs off nodes that are down: they go on with what they have left, or not at all."""
+        """Take all jobs off nodes that are down: they go on with what they have left, or not at all.
+
+        Of two that share slots the first gives up all of them.
+        """
         for job_id, target in sorted(self.targets.items()):
             gone = tuple(slot for slot in target.slots if slot.node in down)
             if not gone:
                 continue
             reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
-            left = Setback(gone, reason).without(target, target.cut)
+            shared = self._company(job_id, target) is not None
+            left = Setback(gone, reason).without(target, target.cut, shared=shared)
             if left.share.gpus < left.job.min_gpus:
                 del self.targets[job_id]
             else:
@@ -260,10 +264,14 @@ class Executor:
         """What a gang found out about its slots; its target is what is left of it."""
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
-            after = self.targets[job_id] = setback.without(target, gang.target.cut)
+            shared = self._company(job_id, target) is not None
+            after = self.targets[job_id] = setback.without(target, gang.target.cut, shared=shared)
             if after.share.gpus < after.job.min_gpus:
                 del self.targets[job_id]
-            yield Hindered(job_id, gang.handle.attempt, setback, after.share)
+            held = {slot for name, other in self.targets.items() if name != job_id for slot in other.slots}
+            yield Hindered(
+                job_id, gang.handle.attempt, setback, after.share, held.intersection(setback.slots)
+            )
         if self.suspects.slots:
             proven = sorted(slot for slot in gang.proven() if self.suspects.deaths_on(slot))
             if proven:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,8 @@ class Hindered:
     setback: Setback
     share: Share
     """What the job has now; fewer GPUs than it can run on: it stops, with a checkpoint."""
+    held: Set[Slot] = frozenset()
+    """Those of the slots that other jobs shall have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,15 @@ def _holding(name: EventName, job_id: str, time_s: float, share: Share, detail: 
 
 
 def hindrance_events(report: Hindered, job: JobLog, log: RunLog, time_s: float) -> list[Event]:
-    """New workers died: the job goes on without their slots, or waits where the rest are too few for it."""
+    """New workers died: the job goes on without their slots, or waits where the rest are too few for it.
+
+    A slot that another job has is left to that one.
+    """
     share, setback = report.share, report.setback
     slots = [str(slot) for slot in setback.slots]
     wait_s = log.suspects.wait_s(report.job_id, slots)
-    downs = [_slot_down(report.job_id, slot, log.suspects, time_s, setback.reason) for slot in slots]
+    held = set(slots) if job.beside is not None else {str(slot) for slot in report.held}
+    downs = [_slot_down(report, slot, log.suspects, time_s, held=slot in held) for slot in slots]
     left_out = [
         f"{slot} is left out for {(down.detail or {})['seconds']:g} s"
         for slot, down in zip(slots, downs, strict=True)
@@ -175,10 +181,11 @@ def _without(report: Hindered | Displaced, job: JobLog, time_s: float, detail: M
     return _holding("shrink", report.job_id, time_s, share, own)
 
 
-def _slot_down(job_id: str, slot: str, suspects: Suspects, time_s: float, reason: str) -> Event:
+def _slot_down(report: Hindered, slot: str, suspects: Suspects, time_s: float, *, held: bool) -> Event:
+    job_id, reason = report.job_id, report.setback.reason
     follows = suspects.next_death(job_id, slot)
     detail = {"slot": slot, "seconds": follows.seconds, "by": job_id, "reason": reason}
-    return Event(time_s, "slot_down", None if follows.everybody else job_id, detail=detail)
+    return Event(time_s, "slot_down", None if follows.everybody and not held else job_id, detail=detail)
 
 
 def proof_events(report: Proven, time_s: float) -> list[Event]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pliant.schemas.cluster import Sharing
@@ -15,11 +18,17 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.consistency import fit_together
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.schedule.decide import Question, decide
-from tests.builders import job
+from pliant.tools.schedule.policies.lucid.policy import Lucid
+from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.snapshot import Snapshot
+from tests.builders import cluster, job
+from tests.tools.run.simulated.nodes import SAMPLES
+from tests.tools.run.simulated.workers import SimulatedWorkers
 from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
 
@@ -110,6 +119,115 @@ def test_on_such_a_backend_a_policy_that_packs_gives_each_job_slots_of_its_own(
         world.close()
     assert 'policy "lucid" packs jobs, and this backend gives a GPU to one: none share' in caplog.text
     assert not any("beside" in (event.detail or {}) for event in events)
+
+
+@contextmanager
+def pair(folder: Path, *node_gpus: int) -> Iterator[World]:
+    """Jobs a and b train on all slots of these nodes."""
+    world = World(folder, POLICIES.index("lucid"), nodes=cluster(*node_gpus, slots="cpu"))
+    try:
+        for name in "ab":
+            give(world, name, sum(node_gpus))
+            until(world, lambda name=name: world.nodes.trained.get(name) is not None)
+        until(world, lambda: all(one.trains is not None for one in world.nodes.training()))
+        yield world
+        assert world.nodes.wrongs == []
+    finally:
+        world.close()
+
+
+def give(world: World, name: str, gpus: int) -> None:
+    own = {"command": ("train.py", SAMPLES, "4000"), "workdir": "/", "work": {"samples": 4000.0}}
+    spec = job(name, gpus=gpus, low=1, high=gpus, elastic="size", batch=8, checkpoint_seconds=7.0, **own)
+    submit(
+        world.dirs.path, [spec], "jobs", folder=world.folder, now_s=world.clock.wall(), check_scripts=False
+    )
+
+
+def until(world: World, condition: Callable[[], bool]) -> None:
+    for _ in range(90):
+        if condition():
+            return
+        world.turn()
+    pytest.fail("it did not happen")
+
+
+def workers_of(world: World, name: str) -> SimulatedWorkers:
+    (found,) = [one for one in world.nodes.training() if one.handle.job == name]
+    return found
+
+
+def lose_slot(world: World, name: str) -> None:
+    """The worker on the last slot of a job dies, and the new one there before it trains."""
+    for _ in range(2):
+        [unit for unit in workers_of(world, name).units if unit.runs][-1].end(-9)
+        world.turn(0.5)
+        world.turn(0.5)
+
+
+def lines(world: World, *names: str) -> list[tuple[str, str | None, int | None]]:
+    return [
+        (each.event, each.job, each.gpus) for each in read_events(world.dirs.events) if each.event in names
+    ]
+
+
+def test_a_job_that_loses_a_slot_that_it_shares_gives_up_all_and_comes_back(tmp_path: Path) -> None:
+    with pair(tmp_path, 2) as world:
+        lose_slot(world, "a")
+        until(world, lambda: len(lines(world, "resume")) == 1)
+        assert lines(world, "shrink", "requeue", "slot_down", "resume", "fail") == [
+            ("requeue", "a", 0),
+            ("slot_down", "a", None),
+            ("resume", "a", 2),
+        ]
+        until(world, lambda: len(world.nodes.training()) == 2)
+        slots = {unit.slots[0] for workers in world.nodes.training() for unit in workers.units if unit.runs}
+        assert slots == {"n0/0", "n0/1"}
+
+
+def test_both_of_two_that_share_may_lose_one_slot_and_a_third_job_gets_none_twice(tmp_path: Path) -> None:
+    """Workers of two jobs died there, and yet the slot is not withheld from all: one of them trains on it."""
+    with pair(tmp_path, 2) as world:
+        lose_slot(world, "a")
+        until(world, lambda: lines(world, "resume") == [("resume", "a", 2)])
+        until(world, lambda: all(one.trains is not None for one in world.nodes.training()))
+        lose_slot(world, "b")
+        assert lines(world, "requeue", "slot_down") == [
+            ("requeue", "a", 0),
+            ("slot_down", "a", None),
+            ("requeue", "b", 0),
+            ("slot_down", "b", None),
+        ]
+        give(world, "c", 1)
+        until(world, lambda: {one.handle.job for one in world.nodes.training()} >= {"a", "b"})
+        assert not lines(world, "fail", "reject")
+
+
+def packs(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+    """Lucid itself shares GPUs of one node only."""
+    a, b = snapshot.jobs.get("a"), snapshot.jobs.get("b")
+    if a is not None and not a.gpus and snapshot.free_gpus["gpu"] == 2:
+        return Decision({"a": Target(2)})
+    return Decision({"b": Target(2, beside="a")} if a and b and not b.gpus and a.gpus == 2 else {})
+
+
+def test_of_two_that_share_slots_on_a_node_that_goes_down_one_goes_on_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lucid, "decide", packs)
+    with pair(tmp_path, 1, 1) as world:
+        world.nodes.lose("n1")
+        until(world, lambda: bool(lines(world, "node_down")))
+        assert lines(world, "shrink", "requeue", "fail") == [("requeue", "a", 0), ("shrink", "b", 1)]
+        until(
+            world, lambda: [unit.slots for unit in workers_of(world, "b").units if unit.runs] == [("n0/0",)]
+        )
+        world.end_loop(0)
+        world.turn()
+        assert world.loop is not None
+        assert {job_id: share.placement for job_id, share in world.loop.executor.held.items()} == {
+            "b": (("n0", 1),)
+        }
 
 
 def test_a_repair_leaves_jobs_that_share_where_they_are() -> None:

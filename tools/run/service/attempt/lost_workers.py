@@ -23,11 +23,16 @@ class Setback:
         slots = tuple(dict.fromkeys([*self.slots, *other.slots]))
         return Setback(slots, f"{self.reason}; {other.reason}")
 
-    def without(self, target: Target, cut: tuple[int | None, int, float]) -> Target:
-        """What is left of a target; ``cut`` is that of the plan that the others train under."""
+    def without(self, target: Target, cut: tuple[int | None, int, float], *, shared: bool) -> Target:
+        """What is left of a target; ``cut`` is that of the plan that the others train under.
+
+        :param shared: another job has the same slots. Two jobs share all slots or none, so nothing is left.
+        """
         slots = tuple(slot for slot in target.slots if slot not in self.slots)
         if len(slots) == len(target.slots):
             return target
+        if shared:
+            slots = ()
         return Target(Share(target.job, counts(slots), *cut), slots)
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
@@ -312,6 +314,19 @@ def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
     assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
     lines = event_lines(events).splitlines()
     assert [read_event(line).event for line in lines] == ["shrink", "slot_down"]
+
+
+@pytest.mark.parametrize("why", ["it shares", "another job comes"])
+def test_a_slot_that_another_job_has_is_withheld_from_this_one_alone(why: str) -> None:
+    found = log(START)
+    found.suspects.died("b", "n0/1")
+    report = hindered(0, "n0/1")
+    if why == "it shares":
+        found.jobs["a"].beside = "b"
+    else:
+        report = replace(report, held=frozenset({Slot("n0", 1)}))
+    events = report_events(report, found, 20.0, 3)
+    assert [(each.event, each.job) for each in events] == [("requeue", "a"), ("slot_down", "a")]
 
 
 def test_two_jobs_on_the_same_gpus_are_beside_each_other_until_one_leaves() -> None:
