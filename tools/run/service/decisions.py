@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pliant.schemas.errors import InfeasibleError, PliantError, ServiceMissingError
 from pliant.schemas.schedule import Schedule
@@ -22,6 +22,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Holding, Transition
 from pliant.tools.schedule.to_schedule import schedule_of
 
+T = TypeVar("T")
 _NOT_ITS_FAULT: Final = (MemoryError, ServiceMissingError)
 _LEFT_OUT: Final = "the schedule does without what it would have said"
 _GOES_ON: Final = "what runs goes on as it is; the policy is asked again when something happens"
@@ -68,17 +69,16 @@ class Decisions:
         wishes = (session.withheld.next_s, session.ask_again_s)
         return min([next_s, *(wish for wish in wishes if wish is not None and wish > self.asked_s)])
 
-    def decide(self, now_s: float, held: Mapping[str, Share]) -> Decided | str:
-        """Ask the policy; returns its answer, or why it had none that can be used.
+    def decide(self, now_s: float, held: Mapping[str, Share], prepare: Callable[[Decided], T]) -> T | str:
+        """Ask the policy; returns what follows from its answer, or why it had none that can be used.
 
         :param held: what jobs hold now, and go on to hold where it fails.
+        :param prepare: makes of an answer what is to be recorded and done; an answer for which it fails
+            cannot be used.
         """
-        began, self.asked_s = time.perf_counter(), now_s
+        self.asked_s = now_s
         try:
-            done = self.session.decide(now_s)
-            seconds = time.perf_counter() - began
-            schedule = self.schedule_of(done, now_s)
-            given = shares_of(schedule)
+            found = prepare(self._ask(now_s, held))
         except Exception as error:
             if not self._forgiving:
                 raise
@@ -86,9 +86,17 @@ class Decisions:
             self._put_back(held, now_s)
             return reason
         self._said.clear()
+        return found
+
+    def _ask(self, now_s: float, held: Mapping[str, Share]) -> Decided:
+        began = time.perf_counter()
+        done = self.session.decide(now_s)
+        seconds = time.perf_counter() - began
+        schedule = self.schedule_of(done, now_s)
+        given = shares_of(schedule)
         changed = {transition.job.id for transition in done}
         shares = {
-            job_id: replace(share, beside=given[job_id].beside) if job_id in given else share
+            job_id: _beside(given[job_id].beside, share) if job_id in given else share
             for job_id, share in held.items()
             if job_id not in changed
         }
@@ -148,3 +156,8 @@ class Decisions:
             if (job.placement, job.global_batch, job.beside) != wanted:
                 changed.append(Holding(job.id, place, batch, job.servers, beside))
         self.session.put_back(changed, now_s)
+
+
+def _beside(other: str | None, share: Share) -> Share:
+    """What a job keeps, beside this other one."""
+    return share if share.beside == other else replace(share, beside=other)

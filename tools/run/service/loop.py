@@ -10,15 +10,17 @@ Whatever is decided is in the log before it is done, so a loop that dies is carr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pliant.schemas.event import Event
+from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.allocation.change_steps import Step
 from pliant.tools.run.service.arrivals import Arrivals
-from pliant.tools.run.service.decisions import Decisions
+from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
@@ -45,6 +47,15 @@ from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.from_log import tell
 from pliant.tools.schedule.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is to be written down of a decision, and to be done."""
+
+    schedule: Schedule
+    events: Sequence[Event]
+    steps: Sequence[Step]
 
 
 class Loop:
@@ -115,7 +126,8 @@ class Loop:
         submitted = [self._arrivals.submit_event(job) for job in sorted(known, key=lambda job: job.arrival)]
         self.session.turned_away.clear()  # the schedule's own verdicts say so
         rejected = [reject_event(verdict.job, now, verdict.reason) for verdict in found.rejected]
-        self._change(shares_of(found), now, [self._schedules_decision(now), *submitted, *rejected])
+        before = [self._schedules_decision(now), *submitted, *rejected]
+        self._carry_out(self._change_to(found, shares_of(found), now, before))
         self._count_idle()
 
     def carry_on(self) -> None:
@@ -144,7 +156,7 @@ class Loop:
         now = self.clock()
         rejected = [verdict for verdict in found.rejected if verdict.job in log.active]
         self.state.record(reject_event(verdict.job, now, verdict.reason) for verdict in rejected)
-        self._change(startable(log, found, now), now, [])
+        self._carry_out(self._change_to(found, startable(log, found, now), now, []))
 
     # One turn.
 
@@ -181,7 +193,7 @@ class Loop:
             self.session.lose(job_id, self._now())
         self.state.record(interruption_event(job_id, now, reason) for job_id in held)
         if self._decisions is not None:
-            self._keep(self._decisions.schedule_of((), self._now()), None)
+            self._schedule = self._complete(self._decisions.schedule_of((), self._now()), None)
         self._schedule_file.write(self._schedule)
 
     # What happened.
@@ -267,21 +279,30 @@ class Loop:
 
     def _decide(self, decisions: Decisions) -> None:
         now = self.clock()
-        found = decisions.decide(now - self._origin_s, self._held)
-        name = self.session.policy.name
-        if isinstance(found, str):
-            self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
-            self._end_turned_away(found, now)
+        prepare = partial(self._prepare, decisions, now=now)
+        found = decisions.decide(now - self._origin_s, self._held, prepare)
+        if isinstance(found, _Change):
+            self._carry_out(found)
             return
+        name = self.session.policy.name
+        self.state.record([decision_event(now, self._origin_s, name, None, error=found)])
+        self._end_turned_away(found, now)
+
+    def _prepare(self, decisions: Decisions, found: Decided, now: float) -> _Change:
+        """What follows from a decision; so far nothing has.
+
+        :raises ValueError: no log can hold what the policy said.
+        """
         said = decisions.admissions(self._origin_s)
         waiting = {job_id: each for job_id, each in said.items() if job_id in self.session.jobs}
-        forecasts = decisions.forecasts(now - self._origin_s)
+        name, forecasts = self.session.policy.name, decisions.forecasts(now - self._origin_s)
         decision = decision_event(
             now, self._origin_s, name, found.seconds, forecasts=forecasts, admissions=waiting
         )
         rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
-        self._keep(found.schedule, found.seconds)
-        self._change(found.shares, now, [decision, *rejected])
+        event_lines([decision, *rejected])
+        schedule = self._complete(found.schedule, found.seconds)
+        return self._change_to(schedule, found.shares, now, [decision, *rejected])
 
     def _end_turned_away(self, reason: str, now: float) -> None:
         """The policy has failed; the jobs that it has turned away before it did are out."""
@@ -294,18 +315,28 @@ class Loop:
         if (held := self.executor.targets.get(job_id)) is not None:
             self.executor.apply([Step(job_id, "preempt", held, None)])
 
-    def _change(self, shares: Mapping[str, Share], now: float, before: Iterable[Event]) -> None:
-        """Write down what was decided and what shall run, then make it so."""
-        reasons = _reasons(self._schedule)
+    def _change_to(
+        self, schedule: Schedule, shares: Mapping[str, Share], now: float, before: Iterable[Event]
+    ) -> _Change:
+        """What to write down and to do for these shares to run; ``before`` is written down first.
+
+        :raises InfeasibleError: the nodes have too few slots for them.
+        """
+        reasons = _reasons(schedule)
         steps = self.executor.steps_to(shares, self.state.log)
         changes = [change_event(step, now, reasons.get(step.job_id, "")) for step in steps]
-        self.state.record([*before, *changes])
-        self._schedule_file.write(self._schedule)
-        self.executor.apply(steps)
+        return _Change(schedule, [*before, *changes], steps)
 
-    def _keep(self, found: Schedule, seconds: float | None) -> None:
-        """The decision becomes the last one, complete with the jobs still to come."""
-        self._schedule = found.model_copy(
+    def _carry_out(self, change: _Change) -> None:
+        """Write down what was decided and what shall run, then make it so."""
+        self._schedule = change.schedule
+        self.state.record(change.events)
+        self._schedule_file.write(change.schedule)
+        self.executor.apply(change.steps)
+
+    def _complete(self, found: Schedule, seconds: float | None) -> Schedule:
+        """What a decision has left, with the jobs still to come."""
+        return found.model_copy(
             update={
                 "jobs": (*found.jobs, *self._arrivals.ahead),
                 "profile": self._schedule.profile,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.schemas.file_io.jsonlines import encode
 from pliant.schemas.resources import servers_for
 from pliant.schemas.text.wording import shortened
 from pliant.tools.schedule.jobs import JobState, NodeState
@@ -57,8 +58,20 @@ class RuleBook:
             if time_s is not None and not _is(Real, time_s):
                 raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
         for job_id, reason in decision.rejected.items():
-            if not isinstance(reason, str):
+            if not isinstance(reason, str) or not _is_storable(reason):
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
+        if not isinstance(decision.admissions, Mapping):
+            raise self._error(f"returned {_brief(decision.admissions)} as admissions, expected them by job")
+        for job_id, said in decision.admissions.items():
+            self._check_said(job_id, said)
+
+    def _check_said(self, job_id: Any, said: Any) -> None:
+        """Refuse what a policy says of a job, and what no event file holds."""
+        what = f"says {_brief(said)} of {_brief(job_id)}"
+        if not isinstance(job_id, str) or not isinstance(said, Mapping) or not _is_storable(dict(said)):
+            raise self._error(f"{what}, expected JSON values by name")
+        if not _is(Real, said.get("end_s", 0.0)):
+            raise self._error(f"{what}, expected end_s in seconds")
 
     def check_explained(self, found: object) -> None:
         """Refuse explanations that are none.
@@ -193,6 +206,15 @@ class RuleBook:
 
 def _is(kind: type, value: object) -> bool:
     return isinstance(value, kind)
+
+
+def _is_storable(value: object) -> bool:
+    """Whether event files can hold a value: JSON without infinities, and text that can be encoded."""
+    try:
+        encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _brief(value: object) -> str:

@@ -62,7 +62,7 @@ def plan_steps(
     :param node_gpus: slots of every node.
     :param started: jobs that have run before.
     :param doubt: what speaks against a slot.
-    :raises ValueError: the shares do not fit the nodes.
+    :raises InfeasibleError: the shares do not fit the nodes.
     """
     shares = {job_id: share for job_id, share in sorted(wanted.items()) if share.gpus}
     lead = _leaders(shares, held)

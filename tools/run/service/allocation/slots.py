@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pliant.schemas.errors import InfeasibleError
 from pliant.tools.schedule.jobs import NodeGpus
 
 
@@ -46,7 +47,7 @@ def filled(
     """``survivors`` and, after them, slots not ``taken`` that the placement still asks for.
 
     :param doubt: what speaks against a slot; those with the least are chosen, of equal ones the lowest.
-    :raises ValueError: a node has fewer slots free.
+    :raises InfeasibleError: a node has fewer slots free.
     """
     slots = list(survivors)
     for node, count in placement:
@@ -59,7 +60,7 @@ def filled(
             if (slot := Slot(node, index)) not in taken and slot not in slots
         ]
         if missing > len(free):
-            raise ValueError(f"node {node} has {len(free)} free slots, {missing} more are asked for")
+            raise InfeasibleError(f"node {node} has {len(free)} free slots, {missing} more are asked for")
         slots += sorted(free, key=doubt)[:missing]
     return tuple(slots)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.schemas.errors import InfeasibleError
 from pliant.tools.run.service.allocation.change_steps import (
     Step,
     Target,
@@ -90,7 +91,7 @@ def test_two_jobs_that_swap_nodes_both_move() -> None:
 
 
 def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(ValueError, match="node n0"):
+    with pytest.raises(InfeasibleError, match="node n0"):
         plan_steps({}, {"a": share("a", n0=3)}, NODES)
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.schemas.errors import InfeasibleError
 from pliant.tools.run.service.allocation.slots import Slot, by_node, counts, filled, kept
 
 
@@ -23,12 +24,12 @@ def test_a_growing_job_keeps_its_slots_and_takes_the_lowest_free_ones() -> None:
 
 
 def test_more_than_a_node_has_is_refused() -> None:
-    with pytest.raises(ValueError, match="node n0 has 1 free slots, 2 more"):
+    with pytest.raises(InfeasibleError, match="node n0 has 1 free slots, 2 more"):
         filled((), (("n0", 2),), {"n0": 2}, taken={Slot("n0", 0)})
 
 
 def test_a_node_that_is_not_there_has_no_slots() -> None:
-    with pytest.raises(ValueError, match="node n9 has 0 free slots"):
+    with pytest.raises(InfeasibleError, match="node n9 has 0 free slots"):
         filled((), (("n9", 1),), {"n0": 2}, taken=set())
 
 
