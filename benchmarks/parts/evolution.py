@@ -28,8 +28,8 @@ from pliant.tools.schedule.policies.ones.limits import Limit
 from pliant.tools.schedule.policies.ones.search import Problem, beginning, evolve
 from pliant.tools.schedule.policies.ones.sizes import Sizes
 from pliant.tools.schedule.policies.ones.tables import Row, Tables, sizes_of
-from pliant.tools.schedule.policies.ones.work import Work, known_work
 from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
 SEED: Final = 20211114
 POPULATION: Final = 64
@@ -62,7 +62,7 @@ def crowded(gpus: int, jobs: int, rng: np.random.Generator) -> Problem:
     stated = rng.uniform(1e4, 1e6, jobs)
     stated[::2] = np.nan
     shape = (rng.uniform(1, 20, jobs), rng.uniform(1, 20, jobs))
-    work = Work(stated, rng.uniform(1e4, 1e5, jobs), *shape)
+    work = WorkAhead(stated, rng.uniform(1e4, 1e5, jobs), np.zeros(jobs), *shape)
     return Problem(gpus, Sizes(utilization), work, np.arange(3), rng.permutation(jobs))
 
 

@@ -20,37 +20,49 @@ if TYPE_CHECKING:
 
     from pliant.tools.profile.predictor.epochs import EndedJob, Epoch
     from pliant.tools.profile.predictor.predictor import ProgressPredictor
+    from pliant.tools.schedule.work_ahead import WorkAhead
 
     Floats = NDArray[np.float64]
 
 Demand = Literal["stated", "predicted"]
 """What policies see of the work of jobs."""
-LEAST_PROGRESS: Final = 1e-3
-"""What counts as progress where less is drawn: the work ahead stays finite."""
+_MOST_WAITING: Final = 1000
+"""Ends from which nothing was learned yet: more are learned from although nothing asks, to bound memory."""
 _UNKNOWN: Final = float("nan")
 
 
 class WorkForecast:
-    """A progress predictor, asked in terms of jobs. It is made, and NumPy loaded, when it is used first."""
+    """A progress predictor, asked in terms of jobs.
+
+    It is made, and NumPy loaded, when it is asked first. What it learns from waits until then, too: where all
+    jobs state their work, nothing is ever fitted.
+    """
 
     def __init__(self, made_of: Predictor | None = None, *, seed: int = 0) -> None:
         """:param seed: of what it learns, where there is no fitted file."""
         self._made_of = made_of or Predictor(seed=seed)
         self._made: ProgressPredictor | None = None
         self._learns = True
+        self._finished: list[Sequence[JobState]] = []
+        """Jobs to learn from before it answers, in the groups in which they finished."""
+        self._waiting = 0
 
     @property
     def predictor(self) -> ProgressPredictor:
-        """The model behind it."""
+        """The model behind it, which has learned from all jobs that finished."""
         if self._made is None:
             from pliant.tools.profile.predictor.predictor import ProgressPredictor
 
             self._made = ProgressPredictor(self._made_of)
+        for finished in self._finished:
+            self._made.learn(map(_ended, finished))
+        self._finished, self._waiting = [], 0
         return self._made
 
     def document(self) -> Predictor:
         """All that it knows, as a file holds it."""
-        return self._made_of if self._made is None else self._made.document()
+        unused = self._made is None and not self._finished
+        return self._made_of if unused else self.predictor.document()
 
     def beta(self, jobs: Sequence[JobState], time_s: float) -> tuple[Floats, Floats]:
         """(α, β) of the part of its work that each job has done: ρ ~ Beta(α, β), both at least 1.
@@ -59,22 +71,34 @@ class WorkForecast:
         """
         return self.predictor.beta([self._epoch(job, time_s) for job in jobs])
 
-    def draw_remaining_samples(
-        self, jobs: Sequence[JobState], time_s: float, rng: np.random.Generator, draws: int = 1
-    ) -> Floats:
-        """Samples still to train, shape (draws, jobs): for work that is stated exact, else drawn.
+    def ahead(
+        self, jobs: Sequence[JobState], time_s: float, epochs: Sequence[float | None] = ()
+    ) -> WorkAhead:
+        """What is left of each job, to draw from or to expect; NaN: unknown, and it has not begun an epoch.
 
-        The order of ``jobs`` decides which draw a job gets. NaN: nothing is known of the size of its epochs,
-        and it has not begun.
+        :param epochs: samples of an epoch of each job; empty: what is known of them.
         """
-        alpha, beta = self.beta(jobs, time_s)
-        return self._remaining(jobs, time_s, rng.beta(alpha, beta, size=(draws, len(jobs))))
+        import numpy as np
+
+        from pliant.tools.schedule.work_ahead import WorkAhead
+
+        stated = [None if job.predicted else job.remaining_samples(time_s) for job in jobs]
+        exact = np.array([_number(left) for left in stated])
+        done = np.array([job.samples_done(time_s) for job in jobs])
+        reached, alpha, beta = done.copy(), np.ones(len(jobs)), np.ones(len(jobs))
+        if unknown := np.flatnonzero(np.isnan(exact)).tolist():
+            asked = [jobs[row] for row in unknown]
+            alpha[unknown], beta[unknown] = self.beta(asked, time_s)
+            usual = self.predictor.usual_epoch_samples
+            sizes = [epochs[row] for row in unknown] if epochs else [job.epoch_samples for job in asked]
+            least = np.array([size or usual or _UNKNOWN for size in sizes])
+            # the progress of a job in its first epoch is that at the end of it
+            reached[unknown] = np.where(done[unknown] > 0, np.fmax(done[unknown], least), least)
+        return WorkAhead(exact, reached, reached - done, alpha, beta)
 
     def remaining_samples(self, jobs: Sequence[JobState], time_s: float) -> Floats:
         """What is expected to be left of each job, at its mean progress; of stated work what is left."""
-        alpha, beta = self.beta(jobs, time_s)
-        found: Floats = self._remaining(jobs, time_s, (alpha / (alpha + beta))[None])[0]
-        return found
+        return self.ahead(jobs, time_s).expected()
 
     def band(self, jobs: Sequence[JobState], time_s: float, interval: float = 0.9) -> tuple[Floats, Floats]:
         """The central interval of each job's progress."""
@@ -87,8 +111,12 @@ class WorkForecast:
 
     def learn(self, finished: Sequence[JobState]) -> None:
         """Learn from jobs that finished, in this order."""
-        if finished and self._learns:
-            self.predictor.learn(map(_ended, finished))
+        if not finished or not self._learns:
+            return
+        self._finished.append(finished)
+        self._waiting += len(finished)
+        if self._waiting > _MOST_WAITING:
+            _ = self.predictor
 
     def learn_no_more(self) -> None:
         """What follows is looked ahead at, and does not happen."""
@@ -104,20 +132,6 @@ class WorkForecast:
         for job, left in zip(silent, self.remaining_samples(silent, time_s).tolist(), strict=True):
             if math.isfinite(left):
                 job.total_samples = job.samples_done(time_s) + left
-
-    def _remaining(self, jobs: Sequence[JobState], time_s: float, progress: Floats) -> Floats:
-        import numpy as np
-
-        usual = self.predictor.usual_epoch_samples
-        done = np.array([job.samples_done(time_s) for job in jobs])
-        least = np.array([job.epoch_samples or usual or _UNKNOWN for job in jobs])
-        stated = [None if job.predicted else job.remaining_samples(time_s) for job in jobs]
-        known = np.array([_UNKNOWN if left is None else left for left in stated])
-        # the progress of a job in its first epoch is that at the end of it
-        reached = np.where(done > 0, np.fmax(done, least), least)
-        left = reached / np.maximum(progress, LEAST_PROGRESS) - done
-        found: Floats = np.where(np.isnan(known), left, known)
-        return found
 
     def _epoch(self, job: JobState, time_s: float) -> Epoch:
         from pliant.tools.profile.predictor.epochs import Epoch

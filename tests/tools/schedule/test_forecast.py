@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
+from pliant.tools.profile.predictor.epochs import EndedJob
+from pliant.tools.profile.predictor.predictor import ProgressPredictor
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
@@ -29,6 +33,13 @@ def report(found: JobState, epochs: int, size: float = 100.0) -> None:
     found.report_progress(0.0, epochs * size)
 
 
+def ended(epochs: int) -> JobState:
+    found = state(work=EPOCHS)
+    report(found, epochs)
+    found.hide_work(100.0 * epochs)
+    return found
+
+
 def test_without_a_history_as_much_again_is_expected() -> None:
     found = state()
     report(found, 3)
@@ -47,10 +58,52 @@ def test_work_that_is_stated_is_exact_in_every_draw() -> None:
     stated, silent = state(work=EPOCHS), state()
     stated.total_samples = 1000.0
     report(silent, 3)
-    drawn = WorkForecast().draw_remaining_samples([stated, silent], 0.0, np.random.default_rng(0), draws=50)
+    drawn = WorkForecast().ahead([stated, silent], 0.0).draws(np.random.default_rng(0), 50)
     assert set(drawn[:, 0]) == {1000}
     assert len(set(drawn[:, 1])) == 50
     assert drawn.min() >= 0
+
+
+def test_a_guess_stands_for_the_epochs_of_a_job_that_shows_none() -> None:
+    silent = state()
+    silent.report_progress(0.0, 30.0)
+    ahead = WorkForecast().ahead([silent], 0.0, [80.0])
+    assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
+    assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
+
+
+def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all jobs state their work nothing asks or is fitted; asked late, it answers the same."""
+    calls: list[int] = []
+    learn = ProgressPredictor.learn
+
+    def counted(predictor: ProgressPredictor, ended: Iterable[EndedJob]) -> None:
+        calls.append(len(found := list(ended)))
+        learn(predictor, found)
+
+    monkeypatch.setattr(ProgressPredictor, "learn", counted)
+    groups = [[ended(epochs) for epochs in group] for group in ([3, 4], [5, 6, 7], [2])]
+    late, at_once = WorkForecast(), WorkForecast()
+    for group in groups:
+        late.learn(group)
+    assert not calls
+    for group in groups:
+        at_once.learn(group)
+        at_once.remaining_samples([ended(1)], 0.0)
+    assert calls == [2, 3, 1]
+    assert late.document() == at_once.document()
+    assert calls == 2 * [2, 3, 1]
+
+
+def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learned: list[EndedJob] = []
+    monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
+    many, found = WorkForecast(), ended(2)
+    for _ in range(1200):
+        many.learn([found])
+    assert 1000 < len(learned) < 1200
 
 
 def test_the_band_holds_the_mean_and_is_that_of_the_distribution() -> None:

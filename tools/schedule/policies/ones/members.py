@@ -14,7 +14,6 @@ from pliant.tools.schedule.policies.ones.genome import Genomes, Ints, reorder
 from pliant.tools.schedule.policies.ones.limits import Limits
 from pliant.tools.schedule.policies.ones.search import Problem
 from pliant.tools.schedule.policies.ones.tables import Row, Tables, sizes_of
-from pliant.tools.schedule.policies.ones.work import work_of
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
@@ -48,7 +47,7 @@ class Members:
         now_s = snapshot.time_s
         rows = [known.tables.row(job, pool.gpu_type, pool.gpus, limits[job.id]) for job in jobs]
         epochs = [
-            job.epoch_samples or limits.epochs.unknown_s * _slowest(row)
+            job.epoch_samples or limits.epochs.unknown_s * _slowest(row) or 1.0
             for job, row in zip(jobs, rows, strict=True)
         ]
         new = [row for row, job in enumerate(jobs) if job.first_start_s is None]
@@ -57,7 +56,7 @@ class Members:
         problem = Problem(
             pool.gpus,
             sizes_of(rows),
-            work_of(jobs, epochs, now_s, known.forecast),
+            known.forecast.ahead(jobs, now_s, epochs),
             np.array(new, dtype=np.int64),
             np.array(executed, dtype=np.int64),
         )

@@ -28,7 +28,7 @@ from pliant.tools.schedule.policies.ones.genome import (
     reorder,
 )
 from pliant.tools.schedule.policies.ones.sizes import Sizes
-from pliant.tools.schedule.policies.ones.work import Work
+from pliant.tools.schedule.work_ahead import WorkAhead
 
 _PASSES: Final = 4
 """Rounds in which idle GPUs are filled: one nearly always suffices, more serve jobs with least sizes."""
@@ -40,7 +40,7 @@ class Problem:
 
     gpus: int
     sizes: Sizes
-    work: Work
+    work: WorkAhead
     newcomers: Ints
     """Rows of the jobs that never ran, the first to be served first."""
     longest_first: Ints

@@ -30,7 +30,7 @@ from pliant.tools.schedule.policies.ones.search import (
     refreshed,
 )
 from pliant.tools.schedule.policies.ones.sizes import Sizes
-from pliant.tools.schedule.policies.ones.work import Work, known_work
+from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 
 INF = math.inf
 SCALING = [0.0, 1.0, 1.1, 1.2, 1.3]
@@ -40,7 +40,7 @@ SCALING = [0.0, 1.0, 1.1, 1.2, 1.3]
 def problem(
     *utilization: list[float],
     gpus: int = 4,
-    work: Work | list[float] | None = None,
+    work: WorkAhead | list[float] | None = None,
     new: tuple[int, ...] = (),
     longest: tuple[int, ...] = (),
 ) -> Problem:
@@ -48,7 +48,7 @@ def problem(
     table = np.array([each + [INF] * (width - len(each)) for each in utilization])
     jobs = len(table)
     left = known_work(np.ones(jobs)) if work is None else work
-    left = left if isinstance(left, Work) else known_work(left)
+    left = left if isinstance(left, WorkAhead) else known_work(left)
     order = np.array(longest or range(jobs))
     return Problem(gpus, Sizes(table), left, np.array(new, dtype=np.int64), order)
 
@@ -137,7 +137,7 @@ def test_the_fittest_leave_no_gpu_idle_and_then_have_the_least_remaining_utiliza
 def test_all_genomes_are_scored_with_one_draw_of_each_job():
     """Two jobs of unknown work alike: under one draw one of them is the shorter for every genome."""
     ones = np.ones(2)
-    unknown = Work(np.full(2, np.nan), 100 * ones, 2 * ones, 2 * ones)
+    unknown = WorkAhead(np.full(2, np.nan), 100 * ones, 0 * ones, 2 * ones, 2 * ones)
     world = problem(SCALING, SCALING, work=unknown)
     counts = np.array([[4, 0], [3, 1], [1, 3], [0, 4]])
     orders = {tuple(fittest(world, counts, np.random.default_rng(seed), 4).tolist()) for seed in range(30)}
@@ -148,7 +148,7 @@ def test_all_genomes_are_scored_with_one_draw_of_each_job():
 
 def test_stated_work_is_drawn_exactly_and_unknown_work_from_its_beta():
     ones = np.ones(2)
-    work = Work(np.array([500.0, np.nan]), 1000 * ones, 30 * ones, 10 * ones)
+    work = WorkAhead(np.array([500.0, np.nan]), 1000 * ones, 0 * ones, 30 * ones, 10 * ones)
     drawn = work.draws(rng(), 4000)
     assert (drawn[:, 0] == 500).all()
     assert np.mean(1000 / (1000 + drawn[:, 1])) == pytest.approx(0.75, abs=0.01), "the mean of Be(30, 10)"

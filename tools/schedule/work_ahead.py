@@ -1,0 +1,59 @@
+"""What is left of some jobs: exact where they state their work, else drawn from their predicted progress.
+
+After ONES (SC '21), section 3.2.1: the progress ρ of a job has the distribution Be(α, β), and what remains of
+it is Y = Y_processed (1/ρ − 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_LEAST_PROGRESS: Final = 1e-3
+"""What counts as progress where less is drawn: the work ahead stays finite."""
+
+
+@dataclass(frozen=True)
+class WorkAhead:
+    """Samples by job, in the order of a question."""
+
+    exact: Floats
+    """Left of jobs that state their work; NaN: not known."""
+    reached: Floats
+    """Where progress is: samples trained so far, but in a first epoch those at the end of it."""
+    before: Floats
+    """Samples until there: 0 from the end of the first epoch on."""
+    alpha: Floats
+    beta: Floats
+
+    def draws(self, rng: np.random.Generator, count: int = 1) -> Floats:
+        """Samples left by [draw, job]: the order of the jobs decides which draw a job gets."""
+        found = np.broadcast_to(self.exact, (count, len(self.exact))).copy()
+        unknown = np.flatnonzero(np.isnan(self.exact))
+        if len(unknown):
+            drawn = rng.beta(self.alpha[unknown], self.beta[unknown], size=(count, len(unknown)))
+            beyond = self.reached[unknown] * (1.0 / np.maximum(drawn, _LEAST_PROGRESS) - 1.0)
+            found[:, unknown] = beyond + self.before[unknown]
+        return found
+
+    def expected(self) -> Floats:
+        """Samples left at the mean of the progress."""
+        beyond = self.reached * self.beta / self.alpha
+        return np.where(np.isnan(self.exact), beyond + self.before, self.exact)
+
+    def only(self, rows: Sequence[int]) -> WorkAhead:
+        """Those of some jobs."""
+        parts = (self.exact, self.reached, self.before, self.alpha, self.beta)
+        return WorkAhead(*(part[rows] for part in parts))
+
+
+def known_work(samples: Sequence[float] | Floats) -> WorkAhead:
+    """Jobs of which as much is left."""
+    ones = np.ones(len(samples))
+    return WorkAhead(np.asarray(samples, dtype=np.float64), ones, 0 * ones, ones, ones)
