@@ -289,8 +289,6 @@ def correct(job: JobState, event: Event) -> None:
 
 
 def _end_epoch(job: JobState, event: Event) -> None:
-    if event.loss is not None:
-        job.losses = (*job.losses, event.loss)
     if event.samples_done is not None:
         number = epochs_done(event) or 1 + (job.epochs[-1].epoch if job.epochs else 0)
         job.end_epoch(EpochEnd(number, event.samples_done, event.loss, event.metric))

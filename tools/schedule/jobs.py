@@ -119,8 +119,6 @@ class JobState:
     """When its GPUs or its batch were changed last."""
     preemptions: int = 0
     rescales: int = 0
-    losses: Sequence[float] = ()
-    """Training loss by epoch, as far as known."""
     noise_scale: float | None = None
     """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
     sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""
@@ -177,6 +175,11 @@ class JobState:
             done += (time_s - self._trains_since_s) * self.samples_per_second
         total = self._hidden_samples if self.predicted or self.revealed else self.total_samples
         return done if total is None or done <= total else total
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Training losses of the epochs that are kept, as far as known."""
+        return tuple(end.loss for end in self.epochs if end.loss is not None)
 
     @property
     def epoch_samples(self) -> float | None:

@@ -158,6 +158,7 @@ def test_of_many_epochs_a_bounded_number_is_kept_the_last_included() -> None:
     found = state()
     report(found, 1000)
     assert len(found.epochs) <= MOST_EPOCH_ENDS
+    assert found.losses == tuple(end.loss for end in found.epochs)
     assert found.epochs[-1].epoch == 1000
     gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
     assert max(gaps) <= 8
