@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,6 +19,7 @@ from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.statedir.contract.progress import Progress
+from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
@@ -34,14 +38,15 @@ def following(folder: Path) -> Loop:
     return prepared.loop(prepared.open(), follow=True)
 
 
-def run(loop: Loop, folder: Path) -> None:
-    """Let the jobs come, report how far they are, and end."""
+def run(loop: Loop, folder: Path, until: int = JOBS) -> None:
+    """Let jobs come until there were that many, report how far they are, and end."""
     script = folder / "train.py"
     script.touch()
     spool, log = Spool(loop.state.dirs), loop.state.log
     with spool.locked():
-        spool.ask_to_run(job(f"j{n}", command=(str(script),), workdir=str(folder)) for n in range(JOBS))
-    while len(log.jobs) < JOBS or log.active:
+        numbers = range(len(log.jobs), until)
+        spool.ask_to_run(job(f"j{n}", command=(str(script),), workdir=str(folder)) for n in numbers)
+    while len(log.jobs) < until or log.active:
         loop.step()
         log.newest.update((job_id, report(job_id)) for job_id in log.active)
 
@@ -53,18 +58,52 @@ def report(job_id: str) -> Progress:
     )
 
 
-def large_ones(origin: object, least: int) -> list[Any]:
-    """The containers that are reached from an object and hold that many things or more."""
-    seen, left, found = {id(origin)}, [origin], []
+def reached(origin: object) -> Iterator[object]:
+    """All that an object holds, and it itself."""
+    seen, left = {id(origin)}, [origin]
     while left:
         each = left.pop()
-        if isinstance(each, dict | list | set | deque) and len(each) >= least:
-            found.append(each)
+        yield each
         for referent in gc.get_referents(each):
             if id(referent) not in seen and not isinstance(referent, _NO_STATE):
                 seen.add(id(referent))
                 left.append(referent)
-    return found
+
+
+def large_ones(origin: object, least: int) -> list[Any]:
+    """The containers that are reached from an object and hold that many things or more."""
+    kinds = dict | list | set | deque
+    return [each for each in reached(origin) if isinstance(each, kinds) and len(each) >= least]
+
+
+def bytes_held(origin: object) -> int:
+    """The memory of all that an object holds."""
+    return sum(map(sys.getsizeof, reached(origin)))
+
+
+@contextmanager
+def collected_by_hand() -> Iterator[None]:
+    """What nothing refers to any more, but for itself, is kept for :func:`garbage`."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def garbage() -> Counter[str]:
+    """By type."""
+    gc.collect()
+    return Counter(type(each).__qualname__ for each in gc.garbage)
+
+
+def is_of(records: Iterable[object], container: object) -> bool:
+    """Whether a container is what one of the records keeps its values in."""
+    return any(container is each for record in records for each in vars(record).values())
 
 
 def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path: Path) -> None:
@@ -73,7 +112,7 @@ def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path: Path) -> No
         run(loop, tmp_path)
         records = [state.log.jobs, loop.session.ended]
         assert [len(each) for each in records] == [JOBS] * 2
-        others = [each for each in large_ones(loop, JOBS) if not any(each is record for record in records)]
+        others = [each for each in large_ones(loop, JOBS) if not is_of(records, each)]
         assert [(type(each), len(each), str(each)[:300]) for each in others] == []
 
 
@@ -89,3 +128,25 @@ def test_to_look_whether_a_snapshot_is_of_a_log_takes_no_memory_for_the_log(tmp_
     finally:
         tracemalloc.stop()
     assert most < place.bytes / 8
+
+
+def test_a_job_that_has_ended_takes_less_than_two_thousand_bytes(tmp_path: Path) -> None:
+    """What is left of it is text: what the log says of it, and what the policy knew."""
+    loop = following(tmp_path)
+    with loop.state:
+        run(loop, tmp_path, JOBS)
+        before = bytes_held(loop)
+        run(loop, tmp_path, 3 * JOBS)
+        assert (bytes_held(loop) - before) / (2 * JOBS) < 2000
+
+
+def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> None:
+    """A live loop collects rarely: cycles would be kept for hours, and what they hold, too."""
+    loop = following(tmp_path)
+    with loop.state as state:
+        run(loop, tmp_path, JOBS)
+        with collected_by_hand():
+            run(loop, tmp_path, 2 * JOBS)
+            assert state.rebuilding is not None
+            renew_snapshot(state.dirs, state.log, state.rebuilding)
+            assert garbage() == {}

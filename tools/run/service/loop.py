@@ -43,9 +43,11 @@ from pliant.tools.run.statedir.log.events import (
     release_event,
 )
 from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.run.statedir.share import Share, shares_of
 from pliant.tools.schedule.from_log import tell
+from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 
 
@@ -90,6 +92,8 @@ class Loop:
         self._schedule = schedule
         self._schedule_file = ScheduleFile(state.dirs.schedule)
         self._origin_s = origin_s
+        spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
+        session.ended = self._ended = states_kept_small(session.ended, spec_of)
         self._retries = retries
         self._follow = follow
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
@@ -278,9 +282,10 @@ class Loop:
     # What shall run.
 
     def _decide(self, decisions: Decisions) -> None:
-        now = self.clock()
+        now, ended = self.clock(), self._ends_to_hear()
         prepare = partial(self._prepare, decisions, now=now)
         found = decisions.decide(now - self._origin_s, self._held, prepare)
+        self._ended.put_away(ended - self._ends_to_hear())
         if isinstance(found, _Change):
             self._carry_out(found)
             return
@@ -303,6 +308,11 @@ class Loop:
         event_lines([decision, *rejected])
         schedule = self._complete(found.schedule, found.seconds)
         return self._change_to(schedule, found.shares, now, [decision, *rejected])
+
+    def _ends_to_hear(self) -> set[str]:
+        """Jobs that have ended, which the policy has not heard of."""
+        left = {change.job.id for change in self.session.changes if change.job is not None}
+        return left & self._ended.keys()
 
     def _end_turned_away(self, reason: str, now: float) -> None:
         """The policy has failed; the jobs that it has turned away before it did are out."""

@@ -17,7 +17,7 @@ from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import with_progress
-from pliant.tools.run.statedir.log.snapshot import Rebuilding, renew_snapshot
+from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import check_job, make_own, unusable
 from pliant.tools.run.statedir.version import raise_format
@@ -54,6 +54,7 @@ class State:
             """When the log was written last by an earlier process, by the system's clock of then."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._view.refresh(to_the_end=True)
+            self.log.jobs = self._jobs = records_kept_small(self.log.jobs)
             self._sweep()
             raise_format(self.dirs)
             self._writer = EventWriter(self.dirs.events)
@@ -85,6 +86,8 @@ class State:
         self._view.forget()
         for event in batch:
             self.log.add(event)
+        about = {event.job for event in batch if event.job is not None}
+        self._jobs.put_away(job_id for job_id in about - self.log.active.keys() if job_id in self._jobs)
         self._keep_snapshot()
         for sink in tuple(self._sinks):
             self._tell(sink, batch)

@@ -75,7 +75,7 @@ def until(job: JobStatus, now_s: float) -> str:
 
 def line(log: RunLog) -> str:
     """How many jobs are where."""
-    found = Counter(map(standing, log.jobs.values()))
+    found = Counter(map(standing, log.active.values())) + Counter(log.ends)
     return ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "no job yet"
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class LazyDict(MutableMapping[str, T], Generic[T]):
-    """Values by name, in order of their insertion; each is made once.
+    """Values by name, in order of their insertion; each is made once, unless it was put away since.
 
-    :param raw: values as bytes.
+    :param values: as they are, or as bytes.
     :param make: the value of that name, of its bytes; never bytes itself.
+    :param encode: the bytes of a value.
     """
 
-    def __init__(self, raw: Mapping[str, bytes], make: Callable[[str, bytes], T]) -> None:
-        self._values: dict[str, bytes | T] = dict(raw)
+    def __init__(
+        self, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
+    ) -> None:
+        self._values: dict[str, bytes | T] = dict(values)
         self._make = make
+        self._encode = encode
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
+    ) -> LazyDict[T]:
+        """The values of another mapping; of one that is lazy itself, what lies there as bytes stays so."""
+        return cls(values._values if isinstance(values, LazyDict) else values, make, encode)
 
     def __getitem__(self, name: str) -> T:
         value = self._values[name]
@@ -44,6 +55,13 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         """The bytes of a value that was not asked for yet."""
         value = self._values[name]
         return value if isinstance(value, bytes) else None
+
+    def put_away(self, names: Iterable[str]) -> None:
+        """Keep these values as bytes, which take a fraction of the memory; there are values of all names."""
+        for name in names:
+            value = self._values[name]
+            if not isinstance(value, bytes):
+                self._values[name] = self._encode(value)
 
 
 def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:

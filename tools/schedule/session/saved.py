@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, overload
@@ -120,6 +121,14 @@ class SavedSession:
         return _SavedState(job_id, from_json(raw), self.spec_of)
 
 
+def states_kept_small(states: Mapping[str, JobState], spec_of: Callable[[str], Job]) -> LazyDict[JobState]:
+    """States of jobs that can be put away.
+
+    :param spec_of: the job of an id, its submit_time on the session's clock.
+    """
+    return LazyDict.of(states, lambda job_id, raw: _SavedState(job_id, from_json(raw), spec_of), encode_state)
+
+
 class _SavedState(JobState):
     """The state of a job whose specification is looked up when it is asked for."""
 
@@ -194,19 +203,24 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     vars(session).update({name: _shaped(value) for name, value in facts.session.items()})
     vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
-    session.ended = LazyDict({job_id: saved.jobs[job_id] for job_id in facts.ended}, saved.state_of)
+    ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
+    session.ended = LazyDict(ended, saved.state_of, encode_state)
     for state in session.jobs.values():
         session.free.take(session.counted(state))
-    session.past = Past(facts.changes, session)
+    session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
     return [Event(**{**each, "placement": _shaped(each["placement"])}) for each in facts.together]
 
 
 class Past(Sequence[Change]):
-    """Changes of a session that was taken up, each made when it is asked for."""
+    """Changes of a session that was taken up, each made when it is asked for.
 
-    def __init__(self, raw: Sequence[Sequence[Any]], session: Session) -> None:
+    It does not know the session, which knows it: the two go with their last user, and wait for no collector.
+    """
+
+    def __init__(self, raw: Sequence[Sequence[Any]], jobs: Mapping[str, JobState], free: FreeGpus) -> None:
         self.raw = raw
-        self._session = session
+        self._jobs = jobs
+        self._free = free
 
     def __len__(self) -> int:
         return len(self.raw)
@@ -221,10 +235,11 @@ class Past(Sequence[Change]):
         return self._change(self.raw[at])
 
     def _change(self, raw: Sequence[Any]) -> Change:
-        change, session = Change(*raw), self._session
         job_id, node = raw[_JOB_AT], raw[_NODE_AT]
-        job = None if job_id is None else session.jobs.get(job_id) or session.ended[job_id]
-        return change._replace(job=job, node=None if node is None else session.free.node(node))
+        return Change(*raw)._replace(
+            job=None if job_id is None else self._jobs[job_id],
+            node=None if node is None else self._free.node(node),
+        )
 
 
 _JOB_AT: Final = Change._fields.index("job")

@@ -38,10 +38,13 @@ class DamagedError(BadInputError):
 def write_record(path: Path, kind: str, record: Record) -> None:
     """Write a file as a whole, with its schema, for its owner alone.
 
+    It is one line: to indent it, the interpreter makes cycles of objects, which a loop that writes such files
+    all day would keep until its garbage is collected.
+
     :raises PliantError: it cannot be written.
     """
     fields = {"schema": schema_id(kind), **record.model_dump(mode="json")}
-    atomic_write(path, json.dumps(fields, indent=1).encode() + b"\n", mode=PRIVATE)
+    atomic_write(path, json.dumps(fields).encode() + b"\n", mode=PRIVATE)
 
 
 def read_record(path: Path, kind: str, record: type[R], *, tries: int = 2) -> R | None:

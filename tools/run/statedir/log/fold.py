@@ -237,6 +237,8 @@ class RunLog:
     jobs: MutableMapping[str, JobLog] = field(default_factory=dict)
     active: dict[str, JobLog] = field(default_factory=dict)
     """Jobs that were submitted and have not ended."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """How many jobs have ended, by the phase that they are in since."""
     broken_off: dict[str, JobPhase] = field(default_factory=dict)
     """Jobs that have ended, and of which something may still run."""
     down: dict[str, str] = field(default_factory=dict)
@@ -270,15 +272,23 @@ class RunLog:
             self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
             job = self.jobs[event.job]
+            before = job.phase
             job.add(event)
             if event.gpus is not None:
                 self._pair(job, event)
             if job.ended:
+                self._count_end(job.phase, None if event.job in self.active else before)
                 self.active.pop(event.job, None)
                 self.newest.pop(event.job, None)
                 if event.event in ENDS and _breaks_off(event, job):
                     self.broken_off[event.job] = job.phase
                 self.suspects.forget(event.job)
+
+    def _count_end(self, phase: JobPhase, before: JobPhase | None) -> None:
+        """A job has ended; ``before``: it had ended already, in that phase."""
+        self.ends[phase] = self.ends.get(phase, 0) + 1
+        if before is not None:
+            self.ends[before] -= 1
 
     def _pair(self, job: JobLog, event: Event) -> None:
         """Who has the same GPUs as a job from now on, and who no longer does."""

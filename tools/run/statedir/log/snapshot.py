@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 from zlib import crc32
@@ -73,8 +73,14 @@ def folds_to() -> str:
     """Stands for all that a log is folded to: another value, and a snapshot is of another time."""
     names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts)]
     slots = [JobState.__slots__, NodeState.__slots__, Change._fields, list(vars(Withheld()))]
-    text = json.dumps([version("pliant"), MEANING, names, slots])
+    text = json.dumps([_own_version(), MEANING, names, slots])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _own_version() -> str:
+    """It is looked up in files, by code that leaves garbage behind."""
+    return version("pliant")
 
 
 @garbage_collection_paused()
@@ -97,7 +103,7 @@ def read_snapshot(dirs: StateDir) -> Snapshot | None:
 
 def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int) -> Snapshot:
     ids = values["jobs"]
-    jobs = LazyDict(dict(zip(ids, lines, strict=False)), lambda _, raw: _JOB.validate_json(raw))
+    jobs = records_kept_small(dict(zip(ids, lines, strict=False)))
     log.jobs, log.active = jobs, {job_id: jobs[job_id] for job_id in values["active"]}
     kept = None
     if values["session"] is not None:
@@ -105,6 +111,15 @@ def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int)
         states = dict(zip([*facts.active, *facts.ended], lines[len(ids) :], strict=False))
         kept = SavedSession(facts, states, lambda job_id: spec_on_clock(log, job_id, facts.origin_s))
     return Snapshot(Place(**values["place"]), log, kept, size)
+
+
+def records_kept_small(jobs: Mapping[str, bytes | JobLog]) -> LazyDict[JobLog]:
+    """What a log says of its jobs, by id; what is not asked for any more can be put away."""
+    return LazyDict.of(jobs, lambda _, raw: _JOB.validate_json(raw), _encoded)
+
+
+def _encoded(job: JobLog) -> bytes:
+    return _JOB.dump_json(job, by_alias=True, exclude_defaults=True)
 
 
 def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
@@ -160,9 +175,8 @@ def _lines(
     }
     yield json.dumps(values, separators=(",", ":")).encode()
     yield _RUN.dump_json(log, by_alias=True, exclude=_ELSEWHERE)
-    encoded = partial(_JOB.dump_json, by_alias=True, exclude_defaults=True)
     for job_id in log.jobs:
-        yield raw_of(log.jobs, job_id, encoded)
+        yield raw_of(log.jobs, job_id, _encoded)
     if facts is not None:
         for job_id in (*facts.active, *facts.ended):
             yield states[job_id]
