@@ -125,6 +125,9 @@ class Policy:
     epoch ends when the rates say, so such a policy names the time in ``ask_again_s``."""
     depends_on_clock: ClassVar[frozenset[str]] = frozenset()
     """Parameters by which a decision depends on how fast the machine is; the checks leave them alone."""
+    files: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that name files which it reads when it is made. In a recipe of a sweep they are relative to
+    the recipe, elsewhere to the working directory; what is in force is absolute."""
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
     asks_forecast: ClassVar[bool] = False

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,7 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         known = ", ".join(annotations) or "none"
         raise UsageError(f'policy "{name}" has no parameter "{unknown[0]}"; its parameters: {known}')
     values = {key: _read(name, key, value, annotations[key]) for key, value in (parameters or {}).items()}
+    values |= {key: os.path.abspath(values[key]) for key in files_among(policy, values)}
     required = [key for key, default in parameter_defaults(policy).items() if default is _REQUIRED]
     if missing := [key for key in required if key not in values]:
         raise UsageError(f'policy "{name}" needs --param {missing[0]}=VALUE')
@@ -141,6 +143,11 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Polic
         except ValueError as error:
             raise UsageError(f'policy "{name}": {error}') from error
     return made
+
+
+def files_among(policy: type[Policy], values: Mapping[str, Any]) -> list[str]:
+    """The parameters among these that name a file."""
+    return [key for key in values if key in policy.files and values[key]]
 
 
 def describe(name: str) -> Description:
@@ -176,6 +183,7 @@ def describe(name: str) -> Description:
 def _traits(policy: type[Policy]) -> tuple[str, ...]:
     """What a class says of itself beside its docstring."""
     clock = ", ".join(f"`{name}`" for name in sorted(policy.depends_on_clock))
+    files = ", ".join(f"`{name}`" for name in sorted(policy.files))
     told = {
         "Packs: two jobs may train on one set of GPUs.": policy.packs,
         "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.asks_oracle,
@@ -185,6 +193,7 @@ def _traits(policy: type[Policy]) -> tuple[str, ...]:
             not policy.rebuilds_state
         ),
         f"Decisions depend on the speed of the machine with {clock}.": bool(clock),
+        f"Reads a file: {files}, in a recipe of a sweep relative to the recipe.": bool(files),
         "States a bound that reports hold runs against.": policy.bounds is not Policy.bounds,
     }
     return tuple(text for text, holds in told.items() if holds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Literal
 
 import pytest
 
-from pliant.schemas.errors import UsageError
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.schedule import registry
 from pliant.tools.schedule.moved_modules import MODULES, NAMES
+from pliant.tools.schedule.policies.drl.network import SHIPPED
 from pliant.tools.schedule.policy import Decision, Policy
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
 
@@ -127,6 +129,21 @@ def test_a_policy_in_capitals_is_recognised():
         policy_class("ARES")
 
 
+def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A state directory repeats the parameters to a process that runs elsewhere."""
+    shutil.copy(SHIPPED, tmp_path / "mine.json")
+    monkeypatch.chdir(tmp_path)
+    made = make_policy("drl", {"network": "mine.json"})
+    assert made.parameters["network"] == str(tmp_path / "mine.json")
+    monkeypatch.chdir("/")
+    assert make_policy("drl", made.parameters).parameters == made.parameters
+    with pytest.raises(BadInputError, match=r"/mine.json: no such file"):
+        make_policy("drl", {"network": "mine.json"})
+    assert make_policy("drl").parameters["network"] == ""
+
+
 def test_an_unknown_policy_is_a_usage_error_that_names_the_known():
     with pytest.raises(UsageError, match='unknown policy "fiffo"; did you mean "fifo"') as caught:
         policy_class("fiffo")
@@ -168,6 +185,7 @@ def install(folder: Path, name: str, value: str, source: str) -> None:
 
 
 FOREIGN = """
+from pliant.tools.schedule.policies.drl.network import SHIPPED
 from pliant.tools.schedule.policy import Decision, Policy
 
 class Mine(Policy):
@@ -266,5 +284,6 @@ def test_every_built_in_policy_says_what_it_knows():
 def test_what_classes_say_beside_their_docstrings_is_said():
     assert "Packs: two jobs may train on one set of GPUs." in describe("lucid").traits
     assert any("oracle" in trait for trait in describe("optimus").traits)
+    assert "Reads a file: `network`, in a recipe of a sweep relative to the recipe." in describe("drl").traits
     assert any("bound" in trait for trait in describe("ares").traits)
     assert describe("fifo").traits == ()

@@ -21,7 +21,7 @@ from pliant.schemas.file_io.files import atomic_write, read_bytes
 from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.registry import policy_class
+from pliant.tools.schedule.registry import files_among, policy_class
 
 _KIND: Final = "origin"
 _INPUTS: Final = ("jobs", "cluster", "profile", "convergence", "failures", "predictor")
@@ -67,6 +67,9 @@ def made_from(task: Mapping[str, Any], digests: Digests | None = None) -> dict[s
     digests, fields = digests or Digests(), dict(task)
     costs = [name for name in COSTS if is_event_file(fields[name] or "")]
     files = {name: fields.pop(name) for name in (*_INPUTS, *costs)}
+    named = files_among(policy_class(fields["policy"]), fields["parameters"])
+    files |= {name: fields["parameters"][name] for name in named}
+    fields["parameters"] = {name: value for name, value in fields["parameters"].items() if name not in named}
     found = {name: digests.file(path) for name, path in files.items() if path is not None}
     code = digests.policy(fields["policy"])
     if code:
@@ -117,10 +120,11 @@ def policy_digest(policy: type[Policy]) -> str:
 
 @cache
 def pliant_digest() -> str:
-    """Digest of pliant's version and of the code that a replay runs."""
+    """Digest of pliant's version, and of the code that a replay runs, with the weights of its networks."""
     root = Path(__file__).resolve().parents[3]
-    files = (path for folder in _REPLAYED for path in (root / folder).rglob("*.py"))
-    return _digest(files, version("pliant"))
+    code = [path for folder in _REPLAYED for path in (root / folder).rglob("*.py")]
+    learnt = (root / "tools" / "schedule").rglob("*.json")
+    return _digest([*code, *learnt], version("pliant"))
 
 
 def _digest(files: Iterable[Path], start: str = "") -> str:

@@ -22,7 +22,7 @@ from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
 from pliant.tools.replay.sweep.origin import COSTS
 from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table, refuse
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
 
@@ -104,8 +104,9 @@ def read_sweep(path: str) -> SweepRecipe:
         recipe = SweepRecipe.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         raise BadInputError(problems_of(error, source)) from error
-    _check_policies(recipe, source)
-    return _beside(recipe, Path(path).resolve().parent)
+    found = _beside(recipe, Path(path).resolve().parent)
+    _check_policies(found, source)
+    return found
 
 
 def _check_policies(recipe: SweepRecipe, source: str) -> None:
@@ -118,7 +119,7 @@ def _check_policies(recipe: SweepRecipe, source: str) -> None:
         for parameters in parameter_grid(recipe, policy):
             try:
                 make_policy(policy, parameters)
-            except UsageError as error:
+            except (UsageError, BadInputError) as error:
                 problems.append(Problem(source, None, f"/policies/{index}", str(error)))
     if problems:
         raise BadInputError(list(dict.fromkeys(problems)))
@@ -150,4 +151,20 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
     named = {name: text for name in COSTS if is_event_file(text := getattr(recipe, name) or "")}
     own = {"failures": recipe.failures, "predictor": recipe.predictor}
     files = {name: found(path) for name, path in {**named, **own}.items()}
-    return recipe.model_copy(update={"traces": traces, "clusters": clusters, **files})
+    return recipe.model_copy(
+        update={"traces": traces, "clusters": clusters, "parameters": _files_beside(recipe, folder), **files}
+    )
+
+
+def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tuple[Value, ...]]]:
+    """The parameters, those that name files relative to ``folder``."""
+    grids = {}
+    for policy, grid in recipe.parameters.items():
+        files = policy_class(policy).files if policy in policy_names() else frozenset()
+        grids[policy] = {
+            key: tuple(str(folder / str(value)) if value else value for value in values)
+            if key in files
+            else values
+            for key, values in grid.items()
+        }
+    return grids

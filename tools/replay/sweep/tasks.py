@@ -26,6 +26,7 @@ from pliant.tools.replay.sweep.origin import Digests, differences, file_digest, 
 from pliant.tools.replay.sweep.recipe import SweepRecipe, Trace, Value, parameter_grid
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.schedule.registry import files_among, policy_class
 
 TABLE: Final = "tasks.jsonl"
 _KIND: Final = "task"
@@ -169,7 +170,9 @@ def _runs(recipe: SweepRecipe) -> Iterator[tuple[str, dict[str, Value], int]]:
 
 def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: int | None) -> str:
     """File name stem: what a task varies, in characters that every file system takes; a long one is cut."""
-    varied = [f"{key}{value}" for key, value in parameters.items()]
+    files = files_among(policy_class(policy), parameters)
+    shown = {key: Path(str(value)).stem if key in files else value for key, value in parameters.items()}
+    varied = [f"{key}{value}" for key, value in shown.items()]
     name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if len(plain) <= _LONGEST:

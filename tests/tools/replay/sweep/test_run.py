@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from pliant.tools.replay.sweep.tasks import (
 )
 from pliant.tools.replay.traces.recipe import read_recipe
 from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.schedule.policies.drl.network import SHIPPED
 from tests.builders import cluster, job
 from tests.tools.schedule.test_registry import install
 
@@ -62,6 +65,37 @@ def test_every_trace_meets_every_policy_with_every_parameter(folder: Path) -> No
     traces = ("real", "made-t1", "made-t2")
     runs = ("fifo", "ares-alpha0.5", "ares-alpha0.75")
     assert [task.name for task in tasks_of(folder)] == [f"{trace}-{run}" for trace in traces for run in runs]
+
+
+def with_networks(folder: Path, *names: str) -> None:
+    """The sweep with the policy drl, a network a replay."""
+    values = ", ".join(f'"{name}"' for name in names)
+    recipe = SWEEP.replace('"fifo", "ares"', '"drl"').replace("parameters.ares", "parameters.drl")
+    (folder / "sweep.toml").write_text(recipe.replace("alpha = [0.5, 0.75]", f"network = [{values}]"))
+
+
+def test_a_file_that_a_parameter_names_is_beside_the_recipe_and_counts_by_its_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "nets").mkdir()
+    shutil.copy(SHIPPED, folder / "nets" / "mine.json")
+    with_networks(folder, "nets/mine.json", "")
+    monkeypatch.chdir("/")
+    own, shipped = tasks_of(folder)[:2]
+    assert (own.name, shipped.name) == ("real-drl-networkmine", "real-drl-network")
+    assert own.parameters == {"network": str(folder / "nets" / "mine.json")}
+    out = folder / "out"
+    carry_out(own, out)
+    assert is_finished(own, out)
+    document = json.loads(SHIPPED.read_bytes())
+    (folder / "nets" / "mine.json").write_text(json.dumps(document | {"command": "another"}))
+    assert outdated([tasks_of(folder)[0]], out) == {"the network": 1}
+
+
+def test_a_file_that_is_not_there_is_a_problem_of_the_recipe(folder: Path) -> None:
+    with_networks(folder, "none.json")
+    with pytest.raises(BadInputError, match=r"sweep.toml: /policies/0: .*none.json: no such file"):
+        tasks_of(folder)
 
 
 def test_long_names_are_cut_and_stay_apart(folder: Path) -> None:

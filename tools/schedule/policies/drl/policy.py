@@ -35,6 +35,7 @@ class Drl(Policy):
     name: ClassVar[str] = "drl"
     knows: ClassVar[Knows] = "profile"
     elasticity: ClassVar[Elasticity] = "size"
+    files: ClassVar[frozenset[str]] = frozenset({"network"})
     priority_means: ClassVar[str] = "jobs of higher priority are among those that the network looks at first"
 
     def __init__(self, settled_s: float = 60.0, network: str = "") -> None:
