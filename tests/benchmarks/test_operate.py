@@ -61,9 +61,34 @@ def test_a_figure_may_have_a_limit_on_both_sides() -> None:
     assert held == [False, True, True, True, False]
 
 
-def test_a_soak_compares_its_end_with_its_beginning() -> None:
-    assert soak.growth([9, 9, 1, 1, 2, 2, 3, 3, 4, 4]) == 3
-    assert soak.measure(2.0).jobs >= 0
+def soaked(grows: float, leaks: float) -> list[soak.Sample]:
+    """Half an hour with a job every 5 s: it grows so many MiB by the fourth minute, and each job leaks."""
+    return [
+        soak.Sample(time_s, 40 + grows * min(1.0, time_s / 240) + leaks * (time_s // 5), 30, time_s // 5)
+        for time_s in range(1801)
+    ]
+
+
+def test_a_soak_tells_a_leak_from_a_warm_up() -> None:
+    warms_up = soaked(20.0, 0.0)
+    assert soak.growth(warms_up) == (0.0, 0.0)
+    assert soak.slope(warms_up) == pytest.approx(0.0, abs=1e-6)
+    leaks = soaked(0.0, 0.1)
+    memory, handles = soak.growth(leaks)
+    assert memory == pytest.approx(0.1 * (1800 - 300 - 120) / 5, rel=0.01)
+    assert handles == 0
+    assert soak.slope(leaks) == pytest.approx(0.1 * 1024)
+
+
+def test_a_soak_names_the_memory_of_some_minutes() -> None:
+    found = soaked(20.0, 0.0)
+    assert soak.memory_after(found, 60.0) == pytest.approx(40 + 20 * 30 / 240, rel=0.01)
+    assert soak.memory_after(found, 1800.0) == 60
+    assert soak.memory_after(found[:1200], 1800.0) is None
+
+
+def test_a_soak_that_is_too_short_to_warm_up_says_nothing_of_growth() -> None:
+    assert soak.growth(soak.measure(2.0)) == (None, None)
 
 
 def test_a_part_that_is_measured_alone_leaves_the_other_rows(
