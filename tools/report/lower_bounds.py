@@ -49,7 +49,7 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
     alone = {job.id: job.samples / job.curve[-1][1] for job in jobs}
     least = {job.id: job.job.min_gpus for job in finished}
     work = {job.id: _cheapest_gpu_s(job, least[job.id]) for job in jobs}
-    pooled = _least_left_first((job.arrival_s, work[job.id] / run.total_gpus, job.id) for job in jobs)
+    pooled = least_left_first((job.arrival_s, work[job.id] / run.total_gpus, job.id) for job in jobs)
     return LowerBounds(
         sum(alone.values()) / len(finished),
         sum(pooled[job.id] - job.arrival_s for job in jobs) / len(finished),
@@ -64,7 +64,7 @@ def _cheapest_gpu_s(job: ReferenceJob, min_gpus: int) -> float:
     return job.samples * min(size / rate for size, rate in sizes)
 
 
-def _least_left_first(jobs: Iterable[tuple[float, float, str]]) -> dict[str, float]:
+def least_left_first(jobs: Iterable[tuple[float, float, str]]) -> dict[str, float]:
     """End of each job (arrival, seconds of the whole machine, id) on one machine, least left first."""
     arrivals = sorted(jobs)
     ends: dict[str, float] = {}

@@ -1,0 +1,1 @@
+"""Lower bounds on the mean JCT of every schedule, tighter than each job alone."""

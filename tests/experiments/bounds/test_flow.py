@@ -1,0 +1,127 @@
+"""No schedule is better than the dual bound, whatever the prices, and the bound is not far below."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.bounds.covers import BoundJob, Cover, concave_hull, covers_of
+from experiments.bounds.dual import Prices, dual
+from experiments.bounds.flow import flow_bound
+
+
+@st.composite
+def small_systems(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[list[int]], list[int]]]]:
+    """GPUs, and jobs: arrival, rates by [part, size] of any shape, work by part."""
+    gpus = draw(st.integers(1, 3))
+    part = st.lists(st.integers(0, 4), min_size=gpus, max_size=gpus).filter(any)
+    jobs = []
+    for _ in range(draw(st.integers(1, 3))):
+        rates = [[0, *each] for each in draw(st.lists(part, min_size=1, max_size=2))]
+        work = draw(st.lists(st.integers(1, 4), min_size=len(rates), max_size=len(rates)))
+        jobs.append((draw(st.integers(0, 3)), rates, work))
+    return gpus, jobs
+
+
+def least_sum(gpus: int, jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> float:
+    """The least sum of JCTs of all schedules that decide at every whole second, by trying them all.
+
+    What a job gains in a second goes to its first part that is not done; it ends with the second in which
+    all are. Seconds in which jobs are there and none advances are left out: they help no schedule.
+    """
+
+    @cache
+    def best(now: int, left: tuple[tuple[int, ...], ...]) -> float:
+        alive = [number for number, parts in enumerate(left) if any(parts)]
+        if not alive:
+            return 0.0
+        here = [number for number in alive if jobs[number][0] <= now]
+        found = float("inf")
+        for sizes in itertools.product(range(gpus + 1), repeat=len(here)):
+            if sum(sizes) <= gpus:
+                after = list(left)
+                for number, size in zip(here, sizes, strict=True):
+                    after[number] = _after(left[number], jobs[number][1], size)
+                if here and tuple(after) == left:
+                    continue
+                found = min(found, best(now + 1, tuple(after)))
+        return len(here) + found
+
+    return best(0, tuple(tuple(work) for _, _, work in jobs))
+
+
+def _after(left: tuple[int, ...], rates: list[list[int]], size: int) -> tuple[int, ...]:
+    """The work that is left after a second in the first part that is not done."""
+    part = next(number for number, work in enumerate(left) if work)
+    return tuple(
+        max(0, work - rates[part][size]) if number == part else work for number, work in enumerate(left)
+    )
+
+
+def bound_jobs(jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> list[BoundJob]:
+    return [BoundJob(at, covers_of(np.array(rates, dtype=float), work)) for at, rates, work in jobs]
+
+
+@settings(max_examples=25, deadline=None)
+@given(small_systems())
+def test_no_schedule_is_better_than_the_bound(
+    system: tuple[int, list[tuple[int, list[list[int]], list[int]]]],
+) -> None:
+    gpus, jobs = system
+    found = flow_bound(bound_jobs(jobs), gpus, cells=12, rounds=12)
+    assert found * len(jobs) <= least_sum(gpus, jobs) * (1 + 1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(small_systems(), st.lists(st.floats(0, 3), min_size=6, max_size=6), st.integers(4, 40))
+def test_it_holds_at_any_prices(
+    system: tuple[int, list[tuple[int, list[list[int]], list[int]]]], values: list[float], thetas: int
+) -> None:
+    gpus, jobs = system
+    prices = Prices(np.linspace(0.0, 8.0, 7), np.array(values))
+    found = dual(bound_jobs(jobs), gpus, prices, thetas=thetas).sum_s
+    assert found <= least_sum(gpus, jobs) * (1 + 1e-9)
+
+
+def test_a_job_alone_takes_its_largest_rate() -> None:
+    job = BoundJob(5.0, (Cover(np.array([0.0, 1.0, 1.8, 1.5]), 9.0),))
+    assert flow_bound([job], 3) == pytest.approx(9 / 1.8)
+
+
+def test_jobs_that_scale_linearly_are_bounded_by_shortest_first() -> None:
+    """On one machine the least sum of JCTs is known; the bound comes within three per cent."""
+    work = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0]
+    jobs = [BoundJob(0.0, (Cover(np.arange(5.0), each),)) for each in work]
+    least = float(np.cumsum(work).mean()) / 4
+    assert 0.97 * least <= flow_bound(jobs, 4) <= least * (1 + 1e-9)
+
+
+def test_it_is_far_above_each_job_alone_where_jobs_crowd() -> None:
+    jobs = [BoundJob(60.0 * number, (Cover(np.arange(9.0) ** 0.7, 2000.0),)) for number in range(30)]
+    alone = 2000 / 8**0.7
+    assert flow_bound(jobs, 8, cells=60, rounds=40) > 2 * alone
+
+
+def test_units_of_time_do_not_matter() -> None:
+    def bound(unit: float) -> float:
+        rates = np.arange(5.0) ** 0.5
+        return flow_bound([BoundJob(unit * at, (Cover(rates / unit, 7.0),)) for at in (0, 1, 2)], 4)
+
+    assert bound(60.0) == pytest.approx(60 * bound(1.0), rel=1e-6)
+
+
+def test_parts_that_scale_are_not_counted_as_if_all_did() -> None:
+    """Half of the work runs on one GPU only: four times the GPUs do not make it four times as fast."""
+    rates = np.array([[0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
+    assert flow_bound([BoundJob(0.0, covers_of(rates, [8.0, 8.0]))], 4) == pytest.approx(8 + 2)
+
+
+def test_hulls_end_at_the_largest_rate() -> None:
+    sizes, heights = concave_hull(np.array([0.0, 0.0, 3.0, 2.0, 4.0, 1.0]))
+    assert (sizes.tolist(), heights.tolist()) == ([0, 2, 4], [0.0, 3.0, 4.0])
