@@ -17,6 +17,9 @@ _Kind = tuple[str, int, tuple[tuple[str, float], ...]]
 _SLACK: Final = 1e-9
 """Part of a worker by which sums of fractions may miss a whole number."""
 
+MANY: Final = 10_000_000
+"""Stands for a count that nothing limits: no cluster holds as many of anything, and sums of it stay exact."""
+
 
 def capacities(node: Node) -> dict[str, float]:
     """What a node states; what it does not state limits no job."""
@@ -33,15 +36,15 @@ def fitting(left: Amounts, demand: Amounts, most: int) -> int:
 
 
 def servers_for(job: Job, workers: int) -> int:
-    """Parameter servers of a job with that many workers: for all their bandwidth, at least one, if any."""
+    """Parameter servers of a job with that many workers: for all their bandwidth, at least one, if any.
+
+    At most :data:`MANY`, which no cluster holds, however little bandwidth one of them has.
+    """
     ps, worker = job.resources.ps, job.resources.worker
     if not ps or not workers:
         return 0
     needed, each = worker.get("bandwidth", 0.0) * workers, ps.get("bandwidth", 0.0)
-    return max(1, math.ceil(needed / each - _SLACK)) if each else 1
-
-
-_MANY: Final = 10_000_000
+    return max(1, math.ceil(min(needed / each, MANY) - _SLACK)) if each else 1
 
 
 class Capacities:
@@ -67,12 +70,18 @@ class Capacities:
             found[gpu_type] += count * fitting(dict(stated), demand, gpus)
         if job.resources.ps:
             servers = sum(
-                count * fitting(dict(stated), job.resources.ps, _MANY)
+                count * fitting(dict(stated), job.resources.ps, MANY)
                 for (_, gpus, stated), count in self._kinds.items()
                 if not gpus
             )
             found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
         return dict(found)
+
+    def without_what_never_fits(self, job: Job) -> Job:
+        """The job; where no node has room for its demands even at its smallest size, without all of them."""
+        if self.why_too_large(job) is None:
+            return job
+        return job.model_copy(update={"resources": ResourceDemand()})
 
     def why_too_large(self, job: Job) -> str | None:
         """Why the job's smallest size fits no GPU type, as a clause; None: it does, or has too few GPUs."""

@@ -10,7 +10,7 @@ from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import document_bytes, read_cluster
 from pliant.schemas.job import Job
-from pliant.schemas.resources import Capacities, fitting, servers_for
+from pliant.schemas.resources import MANY, Capacities, fitting, servers_for
 from tests.builders import job
 
 GB = 10**9
@@ -51,6 +51,21 @@ def test_workers_that_use_no_gpu_are_limited_by_their_slots():
 @pytest.mark.parametrize(("workers", "needed"), [(1, 1), (3, 1), (4, 2), (0, 0)])
 def test_parameter_servers_have_the_bandwidth_of_all_workers(workers, needed):
     assert servers_for(demanding(4, ps={"bandwidth": 3.0}, bandwidth=1.0), workers) == needed
+
+
+def test_servers_with_next_to_no_bandwidth_are_more_than_any_cluster_holds():
+    asks = demanding(4, ps={"bandwidth": 1e-300}, bandwidth=1e300)
+    assert servers_for(asks, 4) == MANY
+    nodes = cluster_of({"gpus": 4}, {"gpus": 0, "bandwidth": 1e9})
+    assert Capacities(nodes.nodes).room(asks) == {"gpu": 0}
+    assert oversized([asks], nodes)["j"].endswith("expected at most one for each worker")
+
+
+def test_what_never_fits_does_not_count_for_a_job_that_was_accepted():
+    capacities = Capacities(cluster_of({"gpus": 4, "cpus": 8.0}).nodes)
+    fits, never = demanding(4, cpu=2.0), demanding(4, cpu=3.0)
+    assert capacities.without_what_never_fits(fits) is fits
+    assert not capacities.limits(capacities.without_what_never_fits(never))
 
 
 def test_parameter_servers_limit_the_workers():

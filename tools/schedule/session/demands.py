@@ -7,13 +7,10 @@ all policies alike: GPUs that a job cannot use are hidden from it, and its param
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
-from pliant.schemas.resources import Amounts, Capacities, fitting, servers_for
+from pliant.schemas.resources import MANY, Amounts, Capacities, fitting, servers_for
 from pliant.tools.schedule.free_gpus import FreeGpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
-
-_MANY: Final = 1_000_000
 
 
 class Demands:
@@ -80,7 +77,7 @@ class Demands:
     def _server_nodes(self, demand: Amounts) -> Sequence[int]:
         """Nodes without GPUs, those with most room first, so that jobs keep out of each other's way."""
         servers = [index for index, node in enumerate(self._capacities.nodes) if not node.gpus]
-        return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, _MANY), index))
+        return sorted(servers, key=lambda index: (-fitting(self._left_on(index), demand, MANY), index))
 
     def _room(self, name: str, demand: Amounts, most: int) -> int:
         return fitting(self._left_on(self._index[name]), demand, most)
