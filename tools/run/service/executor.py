@@ -298,7 +298,7 @@ class Executor:
 
     def _may_join(self, job_id: str, target: Target) -> bool:
         """Whether nothing is on its slots but the job that it is to share them with."""
-        other = self._company(job_id, target)
+        other = self._company(job_id, target) if self._backend.shares_slots else None
         return other is not None and self._busy(but=(job_id, other)).isdisjoint(target.slots)
 
     def _company(self, job_id: str, target: Target) -> str | None:

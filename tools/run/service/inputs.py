@@ -107,7 +107,8 @@ class Prepared:
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
         backend = open_backend(backend_name, schedule.cluster, dirs)
-        if not backend.shares_slots and any(given.beside for given in schedule.allocations):
+        decided = () if there and resume else schedule.allocations  # jobs of a log are parted
+        if not backend.shares_slots and any(given.beside for given in decided):
             text = (
                 f"lets jobs share GPUs, and {backend_name} gives a GPU to one job: schedule for that backend"
             )

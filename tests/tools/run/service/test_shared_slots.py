@@ -103,6 +103,30 @@ def test_a_backend_that_gives_a_slot_to_one_job_refuses_such_a_schedule(site: Si
     world.close()
 
 
+def test_jobs_that_share_are_parted_when_a_run_goes_on_with_such_a_backend(tmp_path: Path) -> None:
+    with pair(tmp_path, 2) as world:
+        world.end_loop(0)
+        world.nodes.shares_slots = False
+        until(world, lambda: bool(lines(world, "preempt")))
+        assert lines(world, "preempt") == [("preempt", "b", 0)]
+        until(world, lambda: len(world.nodes.training()) == 1)
+        assert workers_of(world, "a").runs
+        assert not lines(world, "fail", "reject")
+
+
+def test_jobs_that_shared_are_not_started_together_by_such_a_backend(tmp_path: Path) -> None:
+    """The machines were started again, and know nothing of what the log says runs there."""
+    with pair(tmp_path, 2) as world:
+        world.end_loop(0)
+        for unit in world.nodes.running():
+            unit.end(-9)
+        world.nodes.attempts.clear()
+        world.nodes.shares_slots, world.nodes.most = False, 1
+        until(world, lambda: bool(world.nodes.training()))
+        until(world, lambda: bool(lines(world, "preempt")))
+        assert [workers.handle.job for workers in world.nodes.training()] == ["a"]
+
+
 def test_on_such_a_backend_a_policy_that_packs_gives_each_job_slots_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,7 +53,7 @@ class SimulatedNodes:
         self._of_jobs: dict[str, list[SimulatedWorkers]] = {}
         self._busy: dict[str, dict[str, SimulatedUnit]] = {}
         """By slot and job."""
-        self._most = 2 if cluster.sharing.unmeasured == "together" else 1
+        self.most = 2 if cluster.sharing.unmeasured == "together" else 1
         """Jobs that may be on one slot."""
 
     # What a launcher asks of it.
@@ -97,7 +97,7 @@ class SimulatedNodes:
     def _take(self, handle: Handle, unit: SimulatedUnit) -> None:
         for slot in unit.slots:
             there = {job: one for job, one in self._busy.get(slot, {}).items() if one.runs}
-            if handle.job in there or len(there) >= self._most:
+            if handle.job in there or len(there) >= self.most:
                 self.wrongs.append(f"{handle.job}: slot {slot} is in use")
             self._busy[slot] = {**there, handle.job: unit}
 
