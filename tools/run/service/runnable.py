@@ -55,7 +55,7 @@ def job_problems(job: Job, source: str, pointer: str = "") -> list[Problem]:
     """
     return [
         Problem(source, None, f"{pointer}/{field}", f'job "{job.id}"{text}')
-        for field, text in _obstacles(job).items()
+        for field, text in (_obstacles(job) | _unserved(job)).items()
     ]
 
 
@@ -75,6 +75,12 @@ def _obstacles(job: Job) -> dict[str, str]:
         found["command"] = " has no command: it can be replayed, but not run"
     if not os.path.isdir(job.workdir or "."):
         found["workdir"] = f": no such folder: {job.workdir}"
+    return found
+
+
+def _unserved(job: Job) -> dict[str, str]:
+    """What a job states and would have to do without; one that was accepted all the same is started."""
+    found = {}
     if job.resources.ps:
         found["resources/ps"] = " has parameter servers: it can be replayed, but not run"
     if (gpus := job.resources.worker.get("gpu", 1.0)) > 1:

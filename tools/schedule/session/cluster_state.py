@@ -76,12 +76,13 @@ class ClusterState:
     def take_up(self, job: Job, time_s: float) -> JobState | None:
         """As :meth:`submit`, of a job that was acknowledged: where its work cannot be computed, it is out.
 
-        The policy is not notified of a job that is out at once. Returns None for it.
+        Where it demands more of nodes than any has, nothing looked at that, and its demands do not count. The
+        policy is not notified of a job that is out at once. Returns None for it.
 
         :raises ValueError: a job of that id is or was there.
         """
         try:
-            return self.submit(job, time_s)
+            return self.submit(self.capacities.without_what_never_fits(job), time_s)
         except (BadInputError, ArithmeticError) as error:
             self.ended[job.id] = JobState(job, 1, None)
             self.turned_away[job.id] = str(error)

@@ -59,9 +59,10 @@ class World:
         self.dirs = StateDir(folder / "state")
         self.clock = SimulatedClock()
         self.hazard = Hazard()
-        self._policy = POLICIES[policy % len(POLICIES)]
+        self.policy = POLICIES[policy % len(POLICIES)]
+        """What the next launcher asks."""
         self.cluster = nodes or cluster(*NODES, slots="cpu" if policy % 2 else "gpu")
-        if self._policy == "lucid":
+        if self.policy == "lucid":
             self.cluster = self.cluster.model_copy(update={"sharing": PACKED})
         self.nodes = SimulatedNodes(self.cluster, self.clock, self.dirs.jobs)
         self.nodes.before_each = self.hazard.point
@@ -97,7 +98,7 @@ class World:
             os.utime(self.dirs.events, (self.clock.wall(), self.clock.wall()))
         options = Options(
             self.dirs.path,
-            question=Question(self._policy),
+            question=Question(self.policy),
             cluster=None if begun else str(self.folder / "cluster.json"),
             timeouts=PATIENT,
         )
