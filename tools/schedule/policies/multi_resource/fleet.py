@@ -140,7 +140,7 @@ class Fleet:
 
 
 def dominant_share(bid: Bid, workers: int, servers: Servers) -> float:
-    """The largest part of any resource, of either kind of servers, that so many workers and their PS take."""
+    """The largest part of any resource, of either kind of servers, that this many workers and their PS take."""
     of_worker, of_ps = shares_of_one(bid, servers)
     return max(workers * of_worker, int(bid.ps_of(np.array([workers]))[0]) * of_ps)
 

@@ -41,8 +41,8 @@ class Oasis(Policy):
     """OASiS: a job is admitted on arrival if it is worth more than it costs, with its slots to come.
 
     Bao, Peng, Wu, Li: "Online Job Scheduling in Distributed Machine Learning Clusters" (INFOCOM 2018). Time
-    is cut into slots. When a job arrives, the policy finds the schedule, so many workers and parameter
-    servers on which nodes in each slot to come, whose utility less the cost of its resources is the largest.
+    is cut into slots. When a job arrives, the policy finds the schedule (how many workers and parameter
+    servers, on which nodes, in each slot to come) whose utility less the cost of its resources is the largest.
     If that payoff is positive, these slots are the job's, and prices rise for those after it; else it is
     rejected, with the value or the target with which it would not have been. Prices grow exponentially with
     the part of a resource that is booked, from what a unit is worth at least (L) to what it is worth at most
@@ -63,7 +63,7 @@ class Oasis(Policy):
       rejected where nothing runs, too; with 0 there are none.
     - ``bounds_from``: a job file whose jobs U and L are taken from; those of the trace itself give the true
       values. Default: the jobs that have been seen so far, those that arrive at the moment included.
-    - ``percent``: of the ratio U/L to work with, as in the paper's figure 6.
+    - ``percent``: of the ratio U/L to work with, as in the paper's figure 6: U is multiplied, L stays.
     - ``requeue``: a job that is not admitted waits, and bids again in each slot, until it is worth nothing or
       nothing is booked that could come free.
 

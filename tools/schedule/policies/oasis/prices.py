@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ IDLE_PART: Final = 0.5
 """What a unit of an empty cluster costs, as part of that: 1 would turn away a job alone."""
 LEAST_WORTH: Final = 1e-12
 """Of the best that a job can be worth: what ends at the last slot counts as no less."""
+Bound = Literal["U", "L"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ class SideBounds:
         """The largest ln(U/L)."""
         return float((self.log_most - self.log_least).max(initial=0.0))
 
-    def scaled(self, part: float) -> Self:
-        """With another U/L: U stays and L is divided; U is never below L."""
-        log_least = self.log_least - math.log(part)
-        return replace(self, log_least=log_least, log_most=np.maximum(log_least, self.log_most))
+    def scaled(self, part: float, moves: Bound) -> Self:
+        """With another U/L; U is never below L."""
+        log_least = self.log_least - (math.log(part) if moves == "L" else 0.0)
+        log_most = self.log_most + (math.log(part) if moves == "U" else 0.0)
+        return replace(self, log_least=log_least, log_most=np.maximum(log_least, log_most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,13 @@ class PriceBounds:
             _raised(bounds.ps, [_density(bid, float(bid.ps @ weights), slots) for bid in of_ps], quantile),
         )
 
-    def scaled(self, part: float) -> Self:
-        """Both ratios U/L multiplied by ``part``: an estimate that is wrong by so much."""
-        return replace(self, workers=self.workers.scaled(part), ps=self.ps.scaled(part))
+    def scaled(self, part: float, moves: Bound = "U") -> Self:
+        """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
+
+        :param moves: the bound that is wrong. The paper's figure 6 says that too large a ratio makes prices rise
+            abruptly, which is so where U is too large; where L is too small, they begin too low.
+        """
+        return replace(self, workers=self.workers.scaled(part, moves), ps=self.ps.scaled(part, moves))
 
     @property
     def competitive_ratio(self) -> float:

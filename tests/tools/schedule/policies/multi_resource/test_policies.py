@@ -24,7 +24,7 @@ def opened(policy: Policy, *jobs: Job) -> Session:
 
 
 def elastic(name: str, cpus: float) -> Job:
-    """Up to 8 workers, each with so many CPUs."""
+    """Up to 8 workers, each with that many CPUs."""
     return Job(
         id=name,
         submit_time=0,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.model import Bid, Plan, Servers, sigmoid_worth
-from pliant.tools.schedule.policies.oasis.prices import PriceBounds
+from pliant.tools.schedule.policies.oasis.prices import Bound, PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
@@ -43,11 +43,16 @@ def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> N
     assert market.workers.prices[1, 0] == pytest.approx([least, least])
 
 
-def test_with_a_fifth_of_the_ratio_an_empty_server_costs_five_times_as_much_and_a_full_one_the_same() -> None:
-    bounds = PriceBounds.of([job("a", 8)], ONE, 4)
-    full = np.ones(2)
-    assert bounds.scaled(0.2).workers.prices(0 * full) == pytest.approx(5 * bounds.workers.prices(0 * full))
-    assert bounds.scaled(0.2).workers.prices(full) == pytest.approx(bounds.workers.prices(full))
+@pytest.mark.parametrize(("moves", "empty", "full"), [("U", 1.0, 0.2), ("L", 5.0, 1.0)])
+def test_a_fifth_of_the_ratio_makes_full_servers_cheaper_or_empty_ones_dearer(
+    moves: Bound, empty: float, full: float
+) -> None:
+    right = PriceBounds.of([job("a", 8)], ONE, 4)
+    wrong = right.scaled(0.2, moves)
+    for part, factor in ((0.0, empty), (1.0, full)):
+        used = np.full(2, part)
+        assert wrong.workers.prices(used) == pytest.approx(factor * right.workers.prices(used))
+    assert right.workers.log_ratio - wrong.workers.log_ratio == pytest.approx(np.log(5))
 
 
 def test_bounds_of_jobs_that_are_worth_nothing_at_the_end_are_finite() -> None:

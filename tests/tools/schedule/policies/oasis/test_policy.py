@@ -32,7 +32,7 @@ def policy(**more: Any) -> Oasis:
 def bidder(
     name: str, slots: int, *, at: float = 0.0, most: int = 4, value: float = 10.0, **utility: Any
 ) -> Job:
-    """A job of so many worker-slots that is worth its value in time."""
+    """A job of that many worker-slots that is worth its value in time."""
     worth = {"shape": "sigmoid", "value": value, "decay": 0.05, "target": 500.0} | utility
     return job(name, at=at, high=most, low=1, gpu_seconds=slots * SLOT_S, utility=worth)
 
