@@ -18,18 +18,15 @@ import numpy as np
 
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.slot_schedules import broken_rules
-from experiments.oasis.measure import JOBS, SEEDS, SLOTS, outcomes
+from experiments.oasis.measure import JOBS, PROVEN_GAP, SEEDS, SLOTS, estimated, outcomes, ten_jobs
 from experiments.oasis.simulate import BASELINES, World
 from experiments.oasis.worlds import cluster, world
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.offline import solve
-from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 
 INSTANCES: Final = 20
 LIMIT_S: Final = 30.0
 """For one offline optimum."""
-PROVEN_GAP: Final = 1e-3
-"""With no more of the utility that may be missing, an optimum counts as proven."""
 
 
 def figures(
@@ -58,7 +55,7 @@ def times(repeats: int, scale: int = 1) -> Iterator[Figure]:
 
 def slowest_arrival_s(made: World, repeats: int) -> float:
     """From a bid to the committed schedule or the rejection."""
-    bounds = PriceBounds.estimated(made.bids, made.servers, made.slots)
+    bounds = estimated(made)
     taken = np.full((repeats, len(made.bids)), math.inf)
     for row in taken:
         market = Market(made.servers, bounds, made.slots)
@@ -91,16 +88,15 @@ def offline(instances: int) -> Iterator[Figure]:
 
 def offline_ratio(seed: int) -> float | None:
     """Of one instance; None: no job is feasible, or no schedule is proven to be the best within the limit."""
-    fleet = cluster(np.random.default_rng([5, seed]), 6, 6)
-    made = world(seed, 10, 10, fleet, epochs=[4, 30])
-    best = solve(made.bids, fleet, 10, LIMIT_S)
+    made = ten_jobs(seed)
+    best = solve(made.bids, made.servers, made.slots, LIMIT_S)
     ours = outcomes(made, ("oasis",))["oasis"].utility
     if not best.utility or best.gap > PROVEN_GAP:
         return None
     return best.utility / ours if ours else math.inf
 
 
-def ratios(scale: int = 1, seeds: Sequence[int] = range(SEEDS), *, run: bool = True) -> Iterator[Figure]:
+def ratios(scale: int = 1, seeds: Sequence[int] = SEEDS, *, run: bool = True) -> Iterator[Figure]:
     """Total utility over each baseline, by number of jobs."""
     for jobs in JOBS:
         made = [world(seed, jobs // scale, SLOTS // scale) for seed in seeds] if run else []

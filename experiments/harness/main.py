@@ -25,13 +25,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--resume", action="store_true", help="keep what an interrupted study has measured")
     parser.add_argument("--page", action="store_true", help="write the page again from the committed results")
     wanted = parser.parse_args(arguments)
     try:
         for name in wanted.names or names():
             subject = find(name)
             if not wanted.page:
-                _carry_out(subject, BUILD / name, workers=wanted.workers)
+                _carry_out(subject, BUILD / name, workers=wanted.workers, resume=wanted.resume)
             _write_page(subject)
     except PliantError as error:
         _tell(str(error))
@@ -39,9 +40,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _carry_out(subject: Subject, folder: Path, *, workers: int) -> None:
+def _carry_out(subject: Subject, folder: Path, *, workers: int, resume: bool) -> None:
     if isinstance(subject, Study):
-        conduct(subject, folder, workers=workers, tell=_tell)
+        conduct(subject, folder, workers=workers, tell=_tell, resume=resume)
     elif isinstance(subject, Experiment):
         reproduce(subject, folder, workers=workers)
 

@@ -13,13 +13,15 @@ from pliant.schemas.file_io.files import atomic_write, read_bytes
 from pliant.tools.report.figures.style import image
 
 
-def conduct(study: Study, folder: Path, *, workers: int, tell: Tell) -> None:
-    """Train in ``folder``, which is emptied first; results go beside the study, figures beside its page.
+def conduct(study: Study, folder: Path, *, workers: int, tell: Tell, resume: bool = False) -> None:
+    """Measure in ``folder``; results go beside the study, figures beside its page.
 
+    :param resume: what the folder has of an earlier run is kept; else it is emptied first.
     :raises JobsFailedError: a training failed.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
     head = {
         "experiment": study.name,
         "command": f"make experiment NAME={study.name}",

@@ -46,6 +46,8 @@ class World:
     servers: Servers
     jobs: tuple[Entry, ...]
     slots: int
+    past: tuple[Bid, ...]
+    """Jobs like these that have been before."""
 
     @property
     def bids(self) -> list[Bid]:
@@ -71,12 +73,10 @@ class Outcome:
         return {bid.id: plan.last for bid, plan in self.plans}
 
 
-def under_oasis(world: World, bounds: PriceBounds | None = None) -> Outcome:
-    """OASiS, at the true bounds of the world if none are given."""
-    market = Market(
-        world.servers, bounds or PriceBounds.of(world.bids, world.servers, world.slots), world.slots
-    )
-    offered = [(bid, market.offer(bid)[1]) for bid in world.bids]
+def under_oasis(world: World, bounds: PriceBounds) -> Outcome:
+    """OASiS, at prices within these bounds."""
+    market = Market(world.servers, bounds, world.slots)
+    offered = [(bid, market.offer(bid)[1]) for bid in world.bids if not market.is_hopeless(bid)]
     return Outcome(tuple((bid, plan) for bid, plan in offered if plan is not None))
 
 

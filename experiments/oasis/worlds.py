@@ -19,6 +19,9 @@ RESOURCES: Final = ("gpu", "cpu", "memory", "disk", "bandwidth")
 UNITS: Final = {"gpu": 1.0, "cpu": 1.0, "memory": 1e9, "disk": 1e9, "bandwidth": 1e9 / 8}
 """GB and Gbps in the units of job files; prices add amounts of different resources, so units matter."""
 SLOT_S: Final = 1200.0
+PAST_JOBS: Final = 400
+"""Of the same recipe, before the first of a world: the experience that price bounds come from."""
+PAST_SEED: Final = 10_000
 _DISK_GB: Final = 500.0
 _GPU_SERVERS: Final = ((1, 4, 61), (8, 32, 488), (16, 64, 732), (1, 16, 122), (2, 32, 244), (4, 64, 488))
 """GPUs, vCPUs and GB of Amazon's P2 (three sizes) and G3 (three)."""
@@ -62,10 +65,13 @@ def world(
     """One world of the recipe; ``ranges`` replace some of it, and jobs arrive before slot ``last``."""
     rng = np.random.default_rng([2018, seed])
     hours = (last or slots) * SLOT_S / 3600
-    changes = {"jobs": jobs, "hours": hours, "seed": seed, "oasis": {"minibatches": [1, 1], **ranges}}
-    recipe = read_recipe(str(RECIPE), changes)
-    entries = tuple(_entry(job, slots) for job in synthesize(recipe))
-    return World(servers if servers is not None else cluster(rng, 50, 50), entries, slots)
+
+    def entries(jobs: int, seed: int) -> tuple[Entry, ...]:
+        changes = {"jobs": jobs, "hours": hours, "seed": seed, "oasis": {"minibatches": [1, 1], **ranges}}
+        return tuple(_entry(job, slots) for job in synthesize(read_recipe(str(RECIPE), changes)))
+
+    past = tuple(entry.bid for entry in entries(PAST_JOBS, PAST_SEED + seed))
+    return World(servers if servers is not None else cluster(rng, 50, 50), entries(jobs, seed), slots, past)
 
 
 def _entry(job: Job, slots: int) -> Entry:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import oasis
-from benchmarks.oasis import PROVEN_GAP, feasibility, offline_ratio, ratios, slowest_arrival_s
+from benchmarks.oasis import feasibility, offline_ratio, ratios, slowest_arrival_s
+from experiments.oasis.measure import PROVEN_GAP
 from experiments.oasis.worlds import world
 from pliant.tools.schedule.policies.oasis.offline import Optimum
 

@@ -1,0 +1,65 @@
+"""The reproduction of OASiS: small enough for a test, and what is committed of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.harness.spec import Findings, Study, find
+from experiments.harness.study import page_of, read_findings
+from experiments.oasis.facts import claims, facts, offline_ratios
+from experiments.oasis.measure import JOBS, SEEDS, measure
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    found = find("oasis")
+    assert isinstance(found, Study)
+    return found
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    return measure(tmp_path_factory.mktemp("oasis"), 1, lambda _text: None, seeds=range(1), scale=10)
+
+
+def test_a_small_run_fills_every_table_and_figure(study: Study, small: Findings) -> None:
+    assert all(text for text in facts(small).values() if isinstance(text, str))
+    assert "| OASiS |" in page_of(study, small)
+    assert len(study.draw(small)) >= 6
+    assert facts(small)["broken"] == 0
+
+
+def row(optimum: float, gap: float, ours: float) -> Mapping[str, Any]:
+    return {"optimum": optimum, "gap": gap, "utility": {"oasis": ours, "oasis-exact": ours}}
+
+
+def test_a_ratio_is_that_of_a_proven_optimum() -> None:
+    """Neither a world without a feasible job nor one where the solver ran out of time has one."""
+    found = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
+    assert offline_ratios(found, "oasis") == [1.5, float("inf")]
+
+
+def test_the_committed_page_is_made_from_the_committed_results(study: Study) -> None:
+    found = read_findings(study)
+    assert study.page.read_text() == page_of(study, found), "run python -m experiments oasis --page"
+    assert found["seeds"] == len(SEEDS)
+    assert {each["jobs"] for each in found["figure3"]} == {*JOBS}
+    assert all(claim.ours for claim in claims(found))
+
+
+def test_the_page_shows_every_figure(study: Study) -> None:
+    shown = set(re.findall(r"\(oasis/(\w+)\.svg\)", study.page.read_text()))
+    assert shown == set(study.draw(read_findings(study)))
+    assert all((study.page.parent / "oasis" / f"{name}.svg").exists() for name in shown)
+
+
+def test_no_committed_schedule_breaks_a_rule(study: Study) -> None:
+    told = facts(read_findings(study))
+    assert told["broken"] == 0
+    assert told["committed"] > 0
+    assert isinstance(study.folder, Path)
