@@ -10,6 +10,7 @@ import numpy as np
 
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
 from pliant.tools.schedule.policies.multi_resource.fleet import Active
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Plan, Servers
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Holdings,
     Prospect,
@@ -18,7 +19,6 @@ from pliant.tools.schedule.policies.multi_resource.rules import (
     by_dominant_share,
 )
 from pliant.tools.schedule.policies.oasis.market import Market
-from pliant.tools.schedule.policies.oasis.model import Bid, Plan, Servers
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 
 BASELINES: Final = ("fifo", "drf", "rrh", "dorm")

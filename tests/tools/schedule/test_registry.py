@@ -287,3 +287,7 @@ def test_what_classes_say_beside_their_docstrings_is_said():
     assert "Reads a file: `network`, in a recipe of a sweep relative to the recipe." in describe("drl").traits
     assert any("bound" in trait for trait in describe("ares").traits)
     assert describe("fifo").traits == ()
+
+
+def test_built_in_policies_are_listed_by_name() -> None:
+    assert list(registry.BUILT_IN) == sorted(registry.BUILT_IN)

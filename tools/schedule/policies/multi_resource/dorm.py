@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, shares_of_one
+from pliant.tools.schedule.policies.multi_resource.model import Floats, Ints, Servers, whole_fits
 from pliant.tools.schedule.policies.multi_resource.rules import Holdings, by_dominant_share
-from pliant.tools.schedule.policies.oasis.model import Floats, Ints, Servers, whole_fits
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

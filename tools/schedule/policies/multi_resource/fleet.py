@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import ROUNDING, Bid, Bools, Floats, Ints, Servers, whole_fits
+from pliant.tools.schedule.policies.multi_resource.model import (
+    ROUNDING,
+    Bid,
+    Bools,
+    Floats,
+    Ints,
+    Servers,
+    whole_fits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,7 @@ class Fleet:
 
 
 def dominant_share(bid: Bid, workers: int, servers: Servers) -> float:
-    """The largest part of any resource, of either kind of servers, that this many workers and their PS take."""
+    """The largest part of any resource, of either kind of servers, that these workers and their PS take."""
     of_worker, of_ps = shares_of_one(bid, servers)
     return max(workers * of_worker, int(bid.ps_of(np.array([workers]))[0]) * of_ps)
 

@@ -16,7 +16,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     dominant_share,
     shares_of_one,
 )
-from pliant.tools.schedule.policies.oasis.model import Servers
+from pliant.tools.schedule.policies.multi_resource.model import Servers
 
 Holdings = Mapping[str, Placed]
 """By job id; a job that is not named holds nothing."""

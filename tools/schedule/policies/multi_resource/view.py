@@ -1,26 +1,17 @@
-"""From a snapshot to servers and jobs with several resources, and from sizes back to a decision.
-
-A slot of a node is a resource like the others, one a worker. Nodes made without GPUs hold parameter servers.
-"""
+"""From a snapshot to jobs with several resources that take part, and from sizes back to a decision."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Grant, decision_from_grants
-from pliant.tools.schedule.policies.multi_resource.fleet import Active, Placed
+from pliant.tools.schedule.policies.multi_resource.fleet import Active
+from pliant.tools.schedule.policies.multi_resource.nodes import Nodes
 from pliant.tools.schedule.policies.multi_resource.rules import Holdings
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Ints, Servers
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
-
-_PLENTY = 1e18
-"""What a node has of what it does not state: it limits nothing."""
-_NO_WORTH = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +28,9 @@ class View:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._nodes = [node for node in snapshot.nodes if not _holds_servers(node)]
-        self._ps_nodes = [node for node in snapshot.nodes if _holds_servers(node)]
-        self._names = sorted({name for node in snapshot.nodes for name in node.capacities} - {"gpu"})
-        self._gpu = any(node.capacities.get("gpu", node.gpus) != node.gpus for node in self._nodes)
-        self.servers = Servers(
-            ("slot", "gpu", *self._names), self._capacities(self._nodes), self._capacities(self._ps_nodes)
-        )
-        self._of_type = {
-            kind: np.array([node.gpu_type == kind for node in self._nodes])
-            for kind in snapshot.gpus_by_type()
-        }
+        self._nodes = Nodes(snapshot.nodes)
+        self.servers = self._nodes.now()
+        self._of_type = {kind: self._nodes.of_type(kind) for kind in snapshot.gpus_by_type()}
 
     def members(self, jobs: Sequence[JobState], *, requested: bool = False) -> list[Member]:
         """Jobs that run on a type, each on the one that it holds or on the emptiest of those it runs on.
@@ -96,43 +79,12 @@ class View:
     def _active(self, job: JobState, kind: str, least: int, place: int, *, requested: bool) -> Active:
         total = self._snapshot.speeds.gpu_types[kind]
         most = least if requested else max(least, job.max_gpus(total))
-        demand = job.spec.resources
-        bid = Bid(
-            id=job.id,
+        bid = replace(
+            self._nodes.demands(job),
             arrival=place,
             work=most,
             most_workers=most,
-            worker=self._amounts(demand.worker, 1.0),
-            ps=self._amounts(demand.ps, 0.0),
-            worth=_NO_WORTH,
-            worker_bandwidth=demand.worker.get("bandwidth", 0.0) if demand.ps else 0.0,
-            ps_bandwidth=demand.ps.get("bandwidth", 0.0),
             least_workers=least,
             servers=self._of_type[kind],
         )
-        held = None
-        if job.gpus:
-            held = Placed(_counts(job.placement, self._nodes), _counts(job.servers, self._ps_nodes))
-        return Active(bid, most, job.spec.gpus.requested, held)
-
-    def _amounts(self, stated: Mapping[str, float], slots: float) -> Floats:
-        gpu = stated.get("gpu", 0.0) if self._gpu else 0.0
-        return np.array([slots, gpu, *(stated.get(name, 0.0) for name in self._names)])
-
-    def _capacities(self, nodes: Sequence[NodeState]) -> Floats:
-        """[node, resource]; a node that is down has nothing."""
-        found = np.zeros((len(nodes), 2 + len(self._names)))
-        for row, node in zip(found, nodes, strict=True):
-            if node.up:
-                gpu = node.capacities.get("gpu", node.gpus) if self._gpu else node.gpus
-                row[:] = [node.gpus, gpu, *(node.capacities.get(name, _PLENTY) for name in self._names)]
-        return found
-
-
-def _holds_servers(node: NodeState) -> bool:
-    return not node.gpus and not node.capacities.get("gpu")
-
-
-def _counts(held: NodeGpus, nodes: Sequence[NodeState]) -> Ints:
-    by_name = dict(held)
-    return np.array([by_name.get(node.name, 0) for node in nodes], dtype=np.int64)
+        return Active(bid, most, job.spec.gpus.requested, self._nodes.holding(job))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
-from pliant.tools.schedule.policies.oasis.model import Bid, Ints, Plan, Servers
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Ints, Plan, Servers
 
 
 class Row(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import Bid, Servers
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 
 _MOST: Final = 400

@@ -10,11 +10,11 @@ import numpy as np
 
 from pliant.schemas.job import Utility
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.multi_resource.model import Bid
 from pliant.tools.schedule.policies.oasis.bookings import Booking
 from pliant.tools.schedule.policies.oasis.estimate import Estimate
 from pliant.tools.schedule.policies.oasis.exchange import Exchange
 from pliant.tools.schedule.policies.oasis.market import Market, Quote
-from pliant.tools.schedule.policies.oasis.model import Bid
 
 _UNSTATED: Final = Utility()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import (
+from pliant.tools.schedule.policies.multi_resource.model import (
     ROUNDING,
     Bid,
     Bools,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Ints, Plan, Servers, whole_fits
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Ints, Plan, Servers, whole_fits
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

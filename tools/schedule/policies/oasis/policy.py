@@ -42,7 +42,7 @@ class Oasis(Policy):
 
     Bao, Peng, Wu, Li: "Online Job Scheduling in Distributed Machine Learning Clusters" (INFOCOM 2018). Time
     is cut into slots. When a job arrives, the policy finds the schedule (how many workers and parameter
-    servers, on which nodes, in each slot to come) whose utility less the cost of its resources is the largest.
+    servers, on which nodes, in each slot to come) with the largest utility less the cost of its resources.
     If that payoff is positive, these slots are the job's, and prices rise for those after it; else it is
     rejected, with the value or the target with which it would not have been. Prices grow exponentially with
     the part of a resource that is booked, from what a unit is worth at least (L) to what it is worth at most

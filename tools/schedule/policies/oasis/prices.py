@@ -17,7 +17,7 @@ from typing import Final, Literal, Self
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Servers, log_or
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Servers, log_or
 
 QUANTILE: Final = 0.5
 """Of the jobs, by which an estimate measures what a unit is worth: the median."""
@@ -73,8 +73,8 @@ class PriceBounds:
         of_workers = [(bid.work, bid.worker * weights, log) for bid, log in both]
         of_ps = [(bid.work, bid.ps * weights, log) for bid, log in both if bid.needs_ps]
         return cls(
-            _side(of_workers, slots * float((servers.workers @ weights).sum()), weights),
-            _side(of_ps, slots * float((servers.ps @ weights).sum()), weights),
+            _side(of_workers, slots * _units(servers.workers, weights), weights),
+            _side(of_ps, slots * _units(servers.ps, weights), weights),
         )
 
     @classmethod
@@ -96,8 +96,8 @@ class PriceBounds:
     def scaled(self, part: float, moves: Bound = "U") -> Self:
         """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
 
-        :param moves: the bound that is wrong. The paper's figure 6 says that too large a ratio makes prices rise
-            abruptly, which is so where U is too large; where L is too small, they begin too low.
+        :param moves: the bound that is wrong. The paper says of its figure 6 that too large a ratio makes
+            prices rise abruptly: that is so where U is too large; where L is too small, they begin too low.
         """
         return replace(self, workers=self.workers.scaled(part, moves), ps=self.ps.scaled(part, moves))
 
@@ -128,6 +128,11 @@ def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> Si
     return replace(side, log_least=log_least, log_most=np.maximum(log_least, side.log_most))
 
 
+def _units(capacity: Floats, weights: Floats) -> float:
+    """Of all resources that have a price and a limit, added."""
+    return float((np.where(np.isfinite(capacity), capacity, 0.0) @ weights).sum())
+
+
 def _side(
     jobs: Sequence[tuple[int, Floats, tuple[float, float]]], capacity: float, weights: Floats
 ) -> SideBounds:
@@ -140,7 +145,7 @@ def _side(
         for work, demand, (late, best) in jobs
         if demand.sum() > 0 and best > -math.inf
     ]
-    if not used or not 0 < capacity < math.inf:
+    if not used or not capacity:
         return SideBounds(0.0, np.zeros(len(weights)), weights)
     log_eta = math.log(capacity / min(amount for amount, *_ in used))
     log_least = min(late - math.log(amount) for amount, _, late, _ in used) - math.log(4) - log_eta

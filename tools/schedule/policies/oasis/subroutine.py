@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Ints, Plan
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Ints, Plan
 
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""

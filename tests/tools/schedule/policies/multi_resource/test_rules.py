@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm
 from pliant.tools.schedule.policies.multi_resource.fleet import Active, Fleet, Placed, dominant_share
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers, sigmoid_worth
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Prospect,
     RiskReward,
     by_arrival,
     by_dominant_share,
 )
-from pliant.tools.schedule.policies.oasis.model import Bid, Servers, sigmoid_worth
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 NO_PS = np.zeros((0, 2))

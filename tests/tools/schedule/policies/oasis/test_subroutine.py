@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Servers
 from pliant.tools.schedule.policies.oasis.market import Market, Side
-from pliant.tools.schedule.policies.oasis.model import Bid, Floats, Servers
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 

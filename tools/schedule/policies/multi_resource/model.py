@@ -1,4 +1,4 @@
-"""What the market of OASiS is about: servers, one job's bid, and the plan of a job over slots.
+"""Servers with several resources, what one job bids for them, and the plan of a job over slots.
 
 Slots are numbered from 0. Resources are columns, in one order everywhere; the bandwidth of a worker or
 parameter server is one of them where servers limit it.
@@ -26,7 +26,7 @@ class Servers:
 
     resources: tuple[str, ...]
     workers: Floats
-    """[server, resource] capacities of the servers of workers."""
+    """[server, resource] capacities of the servers of workers; infinite: it does not limit."""
     ps: Floats
     """[server, resource] capacities of the servers of PS; there may be none."""
     worker_names: tuple[str, ...] = ()

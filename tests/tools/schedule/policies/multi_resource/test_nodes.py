@@ -1,0 +1,69 @@
+"""Nodes as servers with several resources: units, what has no limit, and where jobs are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import ResourceDemand
+from pliant.tools.schedule.jobs import node_states
+from pliant.tools.schedule.policies.multi_resource.nodes import Nodes
+from pliant.tools.schedule.registry import make_policy
+from tests.builders import job, session
+
+CLUSTER = Cluster.model_validate(
+    {
+        "nodes": (
+            {"name": "w0", "gpus": 4, "gpu_type": "a", "cpus": 16, "memory": 64_000_000_000},
+            {"name": "w1", "gpus": 2, "gpu_type": "b", "cpus": 8},
+            {"name": "p0", "gpus": 0, "cpus": 4, "bandwidth": 2.5e9},
+        )
+    }
+)
+
+
+def test_what_a_node_states_is_in_the_units_of_the_papers_and_the_rest_has_no_limit() -> None:
+    servers = Nodes(node_states(CLUSTER)).now()
+    assert servers.resources == ("slot", "bandwidth", "cpu", "memory")
+    assert servers.workers.tolist() == [[4, math.inf, 16, 64], [2, math.inf, 8, math.inf]]
+    assert servers.ps.tolist() == [[0, 20, 4, math.inf]]
+    assert (servers.worker_names, servers.ps_names) == (("w0", "w1"), ("p0",))
+
+
+def test_a_node_that_is_down_has_nothing() -> None:
+    states = node_states(CLUSTER)
+    states[0].up = False
+    assert not Nodes(states).now().workers[0].any()
+
+
+def test_slots_have_a_price_where_nodes_do_not_state_gpus_beside_them() -> None:
+    assert Nodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
+    stating = CLUSTER.model_copy(
+        update={"nodes": (CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}}),)}
+    )
+    servers = Nodes(node_states(stating)).now()
+    assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
+    assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
+
+
+def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
+    demand = ResourceDemand(worker={"cpu": 2, "bandwidth": 1.25e8}, ps={"cpu": 1, "bandwidth": 2.5e8})
+    held = session(make_policy("fifo"), CLUSTER)
+    held.submit(job("j", gpus=3, resources=demand.model_dump()), 0.0)
+    held.decide(0.0)
+    nodes = Nodes(held.nodes)
+    bid = nodes.demands(held.jobs["j"])
+    assert bid.worker == pytest.approx([1, 1, 2, 0])
+    assert bid.ps == pytest.approx([0, 2, 1, 0])
+    assert (bid.worker_bandwidth, bid.ps_bandwidth) == (1.25e8, 2.5e8)
+    placed = nodes.holding(held.jobs["j"])
+    assert placed is not None
+    assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])
+
+
+def test_types_are_told_apart() -> None:
+    nodes = Nodes(node_states(CLUSTER))
+    np.testing.assert_array_equal(nodes.of_type("b"), [False, True])
