@@ -37,6 +37,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "elastic-dp": "pliant.tools.schedule.policies.elastic_dp.policy:ElasticDp",
     "fair-share": "pliant.tools.schedule.policies.fair_share:FairShare",
     "fifo": "pliant.tools.schedule.policies.fifo:Fifo",
+    "fifo-demands": "pliant.tools.schedule.policies.multi_resource.policies:FifoDemands",
     "gavel": "pliant.tools.schedule.policies.gavel.policy:Gavel",
     "gavel-ftf": "pliant.tools.schedule.policies.gavel.objectives:GavelFtf",
     "gavel-makespan": "pliant.tools.schedule.policies.gavel.objectives:GavelMakespan",

@@ -1,4 +1,4 @@
-"""The policies drf and dorm."""
+"""The policies drf, dorm and fifo-demands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,43 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.multi_resource.dorm import Dorm as DormRule
-from pliant.tools.schedule.policies.multi_resource.rules import by_dominant_share
+from pliant.tools.schedule.policies.multi_resource.rules import by_arrival, by_dominant_share
 from pliant.tools.schedule.policies.multi_resource.view import View
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class FifoDemands(Policy):
+    """First come, first served over all that workers demand: no job passes one that lacks CPUs or memory.
+
+    As OASiS compares with it: a job starts when all workers that it requested and their parameter servers fit
+    beside those that run, by slots, CPUs, memory, bandwidth and what else nodes state. It keeps them to its
+    end. ``fifo`` looks at GPUs alone: where nodes lack something else for the first in line, the next one
+    passes it. Here all wait behind it.
+
+    A job that does not fit the empty nodes that are up is passed. With several GPU types a waiting job takes
+    part on the one with the smallest part promised.
+    """
+
+    name: ClassVar[str] = "fifo-demands"
+    knows: ClassVar[Knows] = "nothing"
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        """Start those that are first in line while they fit."""
+        rejected = reject_impossible(snapshot)
+        view = View(snapshot)
+        members = view.members(
+            [job for job in snapshot.jobs.values() if job.id not in rejected], requested=True
+        )
+        holdings = by_arrival([member.active for member in members], view.servers)
+        return view.decision(members, holdings, rejected)
+
+    def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
+        """What the first in line lacks, and who waits behind it."""
+        return explained(snapshot, "was first in line when all that it requested fitted")
 
 
 class Drf(Policy):

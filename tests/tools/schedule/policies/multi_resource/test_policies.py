@@ -1,10 +1,11 @@
-"""drf, dorm and rrh as policies: nodes with CPUs, and utilities, decide."""
+"""drf, dorm, rrh and fifo-demands as policies: nodes with CPUs, and utilities, decide."""
 
 from __future__ import annotations
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Gpus, GpuTimeWork, Job, ResourceDemand, Utility
-from pliant.tools.schedule.policies.multi_resource.policies import Drf
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.multi_resource.policies import Drf, FifoDemands
 from pliant.tools.schedule.policies.multi_resource.rrh import Rrh
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
@@ -61,3 +62,20 @@ def test_rrh_pauses_for_a_job_that_earns_more_per_second_and_keeps_what_it_has_a
     held.end("b", 100)
     held.decide(100)
     assert sizes(held) == {"a": 8}
+
+
+def fixed(name: str, workers: int, cpus: float) -> Job:
+    """That many workers or none."""
+    demand = ResourceDemand(worker={"cpu": cpus})
+    return Job(id=name, submit_time=0, model="m", gpus=Gpus(requested=workers), resources=demand)
+
+
+def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
+    """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
+    jobs = fixed("a", 2, 4), fixed("b", 2, 3), fixed("c", 1, 1)
+    assert sizes(opened(Fifo(), *jobs)) == {"a": 2, "c": 1}
+    held = opened(FifoDemands(), *jobs)
+    assert sizes(held) == {"a": 2}
+    held.end("a", 50.0, "finished")
+    held.decide(50.0)
+    assert sizes(held) == {"b": 2, "c": 1}
