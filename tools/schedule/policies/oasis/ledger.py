@@ -101,11 +101,14 @@ class Ledger:
         if booking is not None and plan is not None and self._market is not None:
             self._market.release(booking.bid, plan)
 
-    def book_again(self, job: JobState, time_s: float) -> None:
-        """Find other slots for the rest of a job, whatever they cost; without any it keeps those it has."""
+    def book_again(self, job: JobState, time_s: float, *, soonest: bool) -> None:
+        """Find other slots for the rest of a job, whatever they cost; without any it keeps those it has.
+
+        :param soonest: as in :meth:`certain`.
+        """
         before = self.bookings[job.id]
         self.drop(job.id)
-        found = self.certain(self.bids(job, time_s), soonest=is_plain(job))
+        found = self.certain(self.bids(job, time_s), soonest=soonest)
         if found is not None:
             self.book(job.id, found)
             return
