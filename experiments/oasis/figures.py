@@ -7,9 +7,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from experiments.harness.spec import Findings
-from experiments.oasis.facts import (
+from experiments.oasis.values import (
     NAMES,
     Values,
+    bar_ratios,
     inaccurate,
     late,
     testbed_late,
@@ -28,7 +29,8 @@ def figures(found: Findings) -> Mapping[str, Figure]:
         "figure3": _lines("Figure 3: total utility", utilities(found)),
         "figure4a": _boxes("Figure 4: time-sensitive jobs", late(found, "sensitive")),
         "figure4b": _boxes("Figure 4: time-critical jobs", late(found, "critical")),
-        "figure6": _lines("Figure 6: U/L not as it should be", inaccurate(found)),
+        "figure5": _bars("Figure 5: the offline optimum over OASiS", found),
+        "figure6": _lines("Figure 6: L not as it should be", inaccurate(found, "L")),
         "figure7": _utilities("Figure 7: the testbed", testbed_utilities(found)),
         "figure8": _boxes("Figure 8: the testbed", testbed_late(found)),
     }
@@ -44,6 +46,21 @@ def _lines(title: str, values: Values) -> Figure:
         low, high = [min(row[jobs]) for jobs in x], [max(row[jobs]) for jobs in x]
         chart.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
     chart.set_ylim(bottom=0)
+    legend(figure, chart)
+    return figure
+
+
+def _bars(title: str, found: Findings) -> Figure:
+    figure, chart = axes(title, "Servers", "Ratio of totals")
+    ratios = bar_ratios(found, "oasis")
+    values = sorted({value for row in ratios.values() for value in row}, reverse=True)
+    for index, value in enumerate(values):
+        at = [number + (index - 1.5) / 5 for number in range(len(ratios))]
+        heights = [row.get(value, 0.0) for row in ratios.values()]
+        label = f"γ1 in [{value[0]:g}, {value[1]:g}]"
+        chart.bar(at, heights, width=0.18, label=label, color=line_style(index)["color"])
+    chart.set_xticks(range(len(ratios)), [str(count) for count in ratios])
+    chart.set_ylim(1.0, 1.6)
     legend(figure, chart)
     return figure
 

@@ -11,8 +11,10 @@ import pytest
 
 from experiments.harness.spec import Findings, Study, find
 from experiments.harness.study import page_of, read_findings
-from experiments.oasis.facts import claims, facts, offline_ratios
+from experiments.oasis.claims import claims
+from experiments.oasis.facts import facts
 from experiments.oasis.measure import JOBS, SEEDS, measure
+from experiments.oasis.values import offline_ratios
 
 
 @pytest.fixture(scope="module")
