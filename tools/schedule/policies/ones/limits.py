@@ -145,6 +145,8 @@ class Limits:
                 limit.begun_samples, limit.begun_s = job.samples_done(time_s), time_s
             elif self._warm_s(job, limit.begun_samples, time_s) <= time_s:
                 limit.samples = max(limit.samples, min(2 * job.global_batch, job.reference_batch))
+            # a job that was shrunk, or resumed on fewer GPUs, does not go back in one change
+            limit.samples = min(limit.samples, 2 * job.global_batch)
         self._seen_s = time_s
 
     def changed(self, job: JobState, time_s: float, *, between: bool = False) -> None:

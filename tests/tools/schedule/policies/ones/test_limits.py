@@ -98,6 +98,13 @@ def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
     assert held["a"].samples == 128
 
 
+def test_a_job_that_was_shrunk_does_not_go_back_to_its_last_batch_in_one_change():
+    """It had 512 samples and asks for 1024; an update left it 64, its warm-up of one step is over."""
+    state = trained(64)
+    assert followed(Limit(1024, 64.0), state, warmup_steps=1).samples == 128
+    assert followed(Limit(1024, 64.0), trained(0, at_s=1.0), at_s=1.0).samples == 128, "nor before it"
+
+
 def test_scale_down_of_a_job_that_has_run_longer_than_jobs_take_to_arrive():
     """σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64."""
     state = trained(1000, batch=128, gpus=2)

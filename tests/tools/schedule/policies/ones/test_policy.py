@@ -54,6 +54,26 @@ def test_a_job_starts_on_one_gpu_and_doubles_its_batch_and_gpus_after_each_epoch
     assert seen == [(1, 32), (2, 64), (4, 128), (8, 256), (8, 256)]
 
 
+def test_in_a_crowd_no_change_of_a_job_that_runs_more_than_doubles_its_batch():
+    """Jobs of many sizes come and go; updates shrink some far below what they had."""
+    batch = {"size": 128, "min": 32, "max": 256, "per_gpu_max": 32}
+    held, time_s, grown = opened(gpus=12), 0.0, 0
+    for number in range(60):
+        epochs = 43 if number % 5 == 0 else 3
+        held.submit(trainable(f"j{number}", at=time_s, epochs=epochs, batch=batch), time_s)
+        for _ in range(3):
+            before = {each.id: each.global_batch for each in held.jobs.values() if each.gpus}
+            held.decide(time_s)
+            after = batches(held)
+            assert all(after[name] <= 2 * had for name, had in before.items() if name in after)
+            grown += sum(after[name] > had for name, had in before.items() if name in after)
+            time_s += 2.0
+            for each in list(held.jobs.values()):
+                if (end_s := each.finish_time_s()) is not None and end_s <= time_s:
+                    held.end(each.id, time_s)
+    assert grown > 20
+
+
 def test_the_learning_rate_follows_the_batch():
     held = opened(trainable("a"))
     decided(held, 0)
