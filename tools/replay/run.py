@@ -85,6 +85,7 @@ def replay(inputs: Inputs, run: Run, *, timing: bool = False, advance: Advance |
         oracle=trained.oracle,
         forecast=_forecast(run),
         demand="predicted" if run.conditions.demand == "predicted" else "stated",
+        trace=jobs,
     )
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
@@ -176,7 +177,7 @@ def _info(inputs: Inputs, trained: Prepared, assumptions: tuple[Assumption, ...]
         parameters=dict(policy.parameters),
         seed=run.seed,
         simulated=True,
-        oracle=done.session.oracle is not None or run.conditions.demand == "oracle",
+        oracle=done.session.oracle is not None or policy.knows_future or run.conditions.demand == "oracle",
         demand=run.conditions.demand,
         progress=trained.progress,
         compat=run.conditions.compat,

@@ -130,6 +130,9 @@ class Policy:
     the recipe, elsewhere to the working directory; what is in force is absolute."""
     asks_oracle: ClassVar[bool] = False
     """Uses ``snapshot.oracle`` where there is one; its output is then labelled so."""
+    knows_future: ClassVar[bool] = False
+    """Reads ``snapshot.future``, the jobs of a replay that have not arrived: an oracle, to hold schedulers
+    against. Its output is labelled so, and ``pliant run`` refuses it."""
     asks_forecast: ClassVar[bool] = False
     """Asks ``snapshot.forecast``, which then learns as jobs end, as it does with ``--demand predicted``."""
     state_version: ClassVar[int] = 1

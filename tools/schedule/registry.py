@@ -46,6 +46,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "max-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MaxBs",
     "min-bs": "pliant.tools.schedule.policies.elastic_dp.fixed_batch:MinBs",
     "oasis": "pliant.tools.schedule.policies.oasis.policy:Oasis",
+    "oasis-offline": "pliant.tools.schedule.policies.oasis.offline_policy:OasisOffline",
     "ones": "pliant.tools.schedule.policies.ones.policy:Ones",
     "optimus": "pliant.tools.schedule.policies.optimus:Optimus",
     "pollux": "pliant.tools.schedule.policies.pollux.policy:Pollux",
@@ -188,6 +189,9 @@ def _traits(policy: type[Policy]) -> tuple[str, ...]:
     told = {
         "Packs: two jobs may train on one set of GPUs.": policy.packs,
         "Asks an oracle about jobs where a replay has one (`--compat pollux`).": policy.asks_oracle,
+        "An oracle: knows the jobs of a replay that have not arrived; `pliant run` refuses it.": (
+            policy.knows_future
+        ),
         "Asks for predictions of the work that jobs do not state.": policy.asks_forecast,
         "In a live run it is also asked when a job ends an epoch.": policy.hears_epochs,
         "Carries state that a log cannot restore: where it is lost, it begins again from what jobs hold.": (

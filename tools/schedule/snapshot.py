@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from pliant.tools.schedule.jobs import JobState, NodeState
 
 if TYPE_CHECKING:
+    from pliant.schemas.job import Job
     from pliant.tools.schedule.forecast import WorkForecast
     from pliant.tools.schedule.free_gpus import FreeGpus
     from pliant.tools.schedule.oracle import Oracle
@@ -72,6 +73,8 @@ class Snapshot(NamedTuple):
     """What a simulation knows and no scheduler can; None everywhere else."""
     forecast: WorkForecast | None = None
     """What is predicted of jobs that do not state their work; every session has one."""
+    future: Sequence[Job] = ()
+    """Jobs that have not arrived, for a policy that ``knows_future``; empty outside of replays."""
 
     def arrivals(self) -> list[JobState]:
         """Active jobs, those of higher priority first, of equal ones in order of (submit_time, id)."""

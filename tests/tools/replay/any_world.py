@@ -22,7 +22,7 @@ from pliant.tools.replay.progress.epochs import Epochs
 from pliant.tools.replay.progress.goodput import Goodput
 from pliant.tools.replay.progress.protocol import ProgressModel, Samples
 from pliant.tools.replay.progress.tables import validations
-from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.testing.drawn_parameters import drawn_policies
 from tests.builders import cluster, job, mixed_cluster
@@ -36,19 +36,21 @@ CLUSTERS: Final = {
     "two types": mixed_cluster(slow=(4, 2), fast=(2, 2)),
 }
 CURVE: Final = {1: 10.0, 2: 19.0, 4: 34.0, 8: 50.0}
+SLOTTED: Final = tuple(
+    name for name in policy_names() if "slot_seconds" in parameter_names(policy_class(name))
+)
+"""These decide for slots of time, and with each slot: jobs wait for the next one."""
 PARAMETERS: Final[Mapping[str, dict[str, Any]]] = {
     "tiresias": {"queue_gpu_hours": "0.03125"},
     "tiresias-gittins": {"queue_gpu_hours": "0.03125", "history_gpu_hours": "0.01,0.1"},
     "pollux": {"population": 10, "generations": 4},
-    "oasis": {"slot_seconds": 20.0, "horizon_slots": 40},
     "ones": {"population": 8, "generations": 2, "unknown_epoch_s": 20.0},
+    **{name: {"slot_seconds": 20.0, "horizon_slots": 40} for name in SLOTTED},
     **{name: {"interval_s": 30.0} for name in ("elastic-dp", "max-bs", "min-bs", "random-bs")},
 }
 """Small enough that policies do in a short trace what they are for."""
 SEARCHING: Final = ("ones", "pollux")
 """Policies whose decisions take so long that few worlds must do."""
-SLOTTED: Final = ("oasis",)
-"""These decide for slots of time, and with each slot: jobs wait for the next one."""
 LEARNED: Final = ("drl", *SLOTTED)
 """What these have learned is of seconds, or they keep slots, and may leave GPUs idle: they promise to keep
 rules, and no more."""

@@ -48,7 +48,7 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.from_log import session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.schedulable import check_demand
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
@@ -104,6 +104,7 @@ class Prepared:
         else:
             name = _input(options.schedule)
             found = read_schedule(name)
+        _refuse_oracle(found.policy.name)
         schedule = runnable(found, source_name(name), Path.cwd(), accepted)
         backend_name = options.backend or schedule.cluster.backend
         backend = open_backend(backend_name, schedule.cluster, dirs)
@@ -253,6 +254,11 @@ def _refuse_inputs(options: Options) -> None:
         raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
     if options.cluster is not None or options.profile is not None:
         raise UsageError(f"{options.state} holds a run: it brings its own cluster and profile")
+
+
+def _refuse_oracle(name: str) -> None:
+    if policy_class(name).knows_future:
+        raise UsageError(f'policy "{name}" knows the jobs to come: it is for replays, not for a run')
 
 
 def _own_schedule(options: Options, dirs: StateDir) -> Schedule:

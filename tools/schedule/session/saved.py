@@ -36,6 +36,7 @@ _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
+        "trace",
         *("_rules", "_dwell", "_index", "slowed", "_parted"),
     )
 )

@@ -36,6 +36,7 @@ from pliant.tools.schedule.snapshot import Change, Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.schemas.job import Job
     from pliant.tools.schedule.oracle import Oracle
 
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
@@ -55,8 +56,11 @@ class Session(OrderedState):
         oracle: Oracle | None = None,
         forecast: WorkForecast | None = None,
         demand: Demand = "stated",
+        trace: Sequence[Job] = (),
     ) -> None:
-        """:param demand: "predicted": policies see a prediction where jobs state no work."""
+        """:param demand: "predicted": policies see a prediction where jobs state no work.
+        :param trace: all jobs of a replay, for a policy that knows the future.
+        """
         super().__init__(cluster, throughput)
         self.policy = policy
         self.past: Sequence[Change] = ()
@@ -68,6 +72,7 @@ class Session(OrderedState):
         self.oracle = oracle if policy.asks_oracle else None
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
+        self.trace = trace
         self.foreseen_changes = 0
         """Changes that ``forecast`` has learned from."""
         self.seed = seed
@@ -107,7 +112,14 @@ class Session(OrderedState):
             self.free,
             self.oracle,
             self.forecast,
+            self._still_to_come(),
         )
+
+    def _still_to_come(self) -> Sequence[Job]:
+        """What a policy sees of the jobs of a trace that have not arrived."""
+        if not self.policy.knows_future:
+            return ()
+        return [job for job in self.trace if job.id not in self.jobs and job.id not in self.ended]
 
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it; returns the transitions, GPUs freed before GPUs taken.

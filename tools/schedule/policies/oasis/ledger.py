@@ -10,13 +10,15 @@ import numpy as np
 
 from pliant.schemas.job import Utility
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.multi_resource.model import Bid
+from pliant.tools.schedule.policies.multi_resource.model import Bid, whole_fits
 from pliant.tools.schedule.policies.oasis.bookings import Booking
 from pliant.tools.schedule.policies.oasis.estimate import Estimate
 from pliant.tools.schedule.policies.oasis.exchange import Exchange
 from pliant.tools.schedule.policies.oasis.market import Market, Quote
 
 _UNSTATED: Final = Utility()
+_MOST: Final = 1_000_000
+"""Workers of a job on one server."""
 
 
 class Offer(NamedTuple):
@@ -93,6 +95,24 @@ class Ledger:
         self.market.commit(quote.bid, plan)
         servers = self.market.servers
         self.bookings[job_id] = Booking.of(quote.bid, offer.gpu_type, plan, self.origin, servers)
+
+    def take(self, job_id: str, booking: Booking) -> None:
+        """Commit a booking that another has found, if :meth:`has_space` for it."""
+        plan = booking.from_slot(self.origin)
+        assert plan is not None, "some of its slots are to come"  # noqa: S101
+        self.market.commit(booking.bid, plan)
+        self.bookings[job_id] = booking
+
+    def has_space(self, booking: Booking) -> bool:
+        """Whether nothing that is booked is in the way of a booking, of which no slot has passed."""
+        plan, market = booking.from_slot(self.origin), self.market
+        if plan is None or plan.sizes().sum() < booking.plan.sizes().sum():
+            return False
+        sides = ((market.workers, plan.workers, booking.bid.worker), (market.ps, plan.ps, booking.bid.ps))
+        return all(
+            bool((counts <= whole_fits(side.free(plan.slots), demand, _MOST)).all())
+            for side, counts, demand in sides
+        )
 
     def drop(self, job_id: str) -> None:
         """The job needs its slots no more."""

@@ -109,11 +109,15 @@ class Side:
 
     def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
         """What a worker or PS of this demand is offered in these slots."""
-        free = self.capacity - self.used[slots]
-        fits = whole_fits(free, demand, most)
+        fits = whole_fits(self.free(slots), demand, most)
         if servers is not None:
             fits[:, ~servers] = 0
         return Places.of(self.prices[slots] @ demand, fits)
+
+    def free(self, slots: slice) -> Floats:
+        """[slot, server, resource] what is not committed."""
+        found: Floats = self.capacity - self.used[slots]
+        return found
 
     @property
     def cheapest(self) -> Floats:
@@ -197,6 +201,11 @@ class Market:
         if gone > 0:
             self.workers.move_on(gone)
             self.ps.move_on(gone)
+
+    @property
+    def used(self) -> tuple[Floats, Floats]:
+        """[slot, server, resource] what is committed of the servers of workers, and of those of PS."""
+        return self.workers.used, self.ps.used
 
     def _ps_places(self, bid: Bid, slots: slice) -> Places:
         most = int(bid.ps_of(np.array([bid.most_workers]))[0]) if bid.needs_ps else 0

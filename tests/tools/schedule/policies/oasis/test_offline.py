@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.multi_resource.model import Bid, Servers
 from pliant.tools.schedule.policies.oasis.market import Market
-from pliant.tools.schedule.policies.oasis.offline import solve
+from pliant.tools.schedule.policies.oasis.offline import solve, variables
+from pliant.tools.schedule.policies.oasis.offline_model import Layout
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
@@ -53,15 +55,13 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
 def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots, servers = 5, servers_of(rng, 2, 2)
-    bids = [bid_of(rng, f"job-{n}", slots, 8, 1) for n in range(5)]
+    bids = [bid_of(rng, f"job-{n}", slots, 8, 3) for n in range(5)]
     market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
     offered = [(bid, market.offer(bid)[1]) for bid in sorted(bids, key=lambda bid: bid.arrival)]
     online = sum(float(bid.worth[plan.last]) for bid, plan in offered if plan is not None)
     found = solve(bids, servers, slots)
-    assert (
-        broken_rules(servers, [(bid, found.plans[bid.id]) for bid in bids if bid.id in found.plans], slots)
-        == []
-    )
+    planned = [(bid, plan) for bid, plan in zip(bids, found.plans, strict=True) if plan is not None]
+    assert broken_rules(servers, planned, slots) == []
     assert found.utility >= online * (1 - 1e-3)
 
 
@@ -69,10 +69,32 @@ def test_it_knows_that_a_better_job_will_come() -> None:
     """The first job alone would be admitted; with the second to come the slot is kept for it."""
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
     found = solve(bids, ONE_PLACE, 2)
-    assert set(found.plans) == {"early", "late"}
+    assert [plan is not None for plan in found.plans] == [True, False, True]
     assert found.utility == 10
 
 
 def test_without_a_job_that_can_end_nothing_is_solved() -> None:
     found = solve([job("long", 0, 3, [1.0, 1.0])], ONE_PLACE, 2)
-    assert (found.plans, found.utility, found.gap) == ({}, 0.0, 0.0)
+    assert (found.plans, found.utility, found.gap) == ((None,), 0.0, 0.0)
+
+
+def test_of_two_bids_of_one_job_the_better_is_admitted() -> None:
+    bids = [job("a", 0, 2, [3.0, 1.0]), job("a", 0, 1, [3.0, 1.0])]
+    found = solve(bids, replace(ONE_PLACE, workers=np.array([[9.0]])), 2)
+    assert [plan is not None for plan in found.plans] == [False, True]
+    assert found.utility == 3
+
+
+def test_what_is_used_is_not_given_away_again() -> None:
+    used = np.array([1.0, 0.0, 0.0])[:, None, None], np.zeros((3, 0, 1))
+    [plan] = solve([job("a", 0, 2, [5.0, 4.0, 3.0])], ONE_PLACE, 3, used=used).plans
+    assert plan is not None
+    assert plan.sizes().tolist() == [0, 1, 1]
+
+
+def test_the_size_of_a_problem_is_known_before_it_is_built() -> None:
+    bids = [
+        job("a", 0, 1, [3.0, 1.0, 1.0]),
+        replace(job("b", 1, 2, [3.0] * 3), least_workers=2, most_workers=2),
+    ]
+    assert variables(bids, ONE_PLACE, 3) == Layout.of(bids, ONE_PLACE, 3).count == 3 * 2 + 2 * 3
