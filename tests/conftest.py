@@ -75,7 +75,7 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
             os.environ[name] = wanted[name]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reference_data() -> Path:
     """The folder of third-party traces; tests that need it skip where it is not."""
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"

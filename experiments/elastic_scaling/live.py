@@ -11,25 +11,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from pliant.schemas.cluster import Cluster
+from experiments.harness.live import Compared, run_and_replay
 from pliant.schemas.errors import JobsFailedError, PliantError
 from pliant.schemas.file_io.files import atomic_write
-from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
-from pliant.tools.report.expectation import Expectation
 from pliant.tools.report.metrics import run_metrics
-from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -75,31 +69,6 @@ KINDS: Final = (
     Kind(1024, (6, 11), (64, 512), 256),
     Kind(512, (11, 22), (256, 256), 256),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One figure of the run and of its replay."""
-
-    name: str
-    live: float
-    simulated: float
-    limit: float
-
-    @property
-    def difference(self) -> float:
-        """Of the simulated from the live figure, as a part of that."""
-        apart = abs(self.simulated - self.live)
-        return apart / self.live if self.live else inf if apart else 0.0
-
-    @property
-    def holds(self) -> bool:
-        """Whether the difference keeps to its limit."""
-        return Expectation(high=self.limit).holds(self.difference)
-
-    def row(self) -> dict[str, Any]:
-        """What the comparison's file holds."""
-        return {**asdict(self), "difference": self.difference, "holds": self.holds}
 
 
 def live_jobs(count: int, slots: int, seed: int = SEED) -> Iterator[Job]:
@@ -158,36 +127,12 @@ def _mean_completed(run: RunRecord, until_s: float) -> float:
 
 def run_live(folder: Path, count: int, slots: int, interval_s: float) -> list[Compared]:
     """Profile, run, replay and compare; everything is left in ``folder``, which is emptied first."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    jobs, cluster, profile, state = (
-        str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet", "state")
-    )
-    write_jobs(live_jobs(count, slots), jobs)
-    node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
-    write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
-    world = ("--jobs", jobs, "--cluster", cluster, "--policy", POLICY)
-    asked = (*world, "--param", f"interval_s={interval_s}")
-    _pliant("profile", jobs, "--cluster", cluster, "--iterations", str(_STEPS), "-o", profile)
-    _pliant("schedule", profile, *asked, "-o", str(folder / "schedule.json"))
-    _pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
-    events, replayed = f"{state}/events.jsonl", str(folder / "replay.parquet")
-    costs = ("--start-cost", events, "--rescale-cost", events)
-    _pliant("replay", *asked, "--profile", profile, *costs, "-o", replayed)
-    compared = compare(read_run(events), read_run(replayed))
+    asked = ("--policy", POLICY, "--param", f"interval_s={interval_s}")
+    compared = compare(*run_and_replay(folder, live_jobs(count, slots), slots, asked, steps=_STEPS))
     rows = [each.row() for each in compared]
     document = {"seed": SEED, "jobs": count, "slots": slots, "interval_s": interval_s, "figures": rows}
     atomic_write(folder / COMPARISON, (json.dumps(document, indent=1) + "\n").encode())
     return compared
-
-
-def _pliant(*arguments: str) -> None:
-    print("$ pliant", *arguments, file=sys.stderr, flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pliant.cli", *arguments], stdout=subprocess.DEVNULL, check=False
-    )
-    if done.returncode:
-        raise JobsFailedError(f"pliant {arguments[0]} ended with exit code {done.returncode}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -209,9 +154,7 @@ def main(arguments: Sequence[str]) -> int:
     if wanted.record:
         atomic_write(RECORD, (wanted.out / COMPARISON).read_bytes())
     for each in compared:
-        verdict = "holds" if each.holds else "MISSED"
-        print(f"{each.name:26} live {each.live:8.3f}  simulated {each.simulated:8.3f}  "
-              f"difference {each.difference:6.1%} of at most {each.limit:.0%}: {verdict}")  # fmt: skip
+        print(each.line())
     return 0 if all(each.holds for each in compared) else JobsFailedError.exit_code
 
 

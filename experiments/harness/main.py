@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from experiments.harness.page import Results, page_text, results_bytes, table_text
-from experiments.harness.plots import write_plots
+from experiments.harness.plots import write_figures, write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import PAGES, Experiment, Study, Subject, find, names
@@ -56,6 +56,7 @@ def reproduce(experiment: Experiment, folder: Path, *, workers: int) -> list[Com
     compared = compare(read_numbers(experiment.numbers), outcomes)
     atomic_write(experiment.results, results_bytes(experiment, compared, outcomes))
     write_plots(experiment, outcomes, PAGES / experiment.name)
+    write_figures(experiment.draw(folder, Results.read(experiment.results).replays), PAGES / experiment.name)
     for name in dict.fromkeys(each.table for each in compared):
         print(f"{name}\n{table_text([each for each in compared if each.table == name])}\n")
     return compared

@@ -144,5 +144,5 @@ def _number(value: float, unit: str = "") -> str:
 
 
 def _replay(outcome: Outcome) -> dict[str, Any]:
-    kept = {key: outcome.metrics[key] for key in _KEPT if key in outcome.metrics}
+    kept = {key: outcome.metrics[key] for key in (*_KEPT, *sorted(outcome.extra)) if key in outcome.metrics}
     return {"trace_hash": outcome.trace_hash, "seed": outcome.seed, **kept}

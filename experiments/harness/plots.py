@@ -21,9 +21,14 @@ _POINTS: Final = 400
 
 def write_plots(experiment: Experiment, outcomes: Mapping[str, Outcome], folder: Path) -> None:
     """Write every figure as SVG; equal outcomes give equal bytes."""
+    write_figures({plot.name: drawn(plot, outcomes) for plot in experiment.plots}, folder)
+
+
+def write_figures(figures: Mapping[str, Figure], folder: Path) -> None:
+    """Write figures by their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    for plot in experiment.plots:
-        atomic_write(folder / f"{plot.name}.svg", image(drawn(plot, outcomes), plot.name, "svg"))
+    for name, figure in figures.items():
+        atomic_write(folder / f"{name}.svg", image(figure, name, "svg"))
 
 
 def drawn(plot: Plot | Distribution, outcomes: Mapping[str, Outcome]) -> Figure:

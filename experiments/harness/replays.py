@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from experiments.harness.spec import Experiment, Tell
+from experiments.harness.spec import Experiment, Fold, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
 from pliant.tools.replay.sweep.run import event_file, sweep
-from pliant.tools.replay.sweep.tasks import sweep_tasks
+from pliant.tools.replay.sweep.tasks import SweepTask, sweep_tasks
 from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
@@ -51,6 +51,8 @@ class Outcome:
     completions_s: tuple[float, ...]
     jobs: Mapping[str, JobTimes] = field(default_factory=dict)
     """Of the finished jobs that the statistics count."""
+    extra: frozenset[str] = frozenset()
+    """Which of the figures are the experiment's own."""
 
 
 def matching(pattern: str, outcomes: Mapping[str, Outcome]) -> list[Outcome]:
@@ -73,14 +75,16 @@ def carry_out(
     workers: int = 1,
     tell: Tell = lambda _text: None,
 ) -> dict[str, Outcome]:
-    """Replay every sweep into ``folder``, which is emptied first; outcomes by the names of the replays.
+    """Replay every sweep into ``folder``; outcomes by the names of the replays.
+
+    What is there already, made from the same inputs by the same code, is not done again.
 
     :param sweeps: these of its sweeps; None: all.
     :param smoke: small inputs and the first seed alone.
     :raises JobsFailedError: a replay failed.
     """
-    shutil.rmtree(folder, ignore_errors=True)
     inputs = folder / "inputs"
+    shutil.rmtree(inputs, ignore_errors=True)
     inputs.mkdir(parents=True)
     for path in experiment.folder.glob("*.toml"):
         shutil.copy(path, inputs)
@@ -89,7 +93,7 @@ def carry_out(
     for name in experiment.sweeps if sweeps is None else sweeps:
         recipe = read_sweep(str(inputs / name))
         wanted = _first_seeds(recipe) if smoke else recipe
-        outcomes |= _replayed(wanted, folder / Path(name).stem, workers, experiment.dropped)
+        outcomes |= _replayed(wanted, folder / Path(name).stem, workers, experiment)
         tell(f"{name}: {len(outcomes)} replays so far")
     return outcomes
 
@@ -100,29 +104,57 @@ def _first_seeds(recipe: SweepRecipe) -> SweepRecipe:
 
 
 def _replayed(
-    recipe: SweepRecipe, folder: Path, workers: int, dropped: float
-) -> Iterable[tuple[str, Outcome]]:
-    folder.mkdir()
+    recipe: SweepRecipe, folder: Path, workers: int, experiment: Experiment
+) -> Iterator[tuple[str, Outcome]]:
+    folder.mkdir(exist_ok=True)
     tasks = sweep_tasks(recipe, folder)
+    _sweep(tasks, folder, workers)
+    for task in tasks:
+        yield task.name, _outcome(task, folder, experiment)
+
+
+def _sweep(tasks: Sequence[SweepTask], folder: Path, workers: int) -> None:
     failures = sweep(tasks, folder, workers=workers)
     if failures:
         raise JobsFailedError("\n".join(f"{failure.name}: {failure.message}" for failure in failures))
-    return [(task.name, outcome_of(task.name, event_file(task, folder), dropped)) for task in tasks]
 
 
-def outcome_of(name: str, events: Path, dropped: float = 0.0) -> Outcome:
+def _outcome(task: SweepTask, folder: Path, experiment: Experiment) -> Outcome:
+    """A finished task's; one whose file was damaged since is done again."""
+    events = event_file(task, folder)
+    try:
+        return outcome_of(task.name, events, experiment.dropped, experiment.fold)
+    except BadInputError:
+        events.unlink(missing_ok=True)
+        _sweep([task], folder, 1)
+        return outcome_of(task.name, events, experiment.dropped, experiment.fold)
+
+
+def _nothing(_run: RunRecord, _events: Path) -> Mapping[str, float]:
+    return {}
+
+
+def outcome_of(name: str, events: Path, dropped: float = 0.0, fold: Fold = _nothing) -> Outcome:
     """Fold one event file.
 
     :param dropped: part of the jobs that the figures leave out, the first to arrive.
+    :param fold: makes the figures that the experiment has beyond these.
     """
     whole = read_run(events)
     run = replace(whole, jobs=steady(whole, dropped))
     jobs = _times(run)
-    figures = {**run_metrics(run, wanted=Wanted(bound=True)).model_dump(), **_of_jobs([*jobs.values()])}
+    extra = fold(run, events)
+    figures = {
+        **run_metrics(run, wanted=Wanted(bound=True)).model_dump(),
+        **_of_jobs([*jobs.values()]),
+        **extra,
+    }
     numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
     ends = sorted(job.end_s for job in whole.with_outcome("finished") if job.end_s is not None)
     arrivals = tuple(job.submit_s for job in whole.jobs)
-    return Outcome(name, run.info.seed, run.info.trace_hash, numbers, arrivals, tuple(ends), jobs)
+    return Outcome(
+        name, run.info.seed, run.info.trace_hash, numbers, arrivals, tuple(ends), jobs, frozenset(extra)
+    )
 
 
 def _times(run: RunRecord) -> dict[str, JobTimes]:

@@ -16,6 +16,8 @@ from pliant.schemas.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pliant.tools.report.records import RunRecord
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGES: Final = ROOT.parent / "docs" / "experiments"
 
@@ -24,6 +26,8 @@ Replays = Mapping[str, Mapping[str, Any]]
 Findings = Mapping[str, Any]
 """What a study found, as its file holds it."""
 Tell = Callable[[str], None]
+Fold = Callable[["RunRecord", Path], Mapping[str, float]]
+"""Makes figures of a replay from its record and its event file."""
 Value = Literal["jct", "execution", "waiting"]
 Form = Literal["boxes", "cdf"]
 
@@ -111,6 +115,10 @@ class Experiment(Subject):
     tests: tuple[Paired, ...] = ()
     dropped: float = 0.0
     """Part of the jobs that the statistics leave out: the first to arrive, who found the cluster empty."""
+    fold: Fold = lambda _run, _events: {}
+    """Figures of a replay that no report has; the results keep them all."""
+    draw: Callable[[Path, Replays], Mapping[str, Figure]] = lambda _folder, _replays: {}
+    """Figures by name beyond the plots, from the folder of the replays and their figures."""
 
     @property
     def numbers(self) -> Path:

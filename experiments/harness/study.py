@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.harness.page import rendered
+from experiments.harness.plots import write_figures
 from experiments.harness.spec import PAGES, Findings, Study, Tell
 from pliant.schemas.file_io.files import atomic_write, read_bytes
-from pliant.tools.report.figures.style import image
 
 
 def conduct(study: Study, folder: Path, *, workers: int, tell: Tell, resume: bool = False) -> None:
@@ -35,10 +35,7 @@ def conduct(study: Study, folder: Path, *, workers: int, tell: Tell, resume: boo
 def study_page(study: Study) -> str:
     """The page; its figures are drawn beside it, from the same results."""
     found = read_findings(study)
-    folder = PAGES / study.name
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in study.draw(found).items():
-        atomic_write(folder / f"{name}.svg", image(figure, name, "svg"))
+    write_figures(study.draw(found), PAGES / study.name)
     return page_of(study, found)
 
 

@@ -9,13 +9,14 @@ from statistics import fmean
 import pytest
 
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
-from experiments.harness.plots import boxes, cumulative, write_plots
+from experiments.harness.plots import boxes, cumulative, write_figures, write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import JobTimes, Outcome, carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Distribution, Experiment, Paired, Plot, load, names
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
+from pliant.tools.report.figures.style import axes
 from tests.builders import cluster
 
 NUMBERS = """
@@ -152,13 +153,41 @@ def test_a_smoke_run_takes_small_inputs_and_one_seed(experiment: Experiment, tmp
     assert compare(read_numbers(experiment.numbers), found)
 
 
-def test_what_an_earlier_run_left_does_not_count(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_damaged_result_of_an_earlier_run_does_not_count(experiment: Experiment, tmp_path: Path) -> None:
     out = tmp_path / "out"
     carry_out(experiment, out, smoke=True)
     stale = out / "sweep" / "small-fifo.parquet"
     stale.write_bytes(b"not a result")
     found = carry_out(experiment, out, smoke=True)
     assert len(found["small-fifo"].arrivals_s) == 3
+
+
+def test_what_an_earlier_run_finished_is_not_done_again(experiment: Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    carry_out(experiment, out, smoke=True)
+    events = out / "sweep" / "small-fifo.parquet"
+    before = events.stat().st_mtime_ns
+    carry_out(experiment, out, smoke=True)
+    assert events.stat().st_mtime_ns == before
+    recipe = experiment.folder / "sweep.toml"
+    recipe.write_text(recipe.read_text().replace("policies =", "interval = 60.0\npolicies ="))
+    carry_out(experiment, out, smoke=True)
+    assert events.stat().st_mtime_ns != before, "another interval makes another replay"
+
+
+def test_figures_of_an_experiments_own_are_kept_and_drawn_from(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    own = replace(
+        experiment, fold=lambda run, events: {"jobs_times_bytes": len(run.jobs) * events.stat().st_size}
+    )
+    found = carry_out(own, tmp_path / "out", smoke=True)
+    own.results.write_bytes(results_bytes(own, [], found))
+    kept = Results.read(own.results).replays["small-fifo"]
+    assert kept["jobs_times_bytes"] == 3 * (tmp_path / "out" / "sweep" / "small-fifo.parquet").stat().st_size
+    figure, _ = axes("Own", "x", "y")
+    write_figures({"own": figure}, tmp_path / "figures")
+    assert (tmp_path / "figures" / "own.svg").read_text().startswith("<?xml")
 
 
 def test_a_replay_that_fails_is_named(experiment: Experiment, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class Summary:
     mean_decision_seconds: float | None
     wall_seconds: float | None
     """Time that the engine took on this machine, reading and writing left out."""
+    cpu_seconds: float | None = None
+    """The part of it that this process had a core for."""
     assumptions: tuple[str, ...] = ()
     """What was taken for granted because no input said it."""
 
@@ -69,7 +71,9 @@ class Summary:
 
     def without_timing(self) -> Summary:
         """The part that is the same on every machine."""
-        return replace(self, decision_seconds=None, mean_decision_seconds=None, wall_seconds=None)
+        return replace(
+            self, decision_seconds=None, mean_decision_seconds=None, wall_seconds=None, cpu_seconds=None
+        )
 
 
 def unfinished(session: Session, *, stands_still: bool = False) -> list[Unfinished]:

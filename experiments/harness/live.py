@@ -1,0 +1,90 @@
+"""A live run on CPU slots held against its own replay: what the experiments have in common."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.io import write_cluster, write_jobs
+from pliant.schemas.job import Job
+from pliant.tools.report.expectation import Expectation
+from pliant.tools.report.read_run import read_run
+from pliant.tools.report.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure of the run and of its replay."""
+
+    name: str
+    live: float
+    simulated: float
+    limit: float
+
+    @property
+    def difference(self) -> float:
+        """Of the simulated from the live figure, as a part of that."""
+        apart = abs(self.simulated - self.live)
+        return apart / self.live if self.live else inf if apart else 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference keeps to its limit."""
+        return Expectation(high=self.limit).holds(self.difference)
+
+    def row(self) -> dict[str, Any]:
+        """What the comparison's file holds."""
+        return {**asdict(self), "difference": self.difference, "holds": self.holds}
+
+    def line(self) -> str:
+        """As people read it."""
+        verdict = "holds" if self.holds else "MISSED"
+        return (
+            f"{self.name:26} live {self.live:8.3f}  simulated {self.simulated:8.3f}  "
+            f"difference {self.difference:6.1%} of at most {self.limit:.0%}: {verdict}"
+        )
+
+
+def run_and_replay(
+    folder: Path, jobs: Iterable[Job], slots: int, asked: Sequence[str], *, steps: int
+) -> tuple[RunRecord, RunRecord]:
+    """Profile jobs, run them on CPU slots of this machine, and replay them with what they measured.
+
+    :param folder: is emptied first; everything is left there.
+    :param asked: the policy and its parameters, as ``pliant schedule`` takes them.
+    :param steps: measured for each point of the profile.
+    :raises JobsFailedError: a step failed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    trace, cluster, profile, state = (
+        str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet", "state")
+    )
+    write_jobs(jobs, trace)
+    node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
+    write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
+    world = ("--jobs", trace, "--cluster", cluster, *asked)
+    _pliant("profile", trace, "--cluster", cluster, "--iterations", str(steps), "-o", profile)
+    _pliant("schedule", profile, *world, "-o", str(folder / "schedule.json"))
+    _pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
+    events, replayed = f"{state}/events.jsonl", str(folder / "replay.parquet")
+    costs = ("--start-cost", events, "--rescale-cost", events)
+    _pliant("replay", *world, "--profile", profile, *costs, "-o", replayed)
+    return read_run(events), read_run(replayed)
+
+
+def _pliant(*arguments: str) -> None:
+    print("$ pliant", *arguments, file=sys.stderr, flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pliant.cli", *arguments], stdout=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        raise JobsFailedError(f"pliant {arguments[0]} ended with exit code {done.returncode}")
