@@ -101,6 +101,8 @@ class JobState:
     room: Mapping[str, int] | None = None
     """The most of its workers that the nodes of each GPU type have CPUs, memory and bandwidth for; None: it
     states no demands, so that GPUs alone count."""
+    room_now: Mapping[str, int] | None = None
+    """The same of the nodes that are up."""
     phase: Phase = Phase.WAITING
     gpus: int = 0
     gpu_type: str | None = None
@@ -153,6 +155,10 @@ class JobState:
     def frees_gpus(self, leaving: Container[str]) -> bool:
         """Whether its GPUs are free, and count for it, once these jobs have left; it is one of them."""
         return self.beside is None or (self.counts_gpus and self.beside in leaving)
+
+    def fits_now(self, gpus: int, gpu_type: str) -> bool:
+        """Whether nodes that are up have CPUs, memory and bandwidth for its workers, were they empty."""
+        return self.room_now is None or self.room_now.get(gpu_type, 0) >= gpus
 
     def max_gpus(self, cluster_gpus: int) -> int:
         """The most GPUs that it may get in a cluster of ``cluster_gpus``."""

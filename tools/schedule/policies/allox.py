@@ -136,6 +136,7 @@ def _gpu_seconds(job: JobState, types: dict[str, int], snapshot: Snapshot) -> li
     left = samples_to_go(job, snapshot)
     found = []
     for gpu_type, total in types.items():
-        rate = snapshot.speeds.rate(job, gpus, gpu_type) if gpus <= total else 0.0
+        able = gpus <= total and job.fits_now(gpus, gpu_type)
+        rate = snapshot.speeds.rate(job, gpus, gpu_type) if able else 0.0
         found.append(gpus * left / rate if rate > 0 else math.inf)
     return found

@@ -47,13 +47,27 @@ class GpuBudget:
         """``gpus`` GPUs of the one type that suits ``job`` best among those with enough left, not yet taken.
 
         The type it runs on comes first (it keeps its place), then the type on which it is fastest. A type on
-        which that size is infeasible does not count. None: no type is.
+        which that size is infeasible does not count, nor one whose nodes that are up lack what it demands.
+        None: no type is.
         """
         if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
             return Grant(gpus, job.gpu_type)
-        roomy = [kind for kind, left in self.left.items() if left >= gpus]
+        roomy = [kind for kind, left in self.left.items() if left >= gpus and job.fits_now(gpus, kind)]
         rates = [(-rate, kind) for kind in roomy if (rate := speeds.rate(job, gpus, kind)) > 0]
         return Grant(gpus, min(rates)[1]) if rates else None
+
+
+def is_in_reach(job: JobState, gpus: int, gpus_by_type: Mapping[str, int], speeds: Speeds) -> bool:
+    """Whether the nodes that are up could run ``job`` on ``gpus`` GPUs, were no other job there.
+
+    A job that is out of reach waits for nodes, not for other jobs: it must not keep others waiting.
+
+    :param gpus_by_type: as ``snapshot.gpus_by_type()`` says.
+    """
+    return any(
+        total >= gpus and job.fits_now(gpus, kind) and speeds.rate(job, gpus, kind) > 0
+        for kind, total in gpus_by_type.items()
+    )
 
 
 def decision_from_grants(

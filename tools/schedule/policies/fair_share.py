@@ -13,6 +13,7 @@ from pliant.tools.schedule.policies.common import (
     Grant,
     decision_from_grants,
     equal_shares,
+    is_in_reach,
     minimum_alone,
     reject_impossible,
 )
@@ -69,7 +70,8 @@ class FairShare(Policy):
     GPU each, to the first jobs. A job that is not elastic gets what it requested or nothing, and no job gets
     more GPUs than it has samples in a batch. The order is that of priority, the highest first, then of
     arrival (submit_time, id). Jobs are admitted in it: the first whose minimum does not fit beside the minima
-    of those before it waits, and all later ones wait behind it.
+    of those before it waits, and all later ones wait behind it. One whose minimum the nodes that are up could
+    not run, were they empty, waits alone.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
     largest, then where it is fastest; the job that came last moves when another type would give it a larger
@@ -118,16 +120,18 @@ def _member(job: JobState, gpus: int) -> Member:
 
 
 def _runs_on(snapshot: Snapshot, job: JobState, gpu_type: str) -> bool:
-    return snapshot.speeds.rate(job, _low(job), gpu_type) > 0
+    return job.fits_now(_low(job), gpu_type) and snapshot.speeds.rate(job, _low(job), gpu_type) > 0
 
 
 def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, Pool]:
-    pools = {kind: Pool(kind, gpus) for kind, gpus in snapshot.gpus_by_type().items()}
+    gpus_up = snapshot.gpus_by_type()
+    pools = {kind: Pool(kind, gpus) for kind, gpus in gpus_up.items()}
     for job in jobs:
         pool = _pool_for(snapshot, job, pools)
-        if pool is None:
+        if pool is not None:
+            pool.add(_member(job, pool.gpus))
+        elif is_in_reach(job, _low(job), gpus_up, snapshot.speeds):
             break
-        pool.add(_member(job, pool.gpus))
     return pools
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import GpuBudget, Grant, reject_impossible
+from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
 from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -26,7 +26,8 @@ class Fifo(Policy):
 
     Jobs of higher priority come before all others; of equal ones the order is that of arrival, (submit_time,
     id). The first waiting job is the head; without backfilling no job
-    starts before it. ``backfill`` says who else may, once the head does not fit:
+    starts before it. A job that the nodes that are up could not run, were they empty, keeps its place and is
+    passed over until more come up. ``backfill`` says who else may start, once the head does not fit:
 
     - ``none``: no job.
     - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that, or it
@@ -44,6 +45,8 @@ class Fifo(Policy):
     def __init__(self, backfill: Backfill = "none") -> None:
         self.backfill: Backfill = backfill
         self._queue: deque[JobState] | None = None
+        self._gpus_up: Mapping[str, int] = {}
+        """By type; empty: to be looked at."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Start heads while they fit, then backfill. O(changes) while the head waits and no job may pass."""
@@ -53,20 +56,39 @@ class Fifo(Policy):
             return Decision(rejected=rejected)
         budget = GpuBudget(snapshot.free_gpus)
         grants: dict[str, Grant] = {}
+        passed_over = self._start_heads(snapshot, queue, budget, grants, rejected)
+        if queue and budget.total and self.backfill != "none":
+            passed = self._pass_head(snapshot, queue, budget, grants, rejected)
+            grants |= passed
+            queue = self._queue = deque(job for job in queue if job.id not in passed) if passed else queue
+        queue.extendleft(reversed(passed_over))
+        return Decision(
+            {job_id: Target(grant.gpus, grant.gpu_type) for job_id, grant in grants.items()}, rejected
+        )
+
+    def _start_heads(
+        self,
+        snapshot: Snapshot,
+        queue: deque[JobState],
+        budget: GpuBudget,
+        grants: dict[str, Grant],
+        rejected: Container[str],
+    ) -> list[JobState]:
+        """Start jobs in order until one does not fit; returns those before it that are out of reach."""
+        out_of_reach = []
         while queue and budget.total:
             head = queue[0]
             if _waits(head, snapshot) and head.id not in rejected and head.id not in grants:
                 grant = budget.fit(head, head.spec.gpus.requested, snapshot.speeds)
-                if grant is None:
+                if grant is not None:
+                    budget.take(grant)
+                    grants[head.id] = grant
+                elif self._is_in_reach(head, snapshot):
                     break
-                budget.take(grant)
-                grants[head.id] = grant
+                else:
+                    out_of_reach.append(head)
             queue.popleft()
-        if queue and budget.total and self.backfill != "none":
-            grants.update(self._pass_head(snapshot, queue, budget, grants, rejected))
-        return Decision(
-            {job_id: Target(grant.gpus, grant.gpu_type) for job_id, grant in grants.items()}, rejected
-        )
+        return out_of_reach
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """The head waits for its GPUs, the others for their turn."""
@@ -75,11 +97,19 @@ class Fifo(Policy):
             job.id: Explanation(f"waits in line, {place} before it", job.spec.gpus.requested)
             for place, job in enumerate(waiting)
         }
-        if waiting:
-            head = waiting[0]
-            reason = f"first in line: waits until {in_gpus(head.spec.gpus.requested)} of one type are free"
-            reasons[head.id] = Explanation(reason, head.spec.gpus.requested)
+        for job in waiting:
+            gpus = in_gpus(job.spec.gpus.requested)
+            if self._is_in_reach(job, snapshot):
+                reason = f"first in line: waits until {gpus} of one type are free"
+                reasons[job.id] = Explanation(reason, job.spec.gpus.requested)
+                break
+            reason = f"passed over: waits for nodes, as those that are up cannot give it {gpus} of one type"
+            reasons[job.id] = Explanation(reason, job.spec.gpus.requested)
         return reasons
+
+    def _is_in_reach(self, job: JobState, snapshot: Snapshot) -> bool:
+        self._gpus_up = self._gpus_up or snapshot.gpus_by_type()
+        return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
     def _update(self, snapshot: Snapshot) -> deque[JobState]:
         """The waiting jobs in order; those that left are dropped when they come to the head."""
@@ -88,6 +118,8 @@ class Fifo(Policy):
         for change in snapshot.changes:
             if change.kind == "priority":
                 self._queue = None
+            elif change.node is not None:
+                self._gpus_up = {}
             elif change.job is not None and change.kind == "cancelled":
                 gone.add(change.job.id)
             elif change.job is not None and change.kind in ("arrived", "lost"):
@@ -110,7 +142,7 @@ class Fifo(Policy):
         queue: deque[JobState],
         budget: GpuBudget,
         grants: dict[str, Grant],
-        rejected: dict[str, str],
+        rejected: Container[str],
     ) -> dict[str, Grant]:
         reservation = None
         if self.backfill == "easy":
@@ -127,7 +159,6 @@ class Fifo(Policy):
                 budget.take(grant)
             if not budget.total:
                 break
-        self._queue = deque(job for job in queue if job.id not in passed) if passed else queue
         return passed
 
 

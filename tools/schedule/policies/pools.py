@@ -55,10 +55,14 @@ def known_pools(snapshot: Snapshot) -> dict[str, Pool]:
     return {kind: Pool(kind, totals[kind], most) for kind, most in largest.items() if totals[kind]}
 
 
+def _runs_in(pool: Pool, job: JobState) -> bool:
+    return pool.gpus >= job.spec.min_gpus and job.fits_now(job.spec.min_gpus, pool.gpu_type)
+
+
 def _best_pool(
     job: JobState, known: Mapping[str, Pool], members: Mapping[str, Sequence[JobState]], snapshot: Snapshot
 ) -> str | None:
-    fitting = [pool for pool in known.values() if pool.gpus >= job.spec.min_gpus]
+    fitting = [pool for pool in known.values() if _runs_in(pool, job)]
     if len(fitting) < 2:
         return fitting[0].gpu_type if fitting else None
     worth = {

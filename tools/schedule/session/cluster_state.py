@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -69,6 +69,7 @@ class ClusterState:
         state = job_state(job, self.speeds)
         if self.capacities.limits(job):
             state.room = self.capacities.room(job)
+            self._look_at_room([state])
         self.jobs[job.id] = state
         self._arrive(state, min(self._at(time_s), job.submit_time))
         return state
@@ -134,6 +135,16 @@ class ClusterState:
         if not node.up:
             self._bring_back(node, time_s)
 
+    def _look_at_room(self, jobs: Iterable[JobState]) -> None:
+        """See how many workers of jobs the nodes that are up have room for."""
+        demanding = [job for job in jobs if job.room is not None]
+        if not demanding:
+            return
+        up = [node for node, state in zip(self.capacities.nodes, self.nodes, strict=True) if state.up]
+        capacities = self.capacities if len(up) == len(self.nodes) else Capacities(up)
+        for job in demanding:
+            job.room_now = capacities.room(job.spec)
+
     def _arrive(self, job: JobState, time_s: float) -> None:
         """A job that holds nothing is there from now on."""
         self._note("arrived", time_s, job=job)
@@ -142,12 +153,14 @@ class ClusterState:
         self.free.lose(node)
         node.up = False
         self.up_gpus -= node.gpus
+        self._look_at_room(self.jobs.values())
         self._note("node_down", time_s, node=node, gpus=-node.gpus)
 
     def _bring_back(self, node: NodeState, time_s: float) -> None:
         node.up = True
         self.up_gpus += node.gpus
         self.free.regain(node)
+        self._look_at_room(self.jobs.values())
         self._note("node_up", time_s, node=node, gpus=node.gpus)
 
     def withdraw(self, slot: str, time_s: float, until_s: float) -> None:

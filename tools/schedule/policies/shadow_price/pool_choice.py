@@ -29,7 +29,7 @@ def pool_members(
     found = list(known_pools(snapshot).values())
     jobs = [job for job in snapshot.jobs.values() if job.id not in without]
     if len(found) < 2:
-        return [(pool, jobs) for pool in found]
+        return [(pool, [job for job in jobs if _may_run(job, pool.gpu_type)]) for pool in found]
     members: dict[str, list[JobState]] = {pool.gpu_type: [] for pool in found}
     ahead_s = dict.fromkeys(members, 0.0)
     speeds = {job.id: _speeds(job, found, known) for job in jobs}
@@ -62,7 +62,7 @@ def second_choices(first: Mapping[Pool, Shares | None]) -> dict[str, list[JobSta
         for row, job in enumerate(shares.members.jobs):
             if shares.gpus(row) or job.gpu_type == own:
                 continue
-            others = [kind for kind in spare if kind != own]
+            others = [kind for kind in spare if kind != own and job.fits_now(job.spec.min_gpus, kind)]
             kind = job.gpu_type if job.gpus else next(iter(others), None)
             if kind is not None:
                 found.setdefault(kind, []).append(job)
@@ -75,7 +75,12 @@ def _speeds(job: JobState, found: Sequence[Pool], known: Knowledge) -> dict[str,
     for pool in found:
         curves = known.curves(pool)
         rates = curves.of(job).goodput(job.noise_scale)
-        if rates.any():
+        if rates.any() and _may_run(job, pool.gpu_type):
             per_gpu = float((rates[1:] / curves.sizes[1:]).max())
             speeds[pool.gpu_type] = _Speed(per_gpu, float(rates.max()))
     return speeds
+
+
+def _may_run(job: JobState, gpu_type: str) -> bool:
+    """Whether the nodes that are up have what its smallest size demands; they do where it runs."""
+    return job.gpus > 0 or job.fits_now(job.spec.min_gpus, gpu_type)

@@ -1,0 +1,127 @@
+"""A job that waits for nodes, and not for other jobs, keeps no other job waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pliant.schemas.cluster import Cluster
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, session, sizes
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "allox": {},
+    "fair-share": {},
+    "fifo": {},
+    "las": {},
+    "lucid": {},
+    "optimus": {},
+    "shadow-price": {},
+    "sjf": {},
+    "srtf": {},
+    "themis": {},
+    "tiresias": {},
+}
+
+
+def with_cpus(nodes: Cluster, *cpus: float) -> Cluster:
+    found = zip(nodes.nodes, cpus, strict=True)
+    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in found)})
+
+
+class Waiting:
+    """A job that has waited behind another one, and the only node that it fits on goes down."""
+
+    def __init__(self, name: str, parameters: dict[str, Any], nodes: Cluster, **big: Any) -> None:
+        self.held: Session = session(make_policy(name, parameters), nodes)
+        self.time_s = 0.0
+        self.submit("first", gpus=8)
+        self.go_on(2)
+        self.submit("big", **big)
+        self.go_on(1)
+        self.held.node_down("n0", self.time_s)
+        self.held.end("first", self.time_s)
+        self.go_on(1)
+
+    def submit(self, name: str, **more: Any) -> None:
+        self.time_s += 1.0
+        self.held.submit(job(name, gpu_seconds=1e6, at=self.time_s, **more), self.time_s)
+
+    def go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.held.decide(self.time_s)
+            self.time_s += 600.0
+
+    def until(self, done: Callable[[], bool]) -> bool:
+        for _ in range(10):
+            if done():
+                return True
+            self.go_on(1)
+        return False
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_of_more_gpus_than_are_up_it_is_passed_over_until_they_are(name: str) -> None:
+    story = Waiting(name, POLICIES[name], cluster(4, 4), gpus=8)
+    story.submit("small", gpus=4)
+    assert story.until(lambda: sizes(story.held) == {"small": 4})
+    story.held.node_up("n0", story.time_s)
+    story.held.end("small", story.time_s)
+    assert story.until(lambda: sizes(story.held) == {"big": 8})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_of_more_cpus_than_are_up_it_is_passed_over_until_they_are(name: str) -> None:
+    nodes = with_cpus(cluster(4, 4), 64.0, 4.0)
+    story = Waiting(name, POLICIES[name], nodes, gpus=2, resources={"worker": {"cpu": 32.0}})
+    assert "big" in story.held.jobs, "it may come back, so it is not rejected"
+    story.submit("small", gpus=4)
+    assert story.until(lambda: sizes(story.held) == {"small": 4})
+    story.held.node_up("n0", story.time_s)
+    assert story.until(lambda: sizes(story.held) == {"small": 4, "big": 2})
+
+
+@pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
+def test_fifo_keeps_its_order_otherwise(backfill: str) -> None:
+    """Those out of reach stay where they are in line, and the first that is in reach is the head."""
+    story = Waiting("fifo", {"backfill": backfill}, cluster(4, 4), gpus=8)
+    story.submit("runs", gpus=2)
+    story.submit("head", gpus=4)
+    story.submit("late", gpus=4)
+    story.go_on(1)
+    assert sizes(story.held) == {"runs": 2}
+    reasons = {job_id: why.reason for job_id, why in story.held.explain(story.time_s).items()}
+    assert reasons == {
+        "big": "passed over: waits for nodes, as those that are up cannot give it 8 GPUs of one type",
+        "head": "first in line: waits until 4 GPUs of one type are free",
+        "late": "waits in line, 2 before it",
+    }
+    story.held.node_up("n0", story.time_s)
+    story.held.end("runs", story.time_s)
+    story.go_on(1)
+    assert sizes(story.held) == {"big": 8}
+    story.held.end("big", story.time_s)
+    story.go_on(1)
+    assert sizes(story.held) == {"head": 4, "late": 4}
+
+
+def test_fifo_lets_none_pass_a_job_that_other_jobs_keep_waiting() -> None:
+    held = session(make_policy("fifo"), cluster(4, 4))
+    for at, (name, gpus) in enumerate((("long", 4), ("big", 8), ("small", 1))):
+        held.submit(job(name, at=at, gpus=gpus), 2.0)
+    held.decide(2.0)
+    held.node_down("n1", 3.0)
+    held.node_up("n1", 3.0)
+    held.decide(4.0)
+    assert sizes(held) == {"long": 4}
+
+
+def test_fair_share_admits_jobs_behind_one_that_the_nodes_cannot_hold() -> None:
+    story = Waiting("fair-share", {}, cluster(4, 4), gpus=8, low=8, high=8)
+    story.submit("a", gpus=2, low=1, high=4)
+    story.submit("b", gpus=2, low=1, high=4)
+    story.go_on(1)
+    assert sizes(story.held) == {"a": 2, "b": 2}
