@@ -64,7 +64,7 @@ class Allocation(Record):
     predicted_end: NonNegativeFloat | None = None
     """When it ends at this size and its speed, seconds (with --explain)."""
     reserved: tuple[Reservation, ...] = ()
-    """What it is to hold later, where the policy plans that (with --explain)."""
+    """What it is to hold later, where the policy plans that."""
 
     @model_validator(mode="after")
     def _placement_adds_up(self) -> Self:
@@ -111,7 +111,7 @@ class Verdict(Record):
     predicted_start: NonNegativeFloat | None = None
     """When it would start if nothing else arrived, seconds (with --explain)."""
     reserved: tuple[Reservation, ...] = ()
-    """What it is to hold, where the policy plans that (with --explain)."""
+    """What it is to hold, where the policy plans that."""
 
 
 class PolicyUse(Record):

@@ -11,8 +11,11 @@ from pliant.schemas.text.times import iso_time
 from pliant.tools.run.watch.job_page import Happened
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.status import Status
+from pliant.tools.schedule.jobs import gpus_of
+from pliant.tools.schedule.policy import Reserved
 
-SCHEMA: Final = "pliant.status/1"
+SCHEMA: Final = "pliant.status/1.1"
+"""1.1 has what jobs are to hold later (``reserved``)."""
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
@@ -71,9 +74,20 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "predicted_start_at": iso_time(job.expected.start_s),
         "predicted_end_at": iso_time(job.expected.end_s),
         "jobs_ahead": job.expected.jobs_ahead,
+        "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,
         "retries": log.retries,
         "policy_says": job.policy_says,
+    }
+
+
+def _span(span: Reserved) -> dict[str, Any]:
+    return {
+        "from_at": iso_time(span.from_s),
+        "until_at": iso_time(span.until_s),
+        "gpus": gpus_of(span.placement),
+        "placement": dict(span.placement),
+        "servers": dict(span.servers),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.statedir.orders import Order
 from pliant.tools.run.watch.status import Status, measured_ends
+from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.prediction import Prediction
 from pliant.tools.schedule.session.ordered import OVER_LIMIT
 
@@ -44,6 +45,8 @@ class JobStatus:
     """Why in a few words, beside the state; empty: as ``why``."""
     policy_says: str = ""
     expected: Prediction = field(default=_NOTHING)
+    reserved: tuple[Reserved, ...] = ()
+    """What it is to hold from now on, where the policy plans that."""
 
     @property
     def id(self) -> str:
@@ -113,7 +116,12 @@ def _status(
         brief=_brief(job, prediction, status),
         policy_says="" if job.ended else status.reasons.get(job_id, ""),
         expected=_NOTHING if job.ended else prediction,
+        reserved=() if job.ended else _to_come(status.reserved.get(job_id, ()), now_s),
     )
+
+
+def _to_come(spans: Iterable[Reserved], now_s: float) -> tuple[Reserved, ...]:
+    return tuple(span for span in spans if span.until_s > now_s)
 
 
 def _state(job: JobLog) -> str:

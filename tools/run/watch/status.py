@@ -30,6 +30,7 @@ from pliant.tools.run.statedir.private import check_seen
 from pliant.tools.run.statedir.requests import Request, Spool, requested
 from pliant.tools.run.watch.between_runs import history
 from pliant.tools.schedule.decide import Question, session_from_history, turn_away_unfit
+from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.prediction import Prediction, predictions
 
 AHEAD_S: Final = 5.0
@@ -58,6 +59,8 @@ class Status:
     """When jobs start and end; None: it was not looked for."""
     ordered: Mapping[str, Order] = field(default_factory=dict)
     """The newest order by job, or by "node NAME", that no run has executed yet."""
+    reserved: Mapping[str, tuple[Reserved, ...]] = field(default_factory=dict)
+    """What jobs are to hold later, where the policy plans that; times are UTC."""
     launched: frozenset[str] = frozenset()
     """Jobs that run without a report to wait for: their script need not use the library."""
 
@@ -99,7 +102,8 @@ class Watcher:
         expected = self._look_ahead(schedule, requests) if ahead else None
         self._view.forget()
         reasons, launched = _reasons(schedule), _launched(self.dirs, log)
-        return Status(log, reasons, submitted, cancelled, holder, expected, ordered, launched)
+        reserved = _reserved(schedule, log.origin_s or 0.0)
+        return Status(log, reasons, submitted, cancelled, holder, expected, ordered, reserved, launched)
 
     def _look_ahead(self, schedule: Schedule | None, requests: Sequence[Request]) -> Mapping[str, Prediction]:
         """Predict once more where something has happened, or measured speeds have had time to change."""
@@ -125,6 +129,20 @@ def _reasons(schedule: Schedule | None) -> dict[str, str]:
         return {}
     held = {given.job: given.reason for given in schedule.allocations}
     return held | {verdict.job: verdict.reason for verdict in schedule.waiting}
+
+
+def _reserved(schedule: Schedule | None, origin_s: float) -> dict[str, tuple[Reserved, ...]]:
+    if schedule is None:
+        return {}
+    planned = {given.job: given.reserved for given in schedule.allocations}
+    planned |= {verdict.job: verdict.reserved for verdict in schedule.waiting}
+    return {
+        job_id: tuple(
+            Reserved(span.from_ + origin_s, span.until + origin_s, span.placement, span.servers)
+            for span in spans
+        )
+        for job_id, spans in planned.items()
+    }
 
 
 def _launched(dirs: StateDir, log: RunLog) -> frozenset[str]:

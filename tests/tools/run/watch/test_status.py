@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text.fitting import width_of
+from pliant.schemas.text.times import iso_time
 from pliant.tools.run.statedir.contract.progress import write_progress
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
@@ -32,6 +34,7 @@ from pliant.tools.run.watch.job_status import STATES, in_order, statuses
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, Watcher, outlook
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
 from tests.tools.run.statedir.contract.test_progress import report
 from tests.tools.run.stories import Story
@@ -83,7 +86,7 @@ def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, s
     told.go_on(steps)
     found = Watcher(told.write(tmp_path_factory.mktemp("site") / "state").path).look(ahead=True)
     document = json.loads(status_document(found, map(job_fields, statuses(found, told.now_s)), told.now_s))
-    assert document["schema"] == "pliant.status/1"
+    assert document["schema"] == "pliant.status/1.1"
     assert sorted(each["id"] for each in document["jobs"]) == sorted(
         {*told.session.jobs, *told.session.ended}
     )
@@ -152,6 +155,43 @@ def test_status_and_schedule_predict_the_same_from_the_measured_speed(
     shift_s = found.time - NOW_S  # schedule decides by the clock
     assert ends == [pytest.approx((expected["a"].end_s or 0.0) + shift_s)]
     assert starts == [pytest.approx((expected[name].start_s or 0.0) + shift_s) for name in "bc"]
+
+
+def test_programs_read_what_jobs_are_to_hold_later(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a policy that books slots ahead: when, on which nodes, in times of day."""
+    late_s = NOW_S + 100.0  # the second of four slots, each for all GPUs of the cluster
+    nodes = cluster(4)
+    worth = {"shape": "step", "value": 10.0, "target": 1000.0}
+    jobs = [job(name, at=0.0, gpus=4, gpu_seconds=800.0, utility=worth) for name in "ab"]
+    decided = decide(jobs, nodes, None, Question("oasis", {"slot_seconds": 100.0}), now_s=0.0)
+    dirs = StateDir(tmp_path / "state")
+    with State(dirs.path) as held:
+        submitted = [submit_event(each, NOW_S, {"samples": 800.0}) for each in jobs]
+        held.record(
+            [run_event(decided, "hash", NOW_S), *submitted, decision_event(NOW_S, NOW_S, "oasis", 0.1)]
+        )
+    write_cluster(nodes, dirs.cluster)
+    write_schedule(decided, dirs.schedule)
+    status(state=dirs.path, output=Form.json)
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "pliant.status/1.1"
+    spans = sorted(
+        (span for each in document["jobs"] for span in each["reserved"]), key=lambda span: span["from_at"]
+    )
+    assert spans[0]["from_at"] == iso_time(late_s)
+    assert [span["until_at"] for span in spans[:-1]] == [span["from_at"] for span in spans[1:]]
+    assert spans[-1]["until_at"] == iso_time(NOW_S + 400.0)
+    assert {(span["gpus"], *span["placement"].items()) for span in spans} == {(4, ("n0", 4))}
+    assert all(span["servers"] == {} for span in spans)
+
+
+def test_what_was_reserved_until_now_is_not_to_come(tmp_path: Path) -> None:
+    spans = (Reserved(NOW_S - 20, NOW_S - 10, (("n0", 4),)), Reserved(NOW_S - 10, NOW_S + 10, (("n0", 2),)))
+    known = Watcher(running(tmp_path / "state").path).look()
+    found = statuses(replace(known, reserved={"b": spans}), NOW_S)
+    assert [each.reserved for each in found] == [(), spans[1:], ()]
 
 
 def test_a_policy_that_cannot_be_asked_hides_no_job(
