@@ -32,6 +32,7 @@ LOOK_S = 5.0
 BEAT_S = 2.0
 ORDER_S = 0.5
 _BLOCK = 1 << 16
+_NEW = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,7 +49,8 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     """Run a command in a folder, with the environment of this process.
 
     :param order: asked every :data:`ORDER_S` for a signal that the command is to get; 0: none. Where there
-        are such orders, a SIGTERM to this process is not passed on: its sender sends it to all processes.
+        are such orders, a SIGTERM to this process is not passed on: its sender sends it to all processes. A
+        file beside the code file then says that somebody else has ended the command.
     """
     child: list[int] = []
     terminated: list[int] = []
@@ -58,7 +60,7 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
         for pid in child:
             os.kill(pid, number)
 
-    signal.signal(signal.SIGTERM, lambda number, _frame: None if order else send(number))
+    signal.signal(signal.SIGTERM, lambda number, _: note_displaced(code_file) if order else send(number))
     adopt_orphans()
     beat_s, looked_s = [time.monotonic()], [time.monotonic()]
 
@@ -91,15 +93,26 @@ def keep(code_file: str, folder: str, argv: list[str], order: Callable[[], int] 
     return write_code(code_file, os.waitstatus_to_exitcode(status))
 
 
+def note_displaced(code_file: str) -> None:
+    """Say that its place was taken away."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(_beside(code_file, ".displaced"), _NEW, 0o600))
+
+
 def beat(code_file: str) -> None:
     """Show that this process runs; not to be seen harms less than not to run."""
-    attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-    path = os.path.join(attempt, f"unit-{unit}.alive")
+    path = _beside(code_file, ".alive")
     with contextlib.suppress(OSError):
         try:
             os.utime(path, follow_symlinks=False)
         except FileNotFoundError:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, _NEW, 0o600))
+
+
+def _beside(code_file: str, ending: str) -> str:
+    """Another file of the same unit."""
+    folder, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
+    return os.path.join(folder, f"unit-{unit}{ending}")
 
 
 def adopt_orphans() -> None:

@@ -82,6 +82,8 @@ class UnitStatus:
     """It counts as running, but nothing of it does yet: it waits for its turn."""
     starting: bool = field(default=False, compare=False)
     """It counts as running, and needs further looks of this process until it does."""
+    displaced: str = field(default="", compare=False)
+    """Why it lost its place through no fault of its own; empty: it did not."""
 
 
 class Backend(Protocol):

@@ -175,7 +175,7 @@ class Executor:
                 self._backend.stop(handle, "kill")
             return
         if all(status.state != "running" for status in statuses) and (
-            job.ended or handle.attempt <= job.failed_attempt
+            job.ended or handle.attempt <= job.over_attempt
         ):
             return
         seen = job.seen.get(handle.attempt, 0)

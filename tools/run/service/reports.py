@@ -14,7 +14,7 @@ from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.statedir.contract.progress import Progress
-from pliant.tools.run.statedir.log.events import failure_event, finish_event
+from pliant.tools.run.statedir.log.events import displaced_event, failure_event, finish_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.statedir.log.suspects import Suspects
@@ -129,6 +129,8 @@ def report_events(
             return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]
         case "failed":
             return [failure_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
+        case "displaced":
+            return [displaced_event(report.job_id, time_s, report.attempt, report.verdict.message)]
         case "stopped":
             return []
 

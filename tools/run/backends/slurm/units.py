@@ -116,9 +116,14 @@ class SlurmUnit:
         if text is None:
             return None
         try:
-            return UnitStatus("exited", int(text))
+            return UnitStatus("exited", int(text), displaced=self._displaced())
         except ValueError:
             return UnitStatus("lost")
+
+    def _displaced(self) -> str:
+        """Why it was ended that nobody here has asked to end; empty: it was not."""
+        taken = not self.order and look_again(self._files.displaced(self.number)) is not None
+        return f"Slurm has ended what ran on node {self.node}" if taken else ""
 
     def is_taken_over(self) -> bool:
         """Whether a keeper has it."""
@@ -133,8 +138,9 @@ class SlurmUnit:
         ask_server(self._files.path)  # it may have ended well without this host knowing it
         if (ended := self.ended()) is not None:
             return ended
+        displaced = self._displaced()
         self.give_order("kill")  # should it come back, it finds that others went on without it
-        return UnitStatus("lost")
+        return UnitStatus("lost", displaced=displaced)
 
     # Its start.
 

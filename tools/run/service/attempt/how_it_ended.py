@@ -23,9 +23,12 @@ _NO_OWN_GROUP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an attempt ended. ``stopped``: it can go on from its last checkpoint, on request."""
+    """How an attempt ended. ``stopped``: it can go on from its last checkpoint, on request.
 
-    end: Literal["done", "stopped", "failed"]
+    ``displaced``: likewise, and that was not its own doing, nor asked for here.
+    """
+
+    end: Literal["done", "stopped", "displaced", "failed"]
     message: str = ""
     samples_done: float | None = None
     """Samples trained so far; None: the script does not say."""
@@ -55,6 +58,9 @@ def judge(
     )
     if elastic and any(said in verdict.message for said in _OWN_GROUP):
         verdict = replace(verdict, message=f"{_NO_OWN_GROUP} ({verdict.message})")
+    displaced = next((unit.displaced for unit in (*at_break, *units) if unit.displaced), "")
+    if displaced and not stop_requested and verdict.end != "done":
+        return Verdict("displaced", displaced, verdict.samples_done)
     if stop_requested and verdict.end == "failed":
         return Verdict("stopped", verdict.message, verdict.samples_done)
     if not stop_requested and verdict.end == "stopped":

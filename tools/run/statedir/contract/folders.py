@@ -49,6 +49,10 @@ class AttemptDir(Folder):
         """Whether the keeper of one unit runs, which has less to hold it up than a worker."""
         return self.path / f"unit-{unit}.alive"
 
+    def displaced(self, unit: int) -> Path:
+        """It is there once somebody else than the launcher has ended one unit: its place was taken away."""
+        return self.path / f"unit-{unit}.displaced"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"

@@ -138,6 +138,12 @@ def failure_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retr
     return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
 
 
+def displaced_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
+    """An attempt is over, and has not failed: its place was taken away. The job waits again."""
+    detail = {"over": attempt, "reason": reason}
+    return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
+
+
 def interruption_event(job_id: str, time_s: float, reason: str) -> Event:
     """The run was interrupted; the job goes on when the run does."""
     return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail={"reason": reason})

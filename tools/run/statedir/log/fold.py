@@ -18,7 +18,8 @@ How ``run`` uses the log:
   stands in a file of its own (``refine.py``). One ``checkpoint`` tells of ``count`` checkpoints.
 - What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
-  ``attempt`` where an attempt of it failed (not where the run was interrupted).
+  ``attempt`` where an attempt of it failed (not where the run was interrupted), ``over`` where one is over
+  that has not failed: somebody else took its place away.
 - ``shrink`` also says (``setback`` in its detail) that new workers died and the others train on without
   them. Then ``slot_down`` follows
   for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
@@ -102,6 +103,8 @@ class JobLog:
     """When the last attempt was decided on."""
     failed_attempt: int = 0
     """The last attempt that failed."""
+    over_attempt: int = 0
+    """The last one that is over for good, whether it failed or not."""
     held: tuple[str, float] | None = None
     """Who holds it, and since when."""
     reason: str = ""
@@ -195,6 +198,8 @@ class JobLog:
 
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
         attempt = detail.get("attempt")
+        over = int(detail.get("over", 0) if attempt is None else attempt)
+        self.over_attempt = max(self.over_attempt, over)
         if attempt is None:
             return
         self.failures = int(detail.get("failures", self.next_failure(time_s).failures))

@@ -205,7 +205,9 @@ def test_a_node_that_loses_its_lease_gets_another_one(launcher: Launcher, live: 
     job = launcher.start("a", ("n0", WAITS))
     launcher.until_file("up", job)
     live.command("scancel", f"--name={lease_prefix(launcher.dirs.path)}n0")
-    assert launcher.until(job, ended) == (UnitStatus("exited", -15),)  # Slurm asks all processes to end
+    (status,) = launcher.until(job, ended)
+    assert status == UnitStatus("exited", -15), "Slurm asks all processes to end"
+    assert status.displaced == "Slurm has ended what ran on node n0"
     second = launcher.start("a", ("n0", "exit 3"), attempt=2)
     assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.io import write_cluster, write_jobs
+from pliant.tools.run.backends.slurm.command_lines import lease_prefix
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.site import Site, in_order, until
@@ -128,6 +129,22 @@ def test_calls_from_cron_start_jobs_once_their_leases_run_and_wait_for_no_queue(
     until(lambda: site.run(*turn).wait() == 0 and not site.log().active)
     assert site.samples() == {"a": 200.0, "b": 200.0}
     until(lambda: not leases(live))
+
+
+def test_a_lease_that_slurm_ends_costs_no_job_a_failure(site: SlurmSite, live: SlurmCluster) -> None:
+    """No retry is allowed here; once the node has another lease, the job goes on."""
+    site.job("a", "--gate", site.gate, gpus=2)
+    run = site.run("run", site.schedule("fifo"), "--until-done", "--retries", 0)
+    until(lambda: site.samples().get("a", 0.0) > 0)
+    (node,) = dict(site.log().jobs["a"].placement)
+    live.command("scancel", f"--name={lease_prefix(site.state)}{node}")
+    until(lambda: any(event.event == "requeue" for event in site.events()))
+    (requeue,) = [event for event in site.events() if event.event == "requeue"]
+    assert requeue.detail == {"over": 1, "reason": f"Slurm has ended what ran on node {node}"}
+    site.gate.touch()
+    assert run.wait() == 0, site.said()
+    found = site.log().jobs["a"]
+    assert (found.phase, found.failures, found.failed_attempt, found.over_attempt) == ("finished", 0, 0, 1)
 
 
 def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, live: SlurmCluster) -> None:

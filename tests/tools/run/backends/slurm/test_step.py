@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_an_order_ends_a_unit_with_its_own_signal(tmp_path: Path) -> None:
     keeper.wait()
     assert (tmp_path / "saved").read_text() == "saved\n"
     assert code(tmp_path) == 0
+
+
+def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
+    """The command gets the signal of Slurm too, as all processes of a step do."""
+    keeper = start(tmp_path, "sh", "-c", "trap 'exit 7' TERM; echo $$ > up; while :; do sleep 0.05; done")
+    until((tmp_path / "up").exists)
+    until((tmp_path / "up").read_text)
+    keeper.terminate()
+    until((tmp_path / "unit-0.displaced").exists)
+    os.kill(int((tmp_path / "up").read_text()), signal.SIGTERM)
+    keeper.wait()
+    assert code(tmp_path) == 7
+    ordered = tmp_path / "ordered"
+    ordered.mkdir()
+    (ordered / "orders-0").write_text("term")
+    start(ordered, "sleep", "600").wait()
+    assert not (ordered / "unit-0.displaced").exists()
 
 
 def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:

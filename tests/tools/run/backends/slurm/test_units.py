@@ -44,6 +44,25 @@ def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
     assert unit.order == ""
 
 
+@pytest.mark.parametrize("order", ["", "term"])
+def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(tmp_path: Path, order: str) -> None:
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    handle.files.orders(0).write_text(order)
+    handle.files.exit_code(0).write_text("-15\n")
+    handle.files.displaced(0).touch()
+    found = SlurmUnit(handle, 0, WANTED).ended()
+    assert found == UnitStatus("exited", -15)
+    assert found.displaced == ("" if order else "Slurm has ended what ran on node n0")
+
+
+def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(tmp_path: Path) -> None:
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    handle.files.displaced(0).touch()
+    silent = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
+    found = SlurmUnit(handle, 0, WANTED).kept(silent, Seen(0.0, None), 100.0)  # type: ignore[arg-type]
+    assert (found.state, bool(found.displaced)) == ("lost", True)
+
+
 def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

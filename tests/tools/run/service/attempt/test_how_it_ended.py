@@ -44,6 +44,31 @@ def test_a_stop_that_nobody_asked_for_is_a_failure() -> None:
     assert (found.end, found.message) == ("failed", "stopped by somebody else")
 
 
+TAKEN = UnitStatus("exited", -15, displaced="its node was taken away")
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        {},
+        {0: said("stopped"), 1: said("stopped")},
+        {0: said("cut_off", message=f"{LOST_PEER} 1")},
+        {0: said("stopped"), 1: said("crashed", message="KeyboardInterrupt")},
+    ],
+)
+@pytest.mark.parametrize("units", [(CLEAN, TAKEN), (TAKEN, LOST), (TAKEN, FAILED)])
+def test_an_attempt_whose_place_was_taken_away_has_not_failed(
+    outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...]
+) -> None:
+    found = verdict(outcomes, *units)
+    assert (found.end, found.message) == ("displaced", "its node was taken away")
+    assert verdict(outcomes, *units, asked=True).end == "stopped"
+
+
+def test_a_place_that_is_taken_away_from_a_job_that_is_done_changes_nothing() -> None:
+    assert verdict({0: said("done"), 1: said("done")}, TAKEN, TAKEN).end == "done"
+
+
 def test_a_crash_is_told_by_rank_and_message() -> None:
     found = verdict({0: said("stopped"), 1: said("crashed", message="out of memory")}, CLEAN, FAILED)
     assert (found.end, found.message) == ("failed", "rank 1 crashed: out of memory")

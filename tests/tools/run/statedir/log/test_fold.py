@@ -16,6 +16,7 @@ from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
 from pliant.tools.run.statedir.log.events import (
     decision_event,
+    displaced_event,
     on_clock,
     release_event,
     run_event,
@@ -91,6 +92,13 @@ def failed(time: float, attempt: int) -> Event:
 def test_failures_without_progress_add_up() -> None:
     found = of(START, progress(12.0, 50.0), failed(13.0, 1), START, progress(14.0, 50.0, 2), failed(15.0, 2))
     assert (found.failures, found.failed_attempt, found.next_failure(16.0)) == (2, 2, Record(3, 3))
+
+
+def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> None:
+    found = of(START, progress(12.0, 50.0), displaced_event("a", 13.0, 1, "its node was taken away"))
+    assert (found.phase, found.gpus, found.reason) == ("preempted", 0, "its node was taken away")
+    assert (found.failures, found.failed_attempt, found.over_attempt, found.retry_s) == (0, 0, 1, None)
+    assert of(START, failed(13.0, 2)).over_attempt == 2
 
 
 def test_a_failure_after_progress_is_the_first_one_again() -> None:
