@@ -145,8 +145,9 @@ def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> 
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path, JOBS)
+        assert state.rebuilding is not None
+        renew_snapshot(state.dirs, state.log, state.rebuilding)
         with collected_by_hand():
             run(loop, tmp_path, 2 * JOBS)
-            assert state.rebuilding is not None
             renew_snapshot(state.dirs, state.log, state.rebuilding)
             assert garbage() == {}

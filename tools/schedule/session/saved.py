@@ -196,8 +196,8 @@ def states_of(session: Session) -> dict[str, bytes]:
 
 def take_up(session: Session, saved: SavedSession) -> list[Event]:
     """Bring a session without jobs to where another one was; returns the events yet to be applied."""
-    facts, spec_of = saved.facts, saved.spec_of
-    saved = replace(saved, spec_of=lambda job_id: session.capacities.without_what_never_fits(spec_of(job_id)))
+    facts, spec_of, capacities = saved.facts, saved.spec_of, session.capacities
+    saved = replace(saved, spec_of=lambda job_id: capacities.without_what_never_fits(spec_of(job_id)))
     for name, values in facts.nodes.items():
         for slot, value in values.items():
             setattr(session.free.node(name), slot, _shaped(value))
