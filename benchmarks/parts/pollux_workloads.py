@@ -31,6 +31,8 @@ WORKLOADS: Final = {
     "philly1": "sia/workloads/philly/workload-1.csv",
     "saturn1": "sia/workloads/saturn/workload-1.csv",
 }
+LONG: Final = {"newtrace1": "sia/workloads/newtrace/workload-1.csv"}
+"""960 jobs over 48 hours."""
 IN_PLACE: Final = SimulatedCluster(start_cost=Cost(30.0), rescale_cost=Cost(1.0))
 """A change of size that keeps its processes."""
 _CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "t4"},)}
@@ -43,7 +45,9 @@ def is_there() -> bool:
 
 def folder_of(workload: str, folder: Path) -> None:
     """Write trace, measurements and cluster of a workload into a folder."""
-    import_trace("pollux", [str(DATA / "pollux")], str(folder), workload=str(DATA / WORKLOADS[workload]))
+    import_trace(
+        "pollux", [str(DATA / "pollux")], str(folder), workload=str(DATA / (WORKLOADS | LONG)[workload])
+    )
     write_cluster(Cluster.model_validate(_CLUSTER), folder / "cluster.json")
 
 

@@ -71,14 +71,19 @@ KINDS: Final = (
 )
 
 
-def live_jobs(count: int, slots: int, seed: int = SEED) -> Iterator[Job]:
-    """Jobs of all kinds in Poisson arrivals; work and kind are drawn."""
+def live_jobs(count: int, slots: int, seed: int = SEED, *, shorter: int = 1) -> Iterator[Job]:
+    """Jobs of all kinds in Poisson arrivals; work and kind are drawn.
+
+    :param shorter: divides the time between arrivals and the epochs.
+    """
     rng = np.random.default_rng(seed)
-    arrivals = np.cumsum(rng.exponential(_GAP_S, count)) - _GAP_S
+    gap_s = _GAP_S / shorter
+    arrivals = np.cumsum(rng.exponential(gap_s, count)) - gap_s
     for number, at in enumerate(arrivals):
         kind = KINDS[int(rng.integers(len(KINDS)))]
         epochs = int(rng.integers(kind.epochs[0], kind.epochs[1] + 1))
-        yield _job(f"job-{number:02}", round(max(0.0, float(at)), 3), kind, epochs, slots)
+        at_s = round(max(0.0, float(at)), 3)
+        yield _job(f"job-{number:02}", at_s, kind, -(-epochs // shorter), slots)
 
 
 def _job(job_id: str, at: float, kind: Kind, epochs: int, slots: int) -> Job:

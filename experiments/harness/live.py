@@ -72,16 +72,20 @@ def run_and_replay(
     node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
     write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
     world = ("--jobs", trace, "--cluster", cluster, *asked)
-    _pliant("profile", trace, "--cluster", cluster, "--iterations", str(steps), "-o", profile)
-    _pliant("schedule", profile, *world, "-o", str(folder / "schedule.json"))
-    _pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
+    pliant("profile", trace, "--cluster", cluster, "--iterations", str(steps), "-o", profile)
+    pliant("schedule", profile, *world, "-o", str(folder / "schedule.json"))
+    pliant("run", str(folder / "schedule.json"), "--state", state, "--until-done")
     events, replayed = f"{state}/events.jsonl", str(folder / "replay.parquet")
     costs = ("--start-cost", events, "--rescale-cost", events)
-    _pliant("replay", *world, "--profile", profile, *costs, "-o", replayed)
+    pliant("replay", *world, "--profile", profile, *costs, "-o", replayed)
     return read_run(events), read_run(replayed)
 
 
-def _pliant(*arguments: str) -> None:
+def pliant(*arguments: str) -> None:
+    """Carry out a command of pliant, to its end.
+
+    :raises JobsFailedError: it failed.
+    """
     print("$ pliant", *arguments, file=sys.stderr, flush=True)
     done = subprocess.run(
         [sys.executable, "-m", "pliant.cli", *arguments], stdout=subprocess.DEVNULL, check=False

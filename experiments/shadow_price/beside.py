@@ -1,0 +1,137 @@
+"""Our rows in the worlds of other experiments beside the replays that those hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import Any, Final
+
+from experiments.harness.spec import load
+from experiments.shadow_price.rows import Rows
+from experiments.shadow_price.runs import OURS
+from pliant.tools.report.rendering.markdown import markdown_table
+
+_ARES: Final = {
+    "philly": "Philly",
+    "saturn": "Helios (Saturn)",
+    "newtrace": "newTrace",
+    "testbed": "testbed, 16 GPUs",
+}
+_ONES: Final = {
+    "ones": "main-s?-ones*",
+    "drl": "main-s?-drl*",
+    "tiresias": "main-s?-tiresias*",
+    "optimus": "main-s?-optimus*",
+}
+_ALSO: Final = {name: f"also-s?-{name}" for name in ("pollux", "ares", "elastic-dp", "fair-share")}
+_ELASTIC: Final = {name: f"mixed-40-t?-{name}-modequeue*" for name in ("elastic-dp", "random-bs")}
+Figures = Mapping[str, float]
+
+
+def beside(rows: Rows) -> dict[str, str]:
+    """A table for each of the other worlds in which ours was replayed, by the experiment's name."""
+    return {name: _table(found) for name, found in _worlds(rows)}
+
+
+def rivals_elsewhere(rows: Rows) -> Iterator[tuple[str, str, float]]:
+    """(world, policy, part) of the best other policy: by how much it is ahead of the best of ours."""
+    for name, found in _worlds(rows):
+        for world in dict.fromkeys(world for world, _ in found):
+            jcts = {policy: each["mean_jct_s"] for (where, policy), each in found.items() if where == world}
+            ours = {policy: jct for policy, jct in jcts.items() if policy.startswith(OURS)}
+            others = {policy: jct for policy, jct in jcts.items() if policy not in ours}
+            if ours and others and name != "oasis":
+                best = min(others, key=lambda policy: others[policy])
+                yield f"{name}, {world}", best, 1 - others[best] / min(ours.values())
+
+
+def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
+    if rows.of("ares"):
+        yield "ares", _ares(rows)
+    if rows.of("ones"):
+        ours = {
+            ("main", f"{OURS}, {words}"): _means(rows.of("ones", variant=variant))
+            for variant, words in (("in-place", "in place"), ("others", "by checkpoint"))
+            if rows.of("ones", variant=variant)
+        }
+        yield (
+            "ones",
+            ours | {("main", name): _recorded("ones", pattern) for name, pattern in (_ONES | _ALSO).items()},
+        )
+    if rows.of("elastic-scaling"):
+        ours = {("mixed, 40 GPUs", OURS): _means(rows.of("elastic-scaling"))}
+        yield (
+            "elastic-scaling",
+            ours
+            | {
+                ("mixed, 40 GPUs", name): _recorded("elastic-scaling", pattern)
+                for name, pattern in _ELASTIC.items()
+            },
+        )
+    if rows.of("oasis"):
+        names = dict.fromkeys(row["policy"] for row in rows.of("oasis"))
+        yield "oasis", {("mix", name): _means(rows.of("oasis", policy=name)) for name in names}
+
+
+def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
+    recorded = _replays("ares")
+    found: dict[tuple[str, str], Figures] = {}
+    for family, words in _ARES.items():
+        ours = rows.of("ares", variant=family)
+        if not ours:
+            continue
+        found[words, OURS] = _means(ours)
+        for name, figures in recorded.items():
+            policy = name.removeprefix(f"{family}-0-")
+            if policy != name and "alpha" not in policy:
+                found[words, policy] = figures
+    return found
+
+
+def _table(found: Mapping[tuple[str, str], Figures]) -> str:
+    with_utility = any("total_utility" in each for each in found.values())
+    head = (
+        "",
+        "policy",
+        "mean JCT, s",
+        "unfair, %",
+        "worst FTF",
+        "makespan, h",
+        "finished",
+        *(["total utility"] * with_utility),
+    )
+    body = []
+    order = list(dict.fromkeys(world for world, _ in found))
+    for world, policy in sorted(found, key=lambda key: (order.index(key[0]), found[key]["mean_jct_s"])):
+        each = found[world, policy]
+        cells = (
+            f"{each['mean_jct_s']:,.0f}",
+            f"{100 * each['unfair_fraction']:.0f}",
+            f"{each['worst_ftf']:.1f}",
+            f"{each['makespan_s'] / 3600:.1f}",
+            f"{each['jobs_finished']:.0f}",
+        )
+        worth = [f"{each.get('total_utility', 0):,.0f}"] * with_utility
+        body.append((world, f"`{policy}`" if "," not in policy else policy, *cells, *worth))
+    return markdown_table(head, body)
+
+
+def _replays(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(load(name).results.read_bytes())["replays"]
+    return found
+
+
+def _recorded(name: str, pattern: str) -> Figures:
+    """Means over the replays of another experiment."""
+    return _means([each for replay, each in _replays(name).items() if fnmatchcase(replay, pattern)])
+
+
+def _means(rows: list[Any]) -> Figures:
+    fields = ("mean_jct_s", "unfair_fraction", "worst_ftf", "makespan_s", "jobs_finished", "total_utility")
+    return {
+        field: fmean(values)
+        for field in fields
+        if (values := [row[field] for row in rows if row.get(field) is not None])
+    }

@@ -1,0 +1,150 @@
+"""Carry out the matrix: ``python -m experiments.shadow_price.measure [GROUP…]`` renews some groups alone.
+
+What was found before of other groups stays; the results say which replays there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from experiments.bounds.covers import BoundJob
+from experiments.bounds.flow import flow_bound
+from experiments.bounds.pollux import PolluxCovers
+from experiments.harness.spec import Findings, Tell
+from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
+from experiments.shadow_price.matrix import GROUPS, LOADS, LONG, SHORT, TWO, matrix
+from experiments.shadow_price.runs import START_S, Replay
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.files import atomic_write
+
+RESULTS: Final = Path(__file__).with_name("results.json")
+BOUNDS: Final = "bounds"
+ALL: Final = (*GROUPS, BOUNDS, *ELSEWHERE)
+Row = dict[str, Any]
+
+
+def measure(folder: Path, workers: int, tell: Tell) -> Findings:
+    """All of it."""
+    return measured(ALL, folder, workers, tell)
+
+
+def measured(
+    groups: Sequence[str], folder: Path, workers: int, tell: Tell, only: str = "*"
+) -> dict[str, Any]:
+    """Rows by name, and the seconds that each group took.
+
+    :param only: a pattern of the names of rows.
+
+    :raises BadInputError: the published data are not there.
+    """
+    rows: dict[str, Row] = {}
+    took_s: dict[str, float] = {}
+    with ProcessPoolExecutor(max_workers=workers) as pool:
+        for group in groups:
+            before = time.perf_counter()
+            chosen = [each for each in _tasks(group, folder) if fnmatchcase(each[0], only)]
+            names, tasks = zip(*chosen, strict=True)
+            rows |= zip(names, pool.map(_call, tasks), strict=True)
+            took_s[group] = round(time.perf_counter() - before, 1)
+            tell(f"{group}: {len(names)} rows in {took_s[group]:.0f} s")
+    return {"rows": dict(sorted(rows.items())), "took_s": took_s}
+
+
+def _call(task: Callable[[], Row]) -> Row:
+    return task()
+
+
+def _tasks(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Names of rows, and what makes them."""
+    if group in GROUPS:
+        yield from ((each.name, each.row) for each in matrix(group))
+    elif group == BOUNDS:
+        yield from ((each.name, each) for each in bounds())
+    else:
+        yield from elsewhere(group, folder)
+
+
+@lru_cache(maxsize=2)
+def _covered(trace: str, batch: str) -> tuple[int, list[BoundJob]]:
+    """GPUs, and the jobs of a trace as published."""
+    found = Replay(BOUNDS, trace).inputs()
+    gpus = sum(node.gpus for node in found.cluster.expanded())
+    return gpus, PolluxCovers(found, START_S, free_batch=batch == "free").jobs()
+
+
+class Bound:
+    """The lower bound of one trace."""
+
+    def __init__(self, trace: str, batch: str, load: float = 1.0) -> None:
+        self.trace, self.batch, self.load = trace, batch, load
+
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return f"{BOUNDS}/{self.trace}/{self.batch}/{self.load:g}"
+
+    def __call__(self) -> Row:
+        """Compute it."""
+        gpus, at_once = _covered(self.trace, self.batch)
+        jobs = [BoundJob(job.release_s / self.load, job.covers) for job in at_once]
+        alone_s = sum(max(c.work / float(c.rates.max()) for c in job.covers) for job in jobs) / len(jobs)
+        return {
+            "group": BOUNDS,
+            "trace": self.trace,
+            "variant": self.batch,
+            "load": self.load,
+            "bound_s": round(flow_bound(jobs, gpus), 2),
+            "alone_s": round(alone_s, 2),
+        }
+
+
+def bounds() -> Iterator[Bound]:
+    """All bounds that the page shows."""
+    for trace in (*SHORT, LONG):
+        loads = LOADS if trace in TWO else (1.0,)
+        yield from (Bound(trace, "free", load) for load in loads)
+        yield Bound(trace, "fixed")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Renew some groups of the results."""
+    parser = argparse.ArgumentParser("python -m experiments.shadow_price.measure", description=__doc__)
+    parser.add_argument("groups", nargs="+", choices=ALL, metavar="GROUP", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="rows of such names alone")
+    parser.add_argument("--out", type=Path, default=Path("build/experiments/shadow-price"))
+    wanted = parser.parse_args(arguments)
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    try:
+        found = measured(wanted.groups, wanted.out, wanted.workers, _tell, wanted.only)
+    except BadInputError as error:
+        _tell(str(error))
+        return error.exit_code
+    before = json.loads(RESULTS.read_bytes()) if RESULTS.exists() else {}
+    merged = {
+        "experiment": "shadow-price",
+        "command": "make experiment NAME=shadow-price",
+        "pliant": version("pliant"),
+        "rows": dict(sorted((before.get("rows", {}) | found["rows"]).items())),
+        "took_s": before.get("took_s", {}) | found["took_s"],
+    }
+    atomic_write(RESULTS, (json.dumps(merged, indent=1, ensure_ascii=False) + "\n").encode())
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(f"shadow-price: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""The study of shadow-price: its matrix, its ablations, its rows, and its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.parts import pollux_workloads
+from experiments.harness.study import page_of, read_findings
+from experiments.shadow_price import live, measure, runs
+from experiments.shadow_price.ablations import NAMES, ablated
+from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
+from experiments.shadow_price.experiment import EXPERIMENT
+from experiments.shadow_price.matrix import GROUPS, QUICK, SHORT, SLOW, matrix
+from experiments.shadow_price.rows import Rows
+from experiments.shadow_price.runs import OURS, Replay
+from pliant.schemas.event import Event
+from pliant.tools.replay.sweep.recipe import SweepRecipe
+from pliant.tools.report.read_run import fold
+from pliant.tools.schedule.policies.shadow_price import shares
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.registry import policy_names
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
+
+NOT_THERE = {"dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "rrh"}
+"""Slow ones, and those that need what jobs of these workloads do not state: demands, utilities."""
+
+
+@pytest.fixture
+def few(reference_data: Path, monkeypatch: pytest.MonkeyPatch):
+    """Workloads of three jobs."""
+    monkeypatch.setattr(pollux_workloads, "DATA", reference_data)
+    monkeypatch.setattr(runs, "inputs", lambda name: pollux_workloads.inputs(name, 3))
+    runs._sample.cache_clear()
+    yield
+    runs._sample.cache_clear()
+
+
+def test_every_replay_of_the_matrix_has_a_name_of_its_own() -> None:
+    names = [each.name for group in GROUPS for each in matrix(group)]
+    assert len(names) == len(set(names))
+
+
+def test_every_policy_takes_part_that_can() -> None:
+    assert set(policy_names()) - NOT_THERE <= set(QUICK)
+    assert {*QUICK, *SLOW} <= set(policy_names())
+
+
+def test_a_part_is_missing_only_while_it_is_taken_out() -> None:
+    before = (shares._prices, shares.values, ShadowPrice.decide)
+    for name in NAMES:
+        with ablated(name):
+            pass
+        assert before == (shares._prices, shares.values, ShadowPrice.decide)
+
+
+def test_every_recipe_for_the_worlds_of_others_can_be_read(tmp_path: Path) -> None:
+    for group in ELSEWHERE:
+        rows = list(elsewhere(group, tmp_path))
+        assert len({name for name, _ in rows}) == len(rows)
+        for _, task in rows:
+            recipe = task.args[2]
+            assert len(recipe["policies"]) == 1
+            SweepRecipe.model_validate_json(json.dumps(recipe))
+
+
+def test_few_jobs_of_each_kind_of_replay(few) -> None:
+    """Another load, fixed batches in place, mistaken and predicted work, a sample, an ablation."""
+    kinds = [
+        Replay("smoke", "w6", "srtf", load=2.0),
+        Replay("smoke", "w6", batch="fixed", rescale_s=1.0),
+        Replay("smoke", "w6", work="mistaken", parameters={"sigma": 0.5}),
+        Replay("smoke", "w6", work="predicted"),
+        Replay("smoke", "w6", sample=1),
+        Replay("smoke", "w6", ablation="places"),
+    ]
+    for each in kinds:
+        row = each.row()
+        assert row["jobs_finished"] == 3
+        assert row["policy"] in {OURS, "srtf"}
+
+
+def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
+    for group, only in (("policies", "*/w6/srtf/*"), ("ablations", "*/w6/*fixed, equal*")):
+        assert measure.main([group, "--only", only, "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {row["group"] for row in rows.values()} == {"policies", "ablations"}
+
+
+def test_a_live_run_and_its_replay_by_hand() -> None:
+    def run(end_s: float):
+        events = [begin(cluster(1)), submit(job("a"), 10.0), Event(0, "start", "a", 1)]
+        return fold([*events, Event(end_s, "finish", "a", 0)])
+
+    found = live.compared("demo", run(20), run(10), 1)
+    figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
+    assert figures["jct"] == (20, 10)
+    assert figures["makespan_s"] == (20, 10)
+    assert figures["rescales_per_job"] == (0, 0)
+
+
+def test_the_live_jobs_are_the_demos_and_twenty_that_are_short() -> None:
+    assert len(live.workload("demo", 2)) == 4
+    twenty = live.workload("twenty", 2)
+    assert len(twenty) == 20
+    assert twenty[-1].submit_time < 600
+
+
+def test_the_page_is_made_from_the_results() -> None:
+    assert page_of(EXPERIMENT, read_findings(EXPERIMENT)) == EXPERIMENT.page.read_text()
+
+
+def test_no_policy_is_better_than_the_bound() -> None:
+    rows = Rows(read_findings(EXPERIMENT))
+    checked = 0
+    for group, batch in (("policies", "free"), ("fixed", "fixed"), ("in-place", "free"), ("load", "free")):
+        for row in rows.of(group):
+            load = float(row["variant"]) if group == "load" else 1.0
+            bound_s = rows.bound_s(row["trace"], batch, load)
+            if bound_s is not None:
+                assert bound_s <= row["mean_jct_s"], row
+                checked += 1
+    assert checked
+    assert all(rows.figure("mean_jct_s", "policies", trace=trace, policy=OURS) for trace in SHORT)
