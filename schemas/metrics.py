@@ -46,10 +46,13 @@ class RunMetrics(Record):
     worst_ftf_isolated: Number = None
     unfair_fraction_isolated: Number = None
     gps_bound_s: Number = None
-    """What the policy promises: no job ends later after its completion in GPS. Ares: (1/α − 1)·𝓛."""
+    """What the policy promises: no job ends later after its completion in GPS. Ares: (1/α − 1)·𝓛. Where it
+    promises each job another time, the largest."""
     worst_gps_delay_s: Number = None
     """Largest completion time minus completion time in GPS."""
     jobs_past_gps_bound: int | None = None
+    worst_bound_used: Number = None
+    """The largest part that a job took of the time, from its submission on, in which it was to end."""
     utilization: Number = None
     preemptions_per_job: Number = None
     rescales_per_job: Number = None

@@ -40,11 +40,26 @@ class Assumption(Record):
     """One line for people."""
 
 
+class EqualDeals(Record):
+    """Equal shares in whole GPUs, to which a job is submitted a grace after it really was."""
+
+    grace: NonNegativeFloat
+    """The grace, in times that the job would take alone on the GPUs that it requests."""
+    grace_s: NonNegativeFloat
+    """Seconds on top of it."""
+    deal_s: PositiveFloat
+    """Seconds for which GPUs are dealt out."""
+    lost_s: NonNegativeFloat
+    """Seconds of each deal in which no job trains."""
+
+
 class PromisedBounds(Record):
     """What a policy promises of every run; a report holds the run against it."""
 
-    gps_delay: float
+    gps_delay: float | None = None
     """No job ends later than in GPS by more than this times the longest time in which all GPUs are held."""
+    equal_deals: EqualDeals | None = None
+    """No job ends after the deal in which it ends there."""
 
 
 class RunInfo(Record):

@@ -15,8 +15,9 @@ from typing import Final
 
 from pliant.schemas.job import Utility
 from pliant.schemas.metrics import RunMetrics
-from pliant.tools.report.fairness import TOLERANCE, Fairness, Reference, fairness
+from pliant.tools.report.fairness import Fairness, Reference, fairness
 from pliant.tools.report.lower_bounds import lower_bounds
+from pliant.tools.report.promises import promise
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.references.jobs import rate_at
 from pliant.tools.report.usage import Usage, gpu_usage
@@ -132,24 +133,17 @@ def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
 
 
 def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
-    """The bound on delays against GPS that the policy promises, and the jobs past it.
-
-    The premise of such a bound (a job can use what the jobs before it leave) often fails on real traces, so
-    the jobs past it are counted instead of denied.
-    """
+    """The bound on delays against GPS that the policy promises, and the jobs past it."""
     worst = max(fair.delays_s.values(), default=None)
-    promised = run.info.bounds
-    if promised is None:
+    held = promise(run, fair, usage)
+    if held is None:
         return {"worst_gps_delay_s": worst}
-    bound = promised.gps_delay * usage.longest_full_s()
-    past = len(past_gps_bound(run, fair.delays_s, bound))
-    return {"gps_bound_s": bound, "worst_gps_delay_s": worst, "jobs_past_gps_bound": past}
-
-
-def past_gps_bound(run: RunRecord, delays_s: Mapping[str, float], bound_s: float) -> list[str]:
-    """Jobs that ended later after GPS than a bound allows, by more than rounding."""
-    rounding_s = TOLERANCE * max(1.0, run.last_event_s)
-    return [job_id for job_id, delay_s in delays_s.items() if delay_s > bound_s + rounding_s]
+    return {
+        "gps_bound_s": held.bound_s,
+        "worst_gps_delay_s": worst,
+        "jobs_past_gps_bound": len(held.past),
+        "worst_bound_used": held.worst_used,
+    }
 
 
 def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:

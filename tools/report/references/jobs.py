@@ -23,6 +23,10 @@ class ReferenceJob:
     curve: tuple[Point, ...]
     demand_gpu_s: float
     """GPU-seconds at the requested size."""
+    least_gpus: int = 1
+    """The smallest size that it runs on."""
+    alone_s: float = 0.0
+    """Seconds that all the work that it states takes on the requested GPUs; 0: it states none."""
 
 
 def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
@@ -41,8 +45,14 @@ def reference_jobs(run: RunRecord) -> list[ReferenceJob]:
         if samples and record.curve and record.job.min_gpus <= largest:
             curve = usable(record.curve, record.job.max_gpus(cluster_gpus))
             demand = _demand_gpu_s(record, samples)
-            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand))
+            least = max(record.job.min_gpus, int(record.curve[0][0]))
+            alone_s = _alone_s(record)
+            found.append(ReferenceJob(record.id, record.submit_s, samples, curve, demand, least, alone_s))
     return found
+
+
+def _alone_s(record: JobRecord) -> float:
+    return 0.0 if not record.samples else _demand_gpu_s(record, record.samples) / record.job.gpus.requested
 
 
 def _demand_gpu_s(record: JobRecord, samples: float) -> float:

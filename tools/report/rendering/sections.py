@@ -66,6 +66,7 @@ FIGURES: Final = (
     Figure("gps_bound_s", "GPS bound", "time"),
     Figure("worst_gps_delay_s", "completion after GPS, worst", "time"),
     Figure("jobs_past_gps_bound", "jobs past the GPS bound", "count"),
+    Figure("worst_bound_used", "time taken of that of the bound, worst", "percent"),
     Figure("utilization", "GPUs held", "percent"),
     Figure("preemptions_per_job", "preemptions per job", "ratio"),
     Figure("rescales_per_job", "rescales per job", "ratio"),
@@ -90,7 +91,10 @@ _OF_ONE_REFERENCE: Final = {
     "isolated": ("mean_ftf_isolated", "worst_ftf_isolated", "unfair_fraction_isolated"),
 }
 _NOT_COMPARED: Final = frozenset(
-    ("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "median_late_s", "stdev_late_s")
+    (
+        *("gps_bound_s", "worst_gps_delay_s", "jobs_past_gps_bound", "worst_bound_used"),
+        *("median_late_s", "stdev_late_s"),
+    )
 )
 
 

@@ -1,0 +1,78 @@
+"""What policies promise, by job: equal shares dealt out in whole GPUs, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import EqualDeals
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.references.equal_deals import equal_deal_finishes
+from pliant.tools.report.references.jobs import ReferenceJob
+from pliant.tools.report.rendering.guarantee import guarantee_section
+from pliant.tools.report.report import make_report
+from tests.builders import job
+from tests.tools.report.runs import begin, submit
+
+TERMS = EqualDeals(grace=0.0, grace_s=0.0, deal_s=100.0, lost_s=20.0)
+
+
+def linear(name: str, samples: float, *, at: float = 0.0, least: int = 1, most: int = 4) -> ReferenceJob:
+    """One sample a GPU-second."""
+    return ReferenceJob(name, at, samples, ((1.0, 1.0), (float(most), float(most))), samples, least, samples)
+
+
+def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
+    """Two GPUs each for 80 of 100 s: 160 samples a deal; b then has all four, 320."""
+    found = equal_deal_finishes([linear("a", 160), linear("b", 480)], [(0.0, 4)], TERMS)
+    assert found == {"a": 100.0, "b": 200.0}
+
+
+def test_a_job_enters_after_its_grace_at_the_next_deal() -> None:
+    """50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty."""
+    terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
+    assert equal_deal_finishes([linear("a", 10)], [(0.0, 4)], terms) == {"a": 170.0}
+    there = linear("first", 500)
+    found = equal_deal_finishes([there, linear("a", 10, at=20.0)], [(0.0, 4)], TERMS)
+    assert found["a"] == 200.0
+
+
+def test_where_not_all_minima_fit_jobs_take_turns() -> None:
+    """Three jobs of at least two GPUs on four: two have a deal, then the third comes first."""
+    jobs = [linear(name, 160, least=2, most=2) for name in "abc"]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0, "b": 100.0, "c": 200.0}
+
+
+def test_a_deal_ends_when_the_gpus_change() -> None:
+    """At 50 s all are gone, after 30 s of training on four: 40 of 160 samples are left for 200 s on."""
+    found = equal_deal_finishes([linear("a", 160)], [(0.0, 4), (50.0, 0), (200.0, 4)], TERMS)
+    assert found == {"a": 300.0}
+
+
+def test_a_job_that_was_stopped_leaves_its_share_to_the_others() -> None:
+    jobs = [linear("a", 320), linear("stopped", 1e6)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS, {"stopped": 90.0})["a"] == 200.0
+    assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
+
+
+def late(end_s: float) -> RunRecord:
+    """A job of 80 s alone that the reference ends at 100 s, and GPS at 20 s."""
+    only: Job = job("only", gpus=1, low=1, high=4)
+    events = [begin(policy="mine", bounds={"equal_deals": TERMS.model_dump()}), submit(only, 80.0)]
+    return fold([*events, Event(0.0, "start", "only", 4), Event(end_s, "finish", "only", 0)])
+
+
+@pytest.mark.parametrize(("end_s", "past"), [(90.0, 0), (100.0, 0), (110.0, 1)])
+def test_each_job_is_held_against_its_own_bound(end_s: float, past: int) -> None:
+    found = run_metrics(late(end_s))
+    assert found.gps_bound_s == pytest.approx(80.0)
+    assert found.jobs_past_gps_bound == past
+    assert found.worst_bound_used == pytest.approx(end_s / 100.0)
+
+
+def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
+    section = guarantee_section(make_report([late(110.0)]))
+    assert section.rows == (("mine", "1.333 min", "1.5 min", "110.0", "1", "1", "only 1.5 min"),)
