@@ -4,6 +4,8 @@ Replays take on the physics of the Pollux simulator (``--compat pollux``) on 16 
 changes cost 30 s. ``fixed``: no job lets its batch move. ``in_place``: changes of size cost 1 s.
 ``sigma1``: what is left of each job is mistaken by a lognormal factor of σ = 1. ``unknown``: no job states
 its work.
+``bound``: mean JCT over that without a bound on delays (``price``), and the largest part that a job took of
+the time in which it was to end (``used``), by curves that these physics do not follow in every epoch.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's. Without the data
 (PLIANT_DATA) values are null.
@@ -73,6 +75,8 @@ def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: b
     for name, trace in traces.items():
         yield from _against_ares(f"sp_{name}", trace, FREE_S[name])
         yield from _against_ares(f"sp_fixed_{name}", fixed(trace), FIXED_S[name])
+        yield from _bound(f"sp_bound_{name}", trace)
+        yield from _bound(f"sp_bound_fixed_{name}", fixed(trace))
     main = traces[workloads[0]]
     yield from _against_ares("sp_in_place_w6", main, 1760.0, {"rescale_s": 1.0}, IN_PLACE)
     with mistaken_work.registered() as mistaken:
@@ -99,6 +103,14 @@ def _against_ares(
     yield Figure(f"{name}_s", _jct_s(ours), "s", most_s)
     for metric in ("unfair_fraction", "worst_ftf"):
         yield Figure(f"{name}_{metric}", ours.metrics[metric], "ratio", ares.metrics[metric])
+
+
+def _bound(name: str, trace: Inputs) -> Iterator[Figure]:
+    """What the bound costs in mean JCT, and how much of its time the tightest job takes."""
+    ours, free = outcome(trace, "shadow-price"), outcome(trace, "shadow-price", {"grace": None})
+    yield Figure(f"{name}_price", _jct_s(ours) / _jct_s(free), "ratio", 1.03)
+    yield Figure(f"{name}_used", ours.metrics["worst_bound_used"], "ratio", 1.0)
+    yield Figure(f"{name}_jobs_past", ours.metrics["jobs_past_gps_bound"], "jobs", 0)
 
 
 def _jct_s(found: Outcome) -> float:

@@ -21,7 +21,13 @@ def explained(shares: Shares) -> dict[str, Explanation]:
     least = _least_worth(shares, worth)
     return {
         job.id: Explanation(
-            "; ".join((*_outlook(shares, row, float(all_end_s[row])), *_marginal(shares, worth, row, least))),
+            "; ".join(
+                (
+                    *_outlook(shares, row, float(all_end_s[row])),
+                    *_due(shares, row),
+                    *_marginal(shares, worth, row, least),
+                )
+            ),
             None if shares.gpus(row) else job.spec.min_gpus,
         )
         for row, job in enumerate(members.jobs)
@@ -36,6 +42,12 @@ def _outlook(shares: Shares, row: int, end_s: float) -> list[str]:
     if np.isfinite(end_s):
         clauses.append(f"would end in {span_text(end_s)} if none came")
     return clauses
+
+
+def _due(shares: Shares, row: int) -> list[str]:
+    """That it is served for the sake of the bound."""
+    gpus = int(shares.guard.due_gpus[row])
+    return [f"has had its grace: equal shares would give it {in_gpus(gpus)} now"] if gpus else []
 
 
 def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list[str]:

@@ -17,7 +17,7 @@ _FILLS: Final = 8
 def exact(values: Sequence[Floats], gpus: int) -> list[int]:
     """Sizes by job, ``values[job][k]`` that of k GPUs; the first of equal ones. O(jobs · K · sizes).
 
-    Size 0 has a finite value, infeasible ones are -inf.
+    Infeasible sizes are -inf; the least of the others fit together.
     """
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
@@ -54,7 +54,8 @@ def by_price(values: Floats, sizes: Ints, gpus: int) -> Ints:
         found: Ints = (values - price * sizes).argmax(axis=1)
         return found
 
-    low, high = 0.0, float((values[:, 1:] - values[:, :1]).max(initial=0.0)) + 1.0
+    finite = values[np.isfinite(values)]
+    low, high = 0.0, float(finite.max() - finite.min()) + 1.0
     chosen = at(low)
     if sizes[chosen].sum() <= gpus:
         return chosen

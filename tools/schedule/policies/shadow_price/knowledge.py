@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
 )
 from pliant.tools.schedule.policies.shadow_price.noise import CELLS, noise_scales, paces
 from pliant.tools.schedule.policies.shadow_price.outlook import Ahead, Outlook
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.speeds import Speeds, shape_of
 
 _REMEMBERED: Final = 32
 """Jobs of a model that ended, from which the work of others is expected."""
@@ -33,8 +33,10 @@ _AS_PROMISED: Final = np.ones(CELLS)
 class Knowledge:
     """Curves are made again in every process; what jobs have shown is carried."""
 
-    def __init__(self, ahead_s: float) -> None:
+    def __init__(self, ahead_s: float, rescale_s: float = 30.0) -> None:
+        """:param rescale_s: what a change costs a job whose profile has not measured it."""
         self._ahead_s = ahead_s
+        self._rescale_s = rescale_s
         self._noise = noise_scales()
         self._by_samples = noise_scales()
         """By the logarithm of the samples done, for jobs of unknown work."""
@@ -89,10 +91,8 @@ class Knowledge:
         if progress is None:
             return
         self._noise.observe(job.spec.model, progress, noise_scale)
-        ring = tuple(sorted((count for _, count in job.placement), reverse=True))
-        rate = speeds.rate(job, job.gpus, job.gpu_type, global_batch=job.global_batch, placement=ring)
         base = min(job.spec.batch.min or job.reference_batch, job.reference_batch)
-        promised = rate * _efficiency(noise_scale, base, job.global_batch)
+        promised = held_speed(job, speeds) * _efficiency(noise_scale, base, job.global_batch)
         if promised > 0 and job.samples_per_second > 0:
             pace = job.samples_per_second / promised
             self._paces.observe(_pace_key(job), progress, pace)
@@ -119,6 +119,19 @@ class Knowledge:
             size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
         total = job.samples_done(time_s) + (self.left(job, time_s) or 0.0)
         return ahead.at(progress, max(total, _LEAST_SAMPLES), self._ahead_s, size)
+
+    def rescale_s(self, job: JobState) -> float:
+        """Seconds that a change costs a job that trains."""
+        measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
+        return self._rescale_s if measured is None else measured
+
+    def held_rate(self, job: JobState, time_s: float) -> float:
+        """Samples per second of its own batch that the profile promises of what a job holds."""
+        if not job.gpus or self._speeds is None:
+            return 0.0
+        speed, own = held_speed(job, self._speeds), job.reference_batch
+        noise_scale = None if job.global_batch == own else self.noise_scale(job, time_s)
+        return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
         """That of the job, or of its model where the job is; None: nothing is known."""
@@ -156,6 +169,12 @@ class Knowledge:
             pace = self._paces.line(job.spec.model)
         found.update(line, _AS_PROMISED if pace is None else pace)
         return found
+
+
+def held_speed(job: JobState, speeds: Speeds) -> float:
+    """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
+    ring = shape_of(job.placement)
+    return speeds.rate(job, job.gpus, job.gpu_type, global_batch=job.global_batch, placement=ring)
 
 
 def _efficiency(noise_scale: float, base: int, batch: int) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import Curve, Floats, Ints
-from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, held_speed
 from pliant.tools.schedule.speeds import Speeds
 
 _MOST_PRIORITY: Final = 30.0
@@ -47,9 +47,7 @@ class Members:
     rescale_s: Floats
 
     @classmethod
-    def of(
-        cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float, rescale_s: float
-    ) -> Members | None:
+    def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> Members | None:
         """The columns of the jobs that can run in the pool; None: there is none."""
         curves = known.curves(pool)
         sizes = curves.sizes
@@ -71,7 +69,6 @@ class Members:
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.searchsorted(sizes, here).clip(max=len(sizes) - 1)
         speeds = curves.speeds
-        costs = [speeds.rescale_seconds(job.spec.model) for job in found]
         return cls(
             pool,
             sizes,
@@ -86,7 +83,7 @@ class Members:
             np.array([_scattered(job, pool, speeds) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([weight(job) for job in found]),
-            np.array([rescale_s if cost is None else cost for cost in costs]),
+            np.array([known.rescale_s(job) for job in found]),
         )
 
     def shortest_last(self) -> list[int]:
@@ -104,8 +101,5 @@ def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:
     """The speed of a job where it is, over that on as few nodes as possible."""
     if job.gpu_type != pool.gpu_type or len(job.placement) <= -(-job.gpus // pool.node_gpus):
         return 1.0
-    ring = tuple(sorted((count for _, count in job.placement), reverse=True))
-    batch = job.global_batch
-    compact = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=batch)
-    here = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=batch, placement=ring)
-    return min(1.0, here / compact) if compact > 0 else 1.0
+    compact = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=job.global_batch)
+    return min(1.0, held_speed(job, speeds) / compact) if compact > 0 else 1.0

@@ -17,6 +17,8 @@ class Placed:
     worth: float
     """What it makes: those that lose least by a move make way."""
     held: NodeGpus = ()
+    pinned: bool = False
+    """Whether it must stay where it is."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Nodes:
         made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes))
         for job in stay:
             made.take(job.held)
-            if len(job.held) == 1:
+            if len(job.held) == 1 and not job.pinned:
                 made.stay[job.job_id] = job
                 made.on.setdefault(job.held[0][0], []).append(job.job_id)
         return made

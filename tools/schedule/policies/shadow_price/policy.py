@@ -4,13 +4,14 @@
 :mod:`outlook`), :mod:`pool_choice` on which GPU type it takes part; :mod:`members` holds it as columns.
 :mod:`shares` puts together what a pool is shared out by: :mod:`order` and :mod:`prices` find the price of
 each job's progress, :mod:`values` what each size of it is worth, :mod:`knapsack` the sizes. :mod:`targets`
-makes a decision of them with :mod:`places` and :mod:`batches`; :mod:`explain` says why.
+makes a decision of them with :mod:`places` and :mod:`batches`; :mod:`explain` says why. :mod:`bound` says
+which sizes keep what is promised: theorem and proof are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.pools import Pool
+from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms
 from pliant.tools.schedule.policies.shadow_price.explain import explained
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
 from pliant.tools.schedule.policies.shadow_price.members import Members
@@ -27,6 +29,9 @@ from pliant.tools.schedule.policies.shadow_price.shares import Rules, Shares, sh
 from pliant.tools.schedule.policies.shadow_price.targets import Placing, Retune
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from pliant.schemas.runinfo import PromisedBounds
 
 
 class ShadowPrice(Policy):
@@ -48,7 +53,11 @@ class ShadowPrice(Policy):
     steps of a factor of four; within a step the first to come is first. With ``--demand predicted`` it is
     what is predicted.
 
-    Short jobs come first, and nothing bounds how long a long one waits: it promises no bound on delays.
+    Short jobs come first, and a long one waits, but not without bound. No job ends later than it would under
+    equal shares, had it been submitted a grace later: in a reference schedule that deals all GPUs out
+    equally, in whole GPUs, every ``deal_s`` seconds. A job that would otherwise fall behind it gets what the
+    reference gives it. This is a theorem on clusters of one GPU type, where profiles are true up to a factor
+    and nothing fails (docs/delay-bound.md); reports hold every run against it (``--reference gps``).
 
     rescale_s: seconds that a change costs a job that trains, where its profile has not measured them.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
@@ -56,6 +65,12 @@ class ShadowPrice(Policy):
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
     future: the worth of GPUs to jobs that are still to come, as a part of their mean worth now; more of it
     shortens the makespan and lengthens the mean JCT.
+    grace: how many times its time alone on the GPUs that it requests a job may be held back; none: without
+    bound.
+    grace_s: seconds that every job may be held back on top of that.
+    deal_s: seconds for which the reference deals out the GPUs.
+    lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the interval
+    between decisions.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
     whenever another is better.
     """
@@ -76,11 +91,16 @@ class ShadowPrice(Policy):
         sweeps: int = 10,
         future: float = 0.0,
         retune: Retune = "paid",
+        grace: float | None = 2.0,
+        grace_s: float = 600.0,
+        deal_s: float = 600.0,
+        lost_s: float = 90.0,
     ) -> None:
-        for key, value in {"rescale_s": rescale_s, "sweeps": sweeps, "future": future}.items():
+        not_below_0 = {"rescale_s": rescale_s, "sweeps": sweeps, "future": future, "grace": grace or 0.0}
+        for key, value in {**not_below_0, "grace_s": grace_s, "lost_s": lost_s}.items():
             if value < 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is below 0')
-        for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s}.items():
+        for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s, "deal_s": deal_s}.items():
             if value <= 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is not above 0')
         self.rescale_s = rescale_s
@@ -89,9 +109,24 @@ class ShadowPrice(Policy):
         self.sweeps = sweeps
         self.future = future
         self.retune = retune
-        self._known = Knowledge(ahead_s)
+        self.grace = grace
+        self.grace_s = grace_s
+        self.deal_s = deal_s
+        self.lost_s = lost_s
+        self._known = Knowledge(ahead_s, rescale_s)
+        self._bound = None if grace is None else Bound(Terms(grace, grace_s, deal_s, lost_s))
         self._shares: list[Shares] = []
         """Of the last decision, to be explained."""
+
+    @property
+    def bounds(self) -> PromisedBounds | None:
+        """No job ends after equal shares of it, submitted a grace later; none without a grace."""
+        from pliant.schemas.runinfo import EqualDeals, PromisedBounds
+
+        if self.grace is None:
+            return None
+        deals = EqualDeals(grace=self.grace, grace_s=self.grace_s, deal_s=self.deal_s, lost_s=self.lost_s)
+        return PromisedBounds(equal_deals=deals)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Share out each GPU type, and name what differs from what the jobs hold."""
@@ -102,23 +137,31 @@ class ShadowPrice(Policy):
                 self._known.learn(change.job)
         for job in snapshot.jobs.values():
             self._known.observe(job, snapshot.time_s)
+        bound = self._bound if len(snapshot.speeds.gpu_types) == 1 else None
+        if bound is not None:
+            bound.follow(snapshot, self._known)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
-        self._shares = self._shared(snapshot, decision.rejected)
+        self._shares = self._shared(snapshot, decision.rejected, bound)
         served = {job.id for shares in self._shares for job in shares.served()}
         out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
         decision.targets |= {job.id: Target(0) for job in out if job.id not in decision.rejected}
         for shares in self._shares:
             placing = Placing(shares, snapshot, self._known, self.dwell_s)
             decision.targets |= placing.targets(self.retune)
+            if bound is not None:
+                bound.expect(shares.members, shares.chosen, decision.targets, snapshot.time_s)
         return decision
 
-    def _shared(self, snapshot: Snapshot, rejected: Container[str]) -> list[Shares]:
+    def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[Shares]:
         """Every pool shared out; those that jobs of another fall back on once more."""
         rules = Rules(self.dwell_s, self.sweeps, self.future)
 
         def share(pool: Pool, jobs: Sequence[JobState]) -> Shares | None:
-            columns = Members.of(pool, jobs, self._known, snapshot.time_s, self.rescale_s)
-            return None if columns is None else shared(columns, rules)
+            columns = Members.of(pool, jobs, self._known, snapshot.time_s)
+            if columns is None:
+                return None
+            guard = None if bound is None else bound.guard(columns, self._known, snapshot.time_s)
+            return shared(columns, rules, guard or Guard.none(columns))
 
         wanted = dict(pool_members(snapshot, rejected, self._known))
         found = {pool: share(pool, jobs) for pool, jobs in wanted.items()}
@@ -139,10 +182,11 @@ class ShadowPrice(Policy):
         return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
 
     def dump_state(self) -> dict[str, Any]:
-        """What jobs have shown by progress."""
-        return self._known.dump()
+        """What jobs have shown by progress, and the reference of the bound."""
+        return {**self._known.dump(), "bound": None if self._bound is None else self._bound.dump()}
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         """Take up what was dumped; curves are made again."""
-        del jobs
         self._known.load(state)
+        if self._bound is not None and (bound := state.get("bound")) is not None:
+            self._bound.load(bound, jobs)

@@ -8,6 +8,7 @@ import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price import knapsack
+from pliant.tools.schedule.policies.shadow_price.bound import Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.fluid import FEW, best_order
 from pliant.tools.schedule.policies.shadow_price.members import Members
@@ -44,6 +45,7 @@ class Shares:
     """v by [job, size]: the same for each second on a size."""
     chosen: Ints
     """The size, by position."""
+    guard: Guard
 
     @property
     def spare_gpus(self) -> int:
@@ -59,16 +61,32 @@ class Shares:
         return int(self.members.sizes[self.chosen[row]])
 
 
-def shared(members: Members, rules: Rules) -> Shares:
-    """Share a pool out. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
+def shared(members: Members, rules: Rules, guard: Guard) -> Shares:
+    """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
     order, prices = _prices(members, rules)
     worth = values(members, prices, rules.dwell_s)
+    chosen = _chosen(members, _allowed(members, worth, guard))
+    return Shares(members, order, prices, worth, chosen, guard)
+
+
+def _chosen(members: Members, worth: Floats) -> Ints:
     gpus = members.pool.gpus
     if gpus > EXACT_GPUS:
-        return Shares(members, order, prices, worth, knapsack.by_price(worth, members.sizes, gpus))
+        return knapsack.by_price(worth, members.sizes, gpus)
     last = np.maximum(worth.argmax(axis=1), members.held) + 1
     rows = [row[:count] for row, count in zip(worth, last.tolist(), strict=True)]
-    return Shares(members, order, prices, worth, np.array(knapsack.exact(rows, gpus), dtype=np.int64))
+    return np.array(knapsack.exact(rows, gpus), dtype=np.int64)
+
+
+def _allowed(members: Members, worth: Floats, guard: Guard) -> Floats:
+    """The values of safe sizes; -inf elsewhere. Jobs of which none fits beside those before are left free."""
+    found, left = worth.copy(), members.pool.gpus
+    for row in np.flatnonzero(~guard.safe.all(axis=1)).tolist():
+        able = guard.safe[row] & np.isfinite(worth[row])
+        if able.any() and (least := int(members.sizes[able.argmax()])) <= left:
+            left -= least
+            found[row] = np.where(able, worth[row], -np.inf)
+    return found
 
 
 def _prices(members: Members, rules: Rules) -> tuple[list[int], Floats]:

@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.shadow_price.places import Nodes, Placed, ga
 from pliant.tools.schedule.policies.shadow_price.shares import Shares
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.speeds import shape_of
 
 Retune = Literal["paid", "free"]
 
@@ -38,7 +39,8 @@ class Placing:
                 continue
             where = self._whole_or_less(row, places[job.id]) if job.id in places else job.placement
             stays, gpus = where == job.placement, gpus_of(where)
-            batch = self._batch(row, gpus, retune if stays else "free")
+            pinned = stays and self.shares.guard.pinned[row]
+            batch = job.global_batch if pinned else self._batch(row, gpus, retune if stays else "free")
             if not stays or batch != job.global_batch:
                 found[job.id] = Target(gpus, members.pool.gpu_type, batch, where)
         return found
@@ -53,7 +55,8 @@ class Placing:
             gpus = self.shares.gpus(row)
             if gpus:
                 worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
-                placed = Placed(job.id, gpus, worth, job.placement)
+                pinned = bool(self.shares.guard.pinned[row])
+                placed = Placed(job.id, gpus, worth, job.placement, pinned)
                 if job.gpus == gpus and job.gpu_type == kind:
                     stay[row] = placed
                 else:
@@ -62,7 +65,9 @@ class Placing:
         nodes = Nodes.of(up, [*stay.values()])
         found = place(nodes, seek)
         for row, placed in stay.items():
-            if placed.job_id not in found and not nodes.is_compact(placed.gpus, placed.held):
+            if placed.pinned or placed.job_id in found:
+                continue
+            if not nodes.is_compact(placed.gpus, placed.held):
                 slower = 1.0 - float(members.scattered[row])
                 cost = float(members.rescale_s[row]) / self.dwell_s
                 found |= gathered(nodes, placed, slower * placed.worth, cost)
@@ -81,10 +86,9 @@ class Placing:
         """Progress per second at a place; 0 where the size is infeasible."""
         members = self.shares.members
         job, curve, gpus = members.jobs[row], members.curves[row], gpus_of(where)
-        ring = tuple(sorted((count for _, count in where), reverse=True))
         batch = self._batch(row, gpus, "free")
         speed = self.snapshot.speeds.rate(
-            job, gpus, members.pool.gpu_type, global_batch=batch, placement=ring
+            job, gpus, members.pool.gpu_type, global_batch=batch, placement=shape_of(where)
         )
         if not curve.rates[np.searchsorted(members.sizes, gpus)].any():
             return 0.0

@@ -57,6 +57,31 @@ def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
     assert sizes(held) == {"stated": 4}
 
 
+def test_predicted_work_counts_like_stated_work():
+    held = _with([_elastic("stated", 1000)])
+    silent = held.submit(job("predicted", low=1, high=4), 0.0)
+    silent.hide_work()
+    silent.total_samples = 500.0
+    held.decide(60.0)
+    assert sizes(held) == {"predicted": 4}
+    silent.total_samples = 5e6
+    held.decide(120.0)
+    assert sizes(held) == {"stated": 4}
+
+
+@pytest.mark.parametrize(("cost_s", "gpus"), [(1.0, 4), (595.0, 1)])
+def test_a_change_costs_what_the_profile_has_measured(cost_s: float, gpus: int):
+    """Three GPUs more are worth a second without training, not the ten minutes that they are kept."""
+    held = session(ShadowPrice(), cluster(4), _Costly(cost_s))
+    held.submit(job("rigid", gpus=3, work={"samples": 1e3}), 0.0)
+    held.submit(_elastic("grows", 1e6), 0.0)
+    held.decide(0.0)
+    assert sizes(held) == {"grows": 1, "rigid": 3}
+    held.end("rigid", 60.0)
+    held.decide(60.0)
+    assert sizes(held) == {"grows": gpus}
+
+
 def test_the_batch_grows_with_the_noise_scale():
     """Where larger batches train almost as much a sample, and faster, the largest is best."""
     free = job("a", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
@@ -123,7 +148,11 @@ def test_what_jobs_have_shown_survives_a_dump():
 
 
 @pytest.mark.parametrize(
-    "values", [{"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}]
+    "values",
+    [
+        *({"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}),
+        *({"grace": -1.0}, {"grace_s": -1.0}, {"deal_s": 0.0}, {"lost_s": -1.0}),
+    ],
 )
 def test_parameters_out_of_range_are_refused(values: dict[str, float]):
     with pytest.raises(UsageError, match=next(iter(values))):
@@ -159,6 +188,21 @@ class _Overhead:
 
     def rescale_seconds(self, model: str) -> None:
         return None
+
+
+class _Costly(_Overhead):
+    """One sample a GPU-second, and a measured cost of changes."""
+
+    def __init__(self, cost_s: float) -> None:
+        self._cost_s = cost_s
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
+    ) -> float:
+        return batch / sum(placement)
+
+    def rescale_seconds(self, model: str) -> float:
+        return self._cost_s
 
 
 class _Mixed(_Overhead):

@@ -1,0 +1,135 @@
+"""The bound: no job ends later than in equal shares, submitted a grace later. `bound` has the proof."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pliant.schemas.job import Job
+from pliant.schemas.metrics import RunMetrics
+from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import Inputs
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
+
+COST_S = 30.0
+WORLD = SimulatedCluster(start_cost=Cost(COST_S), rescale_cost=Cost(COST_S))
+STRICT: dict[str, Any] = {"grace": 0.0, "grace_s": 0.0, "deal_s": 600.0, "lost_s": 90.0}
+"""Not a second of grace: the guard has much to do."""
+
+
+def figures(jobs: Sequence[Job], speeds: CurveThroughput, *, guarded: bool = True) -> RunMetrics:
+    """A replay of shadow-price, in rounds of 60 s with all costs, held against the strict promise."""
+    trace = Inputs(tuple(jobs), cluster(4, 4), None, speeds)
+    parameters = STRICT if guarded else {**STRICT, "grace": None}
+    done = fold(replay(trace, Run("shadow-price", parameters, simulated=WORLD)).log.events(), "run")
+    promised = {"bounds": ShadowPrice(**STRICT).bounds}
+    return run_metrics(replace(done, info=done.info.model_copy(update=promised)))
+
+
+@st.composite
+def some_jobs(draw: st.DrawFn) -> list[Job]:
+    """A stream of jobs that keeps the cluster busy, and others, longer or shorter, with any limits.
+
+    Of these many would end later than promised if nothing held the policy to it.
+    """
+    every_s, work = draw(st.sampled_from([(250, 1500), (250, 1900), (130, 800)])), draw(st.integers(0, 3))
+    step_s, samples = every_s
+    stream = [(step_s * n, samples, 1, 8, work) for n in range(draw(st.integers(2, 12)))]
+    sizes_of = st.sampled_from([50, 400, 1000, 2100, 2600, 3000, 9000])
+    others = st.tuples(
+        st.integers(0, 2000), sizes_of, st.integers(1, 3), st.integers(3, 8), st.integers(0, 4)
+    )
+    rows = sorted([*stream, *draw(st.lists(others, min_size=1, max_size=6))])
+    return [
+        job(f"j{n:02}", at=at, gpus=low, low=low, high=high, work={"samples": work}, model=f"m{model}")
+        for n, (at, work, low, high, model) in enumerate(rows)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_jobs())
+def test_with_linear_scaling_no_job_ends_later_than_promised(jobs: list[Job]) -> None:
+    found = figures(jobs, CurveThroughput())
+    assert (found.jobs_finished, found.jobs_past_gps_bound) == (len(jobs), 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_jobs(), st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=5, max_size=5))
+def test_with_concave_scaling_no_job_ends_later_than_promised(
+    jobs: list[Job], bends: list[tuple[float, ...]]
+) -> None:
+    """Each GPU adds at most what the one before it adds, from one GPU to two, to four and to eight."""
+    by_model: dict[str, dict[int, float]] = {}
+    for number, bend in enumerate(bends):
+        slope, curve = 1.0, {1: 1.0}
+        for size, part in zip((2, 4, 8), bend, strict=True):
+            slope *= part
+            curve[size] = curve[size // 2] + slope * (size - size // 2)
+        by_model[f"m{number}"] = curve
+    found = figures(jobs, CurveThroughput(by_model))
+    assert (found.jobs_finished, found.jobs_past_gps_bound) == (len(jobs), 0)
+
+
+def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
+    """Whenever a job is done, a shorter one is there: the longer one waits for all of them."""
+    long = job("long", gpus=1, low=1, high=8, work={"samples": 2100})
+    short = [job(f"s{n:02}", at=250 * n, gpus=1, low=1, high=8, work={"samples": 1900}) for n in range(20)]
+    jobs = [long, *short]
+    assert figures(jobs, CurveThroughput()).jobs_past_gps_bound == 0
+    free = figures(jobs, CurveThroughput(), guarded=False)
+    assert free.jobs_past_gps_bound == 1
+    assert free.worst_bound_used is not None
+    assert free.worst_bound_used > 5
+
+
+def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
+    held = session(ShadowPrice(**STRICT), cluster(4))
+    held.submit(job("long", low=1, high=4, work={"samples": 1e6}), 0.0)
+    held.submit(job("short", low=1, high=4, work={"samples": 1000}), 0.0)
+    held.decide(0.0)
+    assert sizes(held) == {"short": 4}, "a round can be made good"
+    held.decide(60.0)
+    assert sizes(held) == {"long": 2, "short": 2}
+    assert "equal shares would give it 2 GPUs now" in held.explain(60.0)["long"].reason
+
+
+def test_without_a_grace_nothing_is_promised() -> None:
+    held = session(ShadowPrice(grace=None), cluster(4))
+    held.submit(job("long", low=1, high=4, work={"samples": 1e6}), 0.0)
+    held.submit(job("short", low=1, high=4, work={"samples": 1000}), 0.0)
+    held.decide(0.0)
+    assert sizes(held) == {"short": 4}
+    assert ShadowPrice(grace=None).bounds is None
+
+
+def test_on_several_gpu_types_sizes_are_free() -> None:
+    held = session(ShadowPrice(**STRICT), mixed_cluster(slow=(1,), fast=(4,)))
+    held.submit(job("long", low=4, high=4, gpus=4, work={"samples": 1e6}), 0.0)
+    held.submit(job("short", low=4, high=4, gpus=4, work={"samples": 1000}), 0.0)
+    for time_s in (0.0, 60.0, 120.0):
+        held.decide(time_s)
+        assert sizes(held) == {"short": 4}
+
+
+def test_what_jobs_are_owed_survives_a_dump() -> None:
+    """One that goes on from a dump in the middle of a deal decides as the one that was there all along."""
+    jobs = [job(f"j{n}", low=1, high=4, work={"samples": 500.0 * (n + 1)}) for n in range(5)]
+    held = session(ShadowPrice(**STRICT), cluster(4), curves())
+    for each in jobs:
+        held.submit(each, 0.0)
+    for time_s in (0.0, 60.0, 120.0):
+        held.decide(time_s)
+    again = ShadowPrice(**STRICT)
+    again.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.jobs, **held.ended})
+    assert again.dump_state() == held.policy.dump_state()

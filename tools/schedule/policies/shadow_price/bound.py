@@ -1,0 +1,200 @@
+"""No job ends later than it would under equal shares, had it been submitted a stated grace later.
+
+The reference (:mod:`reference`) deals all GPUs out equally every T seconds, and its jobs train for T - b
+seconds of each deal. Job i enters it at its submission + grace_s + grace · its time alone on the GPUs that it
+requests. Credit (:mod:`credits`) is what GPUs were good for by the profile: q of the real job, p of the one
+in the reference, which has r_i samples per second on k_i GPUs in the present deal and p' at the end of it.
+
+**Theorem.** Every job ends by the end of the deal in which it would end in the reference, if
+(1) jobs train as fast as the profile says, up to a factor that depends on their progress alone, wherever
+they are placed, and not less at a batch that they are given; (2) a change costs a job at most c seconds, and
+decisions come at most b - c seconds apart; (3) there is one GPU type, all GPUs stay, and no job is stopped
+from outside. Curves may have any shape, jobs any minimum, and nothing need be known of their work.
+
+**Proof.** Call a size k of job i safe at time t, in the deal that ends at E, if after w = min(b - c, E - t)
+seconds on it the job can still get to p' on k_i GPUs: where a change to k costs c, and one to k_i then again,
+
+    q + min(r(k), r_i) · (w - c)⁺ + r_i · (E - t - w - c)⁺ ≥ p',    no c where k is what it holds,
+
+or if k ≤ k_i and keeping it is enough: q + r(k) · (E - t - c)⁺ ≥ p'. Every decision gives every job a safe
+size, in a place and at a batch that it keeps until E where it could not make up for a move. This can be done:
+
+(a) At the first decision of a deal q ≥ p, and t is at most b - c after its beginning. So k_i is safe:
+r_i · (T - (b - c) - c) = r_i · (T - b) = p' - p.
+(b) Where a job got a safe size at one decision, at the next k_i is safe, or the size that it holds is, and is
+at most k_i. That is what the inequalities say if it comes after w; sooner, it only eases them.
+(c) So at every decision each job has a safe size of at most k_i GPUs. Σ k_i is at most all GPUs, as the
+reference is a schedule: all jobs can have safe sizes at once. :mod:`knapsack` finds those of largest value.
+
+At E then q ≥ p', which is (a) for the next deal. A job whose credit reaches that with which it ends has
+ended. So no job ends after the deal in which the reference has it end. ∎
+
+Outside these conditions nothing is promised, but a job that is behind is given what makes it as fast as k_i
+does until it has caught up. On several GPU types, sizes are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pliant.tools.schedule.demand import demand_gpu_s
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.pools import known_pools
+from pliant.tools.schedule.policies.shadow_price.credits import Credits
+from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
+from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
+from pliant.tools.schedule.policies.shadow_price.members import Members
+from pliant.tools.schedule.policies.shadow_price.reference import EqualShares, Sharer
+from pliant.tools.schedule.snapshot import Change, Snapshot
+
+Flags = npt.NDArray[np.bool_]
+_ROUNDING: Final = 1e-9
+
+
+class Terms(NamedTuple):
+    """What is promised."""
+
+    grace: float
+    """Of a job's time alone on the GPUs that it requests."""
+    grace_s: float
+    deal_s: float
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Which sizes keep the promise, by row of the members."""
+
+    safe: Flags
+    """[job, size]"""
+    pinned: Flags
+    """Jobs that hold a safe size and cannot afford a move or another batch."""
+    due_gpus: Ints
+    """GPUs of the job in the reference, where it must be served now; 0 elsewhere."""
+
+    @classmethod
+    def none(cls, members: Members) -> Guard:
+        """One that asks for nothing."""
+        jobs = len(members.jobs)
+        every = np.ones(members.whole.shape, dtype=np.bool_)
+        return cls(every, np.zeros(jobs, dtype=np.bool_), np.zeros(jobs, dtype=np.int64))
+
+
+class Bound:
+    """The reference beside the real cluster, and what it asks for."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._reference = EqualShares(terms.deal_s, terms.lost_s)
+        self._credits = Credits()
+
+    def follow(self, snapshot: Snapshot, known: Knowledge) -> None:
+        """Take both up to the present."""
+        gains = [change.gpus for change in snapshot.changes]
+        gpus = snapshot.total_gpus - sum(gains)
+        for change, gained in zip(snapshot.changes, gains, strict=True):
+            if gained:
+                self._advance(change.time_s, gpus, snapshot, known)
+                self._reference.close(change.time_s)
+                gpus += gained
+            elif change.job is not None:
+                self._take_up(change, change.job, snapshot)
+        for job in snapshot.jobs.values():
+            self._credits.begin(job, snapshot.time_s)
+        self._credits.book(snapshot.jobs.values(), known, snapshot.time_s)
+        self._advance(snapshot.time_s, gpus, snapshot, known)
+
+    def guard(self, members: Members, known: Knowledge, time_s: float) -> Guard:
+        """The sizes that are safe."""
+        jobs = members.jobs
+        safe = np.ones(members.whole.shape, dtype=np.bool_)
+        pinned, due = np.zeros(len(jobs), dtype=np.bool_), np.zeros(len(jobs), dtype=np.int64)
+        for row, job in enumerate(jobs):
+            share = self._reference.share(job.id)
+            if share is not None and self._need(share) > 0:
+                rate = known.held_rate(job, time_s) if members.held[row] else 0.0
+                safe[row], pinned[row] = self._safe(members, row, share, rate, time_s)
+                due[row] = 0 if safe[row, 0] else share.gpus
+        return Guard(safe, pinned, due)
+
+    def expect(self, members: Members, chosen: Ints, changed: Mapping[str, object], time_s: float) -> None:
+        """What jobs are to hold from now on."""
+        for row, job in enumerate(members.jobs):
+            curve, size = members.curves[row], int(chosen[row])
+            begins_s = time_s if job.id in changed else job.changed_s
+            rate = float(curve.rates[size, curve.usual])
+            self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"reference": self._reference.dump(), "credits": self._credits.dump()}
+
+    def load(self, state: Mapping[str, Any], jobs: Mapping[str, JobState]) -> None:
+        """The inverse of :meth:`dump`."""
+        self._reference.load(state["reference"], jobs)
+        self._credits.load(state["credits"])
+
+    def _take_up(self, change: Change, job: JobState, snapshot: Snapshot) -> None:
+        if change.kind == "arrived":
+            alone_s = demand_gpu_s(job, snapshot.speeds) / job.spec.gpus.requested
+            grace_s = self._terms.grace_s + self._terms.grace * alone_s
+            self._reference.enter(job, change.time_s + grace_s)
+        elif change.kind == "finished":
+            credit = self._credits.end(job.id, change.time_s)
+            self._reference.end(job.id, job.samples_done(change.time_s) if credit is None else credit)
+        elif change.ended_job:
+            self._credits.end(job.id, change.time_s)
+            self._reference.withdraw(job.id)
+
+    def _advance(self, time_s: float, gpus: int, snapshot: Snapshot, known: Knowledge) -> None:
+        pool = next(iter(known_pools(snapshot).values()), None)
+        if pool is None:
+            return
+        curves = known.curves(pool)
+
+        def rates_of(job: JobState) -> tuple[Ints, Floats]:
+            curve = curves.of(job)
+            return curves.sizes, curve.rates[:, curve.usual]
+
+        for _ in self._reference.advance(time_s, gpus, rates_of):
+            pass
+
+    def _need(self, share: Sharer) -> float:
+        """Samples that the job still has to get in this deal."""
+        return share.target * (1 - _ROUNDING) - self._credits.of(share.job.id)
+
+    def _safe(
+        self, members: Members, row: int, share: Sharer, rate: float, time_s: float
+    ) -> tuple[Flags | bool, bool]:
+        """[size] whether it is safe, and whether the job must stay where it is.
+
+        :param rate: what the job holds is good for, 0 for nothing.
+        """
+        cost_s, left_s = float(members.rescale_s[row]), self._reference.until_s - time_s
+        window_s = min(max(0.0, self._terms.lost_s - cost_s), left_s)
+        need = self._need(share)
+        then = share.rate * max(0.0, left_s - window_s - cost_s)
+        if then >= need:
+            return True, False
+        curve, sizes = members.curves[row], members.sizes
+        rates = curve.rates[:, curve.usual]
+        at_most = sizes <= share.gpus
+
+        def enough(rates: Floats, wait_s: float) -> Flags:
+            back = np.minimum(rates, share.rate) * max(0.0, window_s - wait_s) + then >= need
+            return back | ((rates * max(0.0, left_s - wait_s) >= need) & at_most)
+
+        moved = enough(rates, cost_s)
+        safe, held = moved.copy(), int(members.held[row])
+        if held:
+            wait_s = max(0.0, members.jobs[row].changed_s + cost_s - time_s)
+            safe[held] = enough(np.full(len(sizes), rate), wait_s)[held]
+        if not safe[at_most].any():  # behind: outside the theorem
+            moved, safe = rates <= 0, rates >= share.rate * (1 - _ROUNDING)
+            safe[held] |= held > 0 and rate >= share.rate * (1 - _ROUNDING)
+        return safe, bool(held and safe[held] and not moved[held])
