@@ -75,7 +75,7 @@ def test_a_soak_tells_a_leak_from_a_warm_up() -> None:
     assert soak.slope(warms_up) == pytest.approx(0.0, abs=1e-6)
     leaks = soaked(0.0, 0.1)
     memory, handles = soak.growth(leaks)
-    assert memory == pytest.approx(0.1 * (1800 - 300 - 120) / 5, rel=0.01)
+    assert memory == pytest.approx(0.1 * (1800 - soak.WARM_UP_S - soak.WINDOW_S) / 5, rel=0.01)
     assert handles == 0
     assert soak.slope(leaks) == pytest.approx(0.1 * 1024)
 
