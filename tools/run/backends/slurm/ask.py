@@ -11,9 +11,15 @@ from pliant.schemas.errors import ServiceMissingError
 
 TIMEOUT_S: Final = 30.0
 """A controller that does not answer is asked again by the command itself for about ten seconds."""
-_OURS: Final = "SLURM_CONF"
-"""Says which Slurm is meant. Other variables stand for options, or belong to a job that we may be in."""
+_OURS: Final = ("SLURM_CONF", "SLURM_JWT")
+"""Which Slurm is meant, and a token that stands for the user where Slurm asks for one. Other variables stand
+for options, or belong to a job that we may be in."""
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
+
+
+def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that Slurm's commands need; on a node no worker gets them but ``SLURM_CONF``."""
+    return {name: env[name] for name in _OURS if name in env}
 
 
 def ask(
@@ -31,8 +37,7 @@ def ask(
     """
     base = os.environ if base is None else base
     env = {name: value for name, value in base.items() if not name.startswith(_OPTIONS)}
-    if _OURS in os.environ:
-        env[_OURS] = os.environ[_OURS]
+    env |= of_slurm(os.environ)
     try:
         done = subprocess.run(
             argv,

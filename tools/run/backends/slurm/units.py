@@ -23,6 +23,7 @@ from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.backends.slurm import command_lines
+from pliant.tools.run.backends.slurm.ask import of_slurm
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
 from pliant.tools.run.statedir.contract.files import (
     PRIVATE,
@@ -193,7 +194,7 @@ class SlurmUnit:
 
     def _start(self, place: Place, env: Mapping[str, str], now_s: float) -> None:
         argv = self.argv(place)
-        own = {**child_environment(env, self._started.env), **_own_slurm(env)}
+        own = {**child_environment(env, self._started.env), **of_slurm(env)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
         with self._srun_log.open("ab") as log, open(os.devnull, "rb") as nothing:
             descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
@@ -301,7 +302,3 @@ def no_orders(handle: Handle, numbers: Sequence[int]) -> None:
 def _read_order(path: Path) -> str:
     text = (read_file(path) or b"").decode(errors="replace").strip()
     return text if text in _CODES else ""
-
-
-def _own_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    return {"SLURM_CONF": env["SLURM_CONF"]} if "SLURM_CONF" in env else {}

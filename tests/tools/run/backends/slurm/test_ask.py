@@ -31,11 +31,13 @@ def write(path: Path, script: str) -> None:
 def test_options_of_a_surrounding_job_reach_no_command(
     command: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where Slurm is configured does, and a token that stands for the user."""
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    monkeypatch.setenv("SLURM_JWT", "token")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SINFO_FORMAT", "%N")
-    write(command, 'cat; echo "$SLURM_CONF,$SLURM_JOB_ID,$SINFO_FORMAT,$LC_ALL"')
-    assert ask(["sinfo"], text="script\n") == "script\n/etc/other.conf,,,C\n"
+    write(command, 'cat; echo "$SLURM_CONF,$SLURM_JWT,$SLURM_JOB_ID,$SINFO_FORMAT,$LC_ALL"')
+    assert ask(["sinfo"], text="script\n") == "script\n/etc/other.conf,token,,,C\n"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
     assert step.environment(WHERE, "2")["CUDA_VISIBLE_DEVICES"] == "2"
 
 
+def test_no_worker_gets_a_token_of_slurm() -> None:
+    found = step.environment({**WHERE, "SLURM_JWT": "token"}, "none")
+    assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": ""}
+
+
 @pytest.mark.parametrize("given", ["0,1", "NoDevFiles", ""])
 def test_a_slot_that_slurm_does_not_give_is_an_error(given: str) -> None:
     with pytest.raises(step.NoGpuError, match="slot 2 of n1 has no GPU: Slurm gives the step"):
