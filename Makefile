@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NAME ?=
-TESTS ?= -n 2
+TESTS ?= -n 3 --dist worksteal
 
 .PHONY: demo test check lint types bench chaos experiment docs clean
 

@@ -37,7 +37,13 @@ from tests.tools.run.scripts import EXIT, OBEDIENT
 from tests.tools.run.site import Site, in_order, until
 from tests.tools.schedule.histories import decide_from
 
-pytestmark = pytest.mark.usefixtures("plain_python")
+pytestmark = pytest.mark.usefixtures("plain_python", "retries_come_soon")
+
+
+@pytest.fixture
+def retries_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for fractions of a second, each longer than the one before."""
+    monkeypatch.setattr(journal, "wait_s", lambda failures: 0.05 * failures)
 
 
 @pytest.fixture
