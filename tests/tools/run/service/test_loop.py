@@ -4,6 +4,7 @@ import errno
 import os
 import shlex
 import signal
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +25,7 @@ from pliant.tools.run.service.loop import Loop, startable
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
+from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log import events as journal
@@ -101,14 +103,23 @@ def test_work_goes_on_where_it_was_stopped(site: Site) -> None:
 def test_what_a_change_cost_is_told_by_the_first_step_after_it(site: Site) -> None:
     first = site.folder / "shrunk"
     site.job("a", "--gate", site.gate, samples=1200, high=2)
-    site.job("b", "--gate", first, samples=100, high=1, at=0.8)
-    shrunk, grown = when(told(site, "shrink"), first.touch), when(told(site, "grow"), site.gate.touch)
+    options = site.options()
+    later = site.job("b", "--gate", first, samples=100, high=1)
+
+    def comes() -> None:
+        submit(site.state, [later], "test", folder=site.folder, now_s=time.time())
+
+    views = [
+        when(told(site, "start"), comes),
+        when(told(site, "shrink"), first.touch),
+        when(told(site, "grow"), site.gate.touch),
+    ]
 
     def view(log: RunLog, now_s: float) -> None:
-        shrunk(log, now_s)
-        grown(log, now_s)
+        for each in views:
+            each(log, now_s)
 
-    run_until_done(site.options(), view)
+    run_until_done(options, view)
     costs = [
         (
             event.job,
