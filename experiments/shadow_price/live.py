@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from experiments.elastic_scaling.live import ROOT, compare, live_jobs
@@ -28,11 +29,14 @@ from pliant.schemas.errors import JobsFailedError, PliantError
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.io import read_jobs, write_cluster, write_jobs
 from pliant.schemas.job import Job
+from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 
 POLICY: Final = "shadow-price"
+RUNS: Final = ("demo", "twenty")
+REPLAYED: Final = "replay.parquet"
 RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows."""
 SHORTER: Final = 3
@@ -71,13 +75,20 @@ def run_live(name: str, jobs: Iterable[Job], folder: Path, slots: int) -> dict[s
         pliant("submit", jobs_file, "--state", state)
         _until_ended(service, events, len(jobs))
     costs = ("--start-cost", str(events), "--rescale-cost", str(events))
-    replayed = str(folder / "replay.parquet")
-    pliant("replay", "--jobs", jobs_file, *world, "--interval", "0", *costs, "-o", replayed)
-    return compared(name, read_run(events), read_run(replayed), slots)
+    pliant(
+        *("replay", "--jobs", jobs_file, *world, "--interval", "0", *costs),
+        *("-o", str(folder / REPLAYED)),
+    )
+    return compared(name, folder, slots)
 
 
-def compared(name: str, live: RunRecord, simulated: RunRecord, slots: int) -> dict[str, Any]:
-    """What the record holds of a run: its figures, and those of its replay."""
+def compared(name: str, folder: Path, slots: int) -> dict[str, Any]:
+    """What the record holds of a run in ``folder``: its figures, and those of its replay."""
+    return both(name, read_run(folder / "state" / "events.jsonl"), read_run(folder / REPLAYED), slots)
+
+
+def both(name: str, live: RunRecord, simulated: RunRecord, slots: int) -> dict[str, Any]:
+    """The same of two runs; ``speed`` is the median over the jobs of how fast they trained over predicted."""
     figures = [
         {"name": each.name.removeprefix("live_vs_replay_"), "live": each.live, "simulated": each.simulated}
         for each in compare(live, simulated)
@@ -85,7 +96,9 @@ def compared(name: str, live: RunRecord, simulated: RunRecord, slots: int) -> di
     for field in ("makespan_s", "rescales_per_job"):
         one, other = (getattr(run_metrics(run), field) for run in (live, simulated))
         figures.append({"name": field, "live": one, "simulated": other})
-    return {"run": name, "jobs": len(live.jobs), "slots": slots, "figures": figures}
+    speeds = [job.speed for job in compare_runs(live, simulated) if job.speed is not None]
+    speed = round(median(speeds), 3) if speeds else None
+    return {"run": name, "jobs": len(live.jobs), "slots": slots, "speed": speed, "figures": figures}
 
 
 def _with_workdir(job: Job) -> Job:
@@ -120,15 +133,20 @@ def _until_ended(service: subprocess.Popen[bytes], events: Path, count: int) -> 
 def main(arguments: Sequence[str]) -> int:
     """Run and compare; exit code 5 where a step failed."""
     parser = argparse.ArgumentParser("python -m experiments.shadow_price.live", description=__doc__)
-    parser.add_argument("runs", nargs="*", choices=("demo", "twenty"), default=("demo", "twenty"))
+    parser.add_argument("run", nargs="?", choices=RUNS, help="one of both alone")
     parser.add_argument("--slots", type=int, default=max(2, min(4, len(os.sched_getaffinity(0)))))
     parser.add_argument("--out", type=Path, default=Path("build/experiments/shadow-price-live"))
     parser.add_argument("--record", action="store_true", help=f"keep it in {RECORD.name}, for the page")
+    parser.add_argument("--again", action="store_true", help="compare once more what an earlier run left")
     wanted = parser.parse_args(arguments)
     kept = {row["run"]: row for row in json.loads(RECORD.read_bytes())} if RECORD.exists() else {}
     try:
-        for name in wanted.runs:
-            kept[name] = run_live(name, workload(name, wanted.slots), wanted.out / name, wanted.slots)
+        for name in [wanted.run] if wanted.run else RUNS:
+            folder = wanted.out / name
+            if wanted.again:
+                kept[name] = compared(name, folder, wanted.slots)
+            else:
+                kept[name] = run_live(name, workload(name, wanted.slots), folder, wanted.slots)
     except PliantError as error:
         print(f"live: {error}", file=sys.stderr)
         return error.exit_code

@@ -34,6 +34,8 @@ PARAMETERS: Final[dict[str, tuple[float, ...]]] = {
     "ahead_s": (60.0, 300.0, 900.0, 1800.0, 3600.0),
     "sweeps": (0.0, 1.0, 3.0, 10.0),
     "future": (0.0, 0.2, 0.5, 0.7, 1.0),
+    "grace": (0.5, 1.0, 2.0, 4.0),
+    "grace_s": (0.0, 600.0, 3600.0),
 }
 INTERVALS: Final = ("paid", "free")
 GROUPS: Final = (
@@ -133,6 +135,7 @@ def _parameters() -> Iterator[Replay]:
             for value in values:
                 parameters = {name: int(value) if name == "sweeps" else value}
                 yield Replay("parameters", trace, variant=f"{name} {value:g}", parameters=parameters)
+        yield Replay("parameters", trace, variant="grace none", parameters={"grace": None})
         yield Replay("parameters", trace, variant="retune paid", parameters={"retune": "paid"})
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parts import pollux_workloads
+from experiments.elastic_scaling.live import ROOT
 from experiments.harness.study import page_of, read_findings
 from experiments.shadow_price import live, measure, runs
 from experiments.shadow_price.ablations import NAMES, ablated
 from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
 from experiments.shadow_price.experiment import EXPERIMENT
+from experiments.shadow_price.facts import headline
 from experiments.shadow_price.matrix import GROUPS, QUICK, SHORT, SLOW, matrix
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS, Replay
@@ -96,7 +98,7 @@ def test_a_live_run_and_its_replay_by_hand() -> None:
         events = [begin(cluster(1)), submit(job("a"), 10.0), Event(0, "start", "a", 1)]
         return fold([*events, Event(end_s, "finish", "a", 0)])
 
-    found = live.compared("demo", run(20), run(10), 1)
+    found = live.both("demo", run(20), run(10), 1)
     figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
     assert figures["jct"] == (20, 10)
     assert figures["makespan_s"] == (20, 10)
@@ -112,6 +114,11 @@ def test_the_live_jobs_are_the_demos_and_twenty_that_are_short() -> None:
 
 def test_the_page_is_made_from_the_results() -> None:
     assert page_of(EXPERIMENT, read_findings(EXPERIMENT)) == EXPERIMENT.page.read_text()
+
+
+def test_the_readme_says_what_the_results_say() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert headline(Rows(read_findings(EXPERIMENT))) in text
 
 
 def test_no_policy_is_better_than_the_bound() -> None:
