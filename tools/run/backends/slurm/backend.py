@@ -37,7 +37,8 @@ from pliant.tools.run.statedir.layout import StateDir
 BEAT_S: Final = 1.0
 """Between two looks at whether keepers live."""
 DEAD_NODE_S: Final = 60.0
-"""For so long a node gets no work on which keepers were found silent, though Slurm says that they run."""
+"""For so long a node gets no work on which keepers were found silent, though Slurm says that they run, or
+nothing could be started."""
 
 
 @dataclass(slots=True)
@@ -214,7 +215,10 @@ class SlurmBackend:
             if status.state == "lost" and seen.step is not None:
                 self._dead_s[unit.node] = now_s
             return status
-        return unit.starting(self._place(unit), seen, os.environ, now_s, asking=self._asks_for(unit.node))
+        status = unit.starting(self._place(unit), seen, os.environ, now_s, asking=self._asks_for(unit.node))
+        if status.displaced:
+            self._dead_s[unit.node] = now_s
+        return status
 
     def _asks_for(self, name: str) -> bool:
         """Whether a node may get its lease in a moment; else that takes as long as Slurm likes."""

@@ -46,6 +46,8 @@ DEAD_S: Final = 12.0
 """A keeper that has not shown for so long that it runs is lost, and so is its node."""
 GONE_S: Final = 5.0
 """Likewise, where Slurm says that the step has ended."""
+_OF_NODES: Final = ("connection failure", "Node failure", "Socket timed out", "Zero Bytes were transmitted")
+"""In what srun says where a node, or its daemon, does not answer."""
 _UNKNOWN: Final = StartedUnit(node="", argv=(), cwd="", env={})
 _RUNNING: Final = UnitStatus("running")
 _STARTING: Final = UnitStatus("running", starting=True)
@@ -229,13 +231,19 @@ class SlurmUnit:
         return self.is_taken_over() or self.ended() is not None
 
     def _give_up(self) -> UnitStatus:
-        """It does not start; the reason goes where its own last words would be."""
+        """It does not start; the reason goes where its own last words would be.
+
+        Where the node does not answer, or srun hangs, the unit is not at fault.
+        """
         if self._shows():
             return _RUNNING
         self.give_order("kill")
         if self.is_taken_over():  # in the very last moment
             return _RUNNING
         said, folder = self._said(), self._files.path
+        if self.srun is not None or any(words in said for words in _OF_NODES):
+            why = said or f"srun has not ended after {START_S:.0f} s"
+            return UnitStatus("lost", displaced=f"nothing starts on node {self.node}: {why}")
         if self._code == 0 or "No such file" in said or not said:
             said = ": ".join(
                 filter(None, [f"node {self.node} does not see {folder}: it must be shared", said])

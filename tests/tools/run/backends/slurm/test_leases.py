@@ -15,6 +15,7 @@ from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.command_lines import lease_prefix
 from pliant.tools.run.backends.slurm.controller import View
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
+from pliant.tools.run.backends.slurm.units import SlurmUnit
 from pliant.tools.run.statedir.layout import StateDir
 from tests.tools.run.backends.slurm.conftest import kept_attempt, slurm_nodes
 from tests.tools.run.site import until
@@ -168,3 +169,18 @@ def test_a_lease_that_waits_is_held_too(dirs: StateDir) -> None:
     waits = SlurmJob("7", "PENDING", "", "Resources", f"{lease_prefix(dirs.path)}n0")
     found.look(View(0.0, (waits,)))
     assert (found.id_of("n0"), found.held) == (None, 1)
+
+
+def test_a_node_on_which_nothing_starts_gets_no_work_for_a_while(
+    said: SaidSlurm, dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = UnitStatus("lost", displaced="nothing starts on node n0")
+    monkeypatch.setattr(SlurmUnit, "starting", lambda *_, **__: lost)
+    handle = kept_attempt(dirs, "a", "n0")
+    handle.files.keeper(0).unlink()
+    found = backend(dirs)
+    assert found.poll([handle]) == {handle: (lost,)}
+    assert [(node.up, node.reason) for node in found.nodes()] == [
+        (False, "nothing is heard of it"),
+        (True, ""),
+    ]

@@ -55,6 +55,31 @@ def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(tmp_path:
     assert found.displaced == ("" if order else "Slurm has ended what ran on node n0")
 
 
+REFUSED = "srun: error: Task launch for StepId=2.1 failed on node n0: Communication connection failure\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "hangs", "displaced"),
+    [
+        (REFUSED, False, True),
+        ("", True, True),
+        ("srun: error: Invalid generic resource (gres) specification\n", False, False),
+    ],
+)
+def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
+    tmp_path: Path, said: str, hangs: bool, displaced: bool
+) -> None:
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    handle.files.keeper(0).unlink()
+    (handle.files.logs / "srun-0.log").write_text(said)
+    unit = SlurmUnit(handle, 0, WANTED)
+    unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
+    unit.srun = 1 if hangs else None
+    found = unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 2 * units.START_S)
+    assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
+    assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
+
+
 def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(tmp_path: Path) -> None:
     handle = kept_attempt(StateDir(tmp_path), "a", "n0")
     handle.files.displaced(0).touch()
