@@ -4,9 +4,9 @@ A loop of ``pliant run --follow`` runs for half an hour on four CPU slots, with 
 torch. Jobs come and end all the time, so that gangs start, are resized and end.
 
 The first half of the time is its warm-up: modules that are imported late, pools of the allocator, and the
-interpreter's table of names, which grows once, by a megabyte with what it leaves behind, after some 150 jobs.
-(With a warm-up of five minutes a soak grew by 3.3 MiB, 2.2 of them between minutes 10 and 15.) What the loop
-needs then, in the median of two minutes, is held against the last two minutes. Flat means: not more than
+interpreter's table of names, in which names of files come and go: it doubles once, by 2 MiB, after some 150
+jobs. (With a warm-up of five minutes a soak grew by 3.3 MiB, 2.2 of them between minutes 10 and 15.) What the
+loop needs then, in the median of two minutes, is held against the last two minutes. Flat means: not more than
 2 MiB of resident memory, and no handle; a loop keeps 1 KiB of each job that has ended, as text. Besides there
 is the slope of the second half in KiB a job, by least squares, of at most 8 KiB, and the curve.
 """
