@@ -37,8 +37,9 @@ def _of_job(bid: Bid, plan: Plan, slots: int) -> Iterator[str]:
             count for count, may in zip(row, bid.servers, strict=True) if not may
         ):
             yield f"is where it may not be in slot {slot}"
-        if bid.worker_bandwidth and max(bid.ps, default=0.0) > 0:
-            if sum(row) * bid.worker_bandwidth > sum(ps_row) * bid.ps_bandwidth * (1 + _NEAR):
+        if max(bid.ps, default=0.0) > 0:
+            carried = sum(ps_row) * bid.ps_bandwidth * (1 + _NEAR) if bid.ps_bandwidth else math.inf
+            if (sum(row) and not sum(ps_row)) or sum(row) * bid.worker_bandwidth > carried:
                 yield f"has too few PS in slot {slot}"
             if sum(ps_row) > sum(row):
                 yield f"has more PS than workers in slot {slot}"

@@ -122,7 +122,7 @@ class _Model:
         worker = np.array([bid.worker for bid in bids]).T
         ps = np.array([bid.ps * bid.needs_ps for bid in bids]).T
         most = np.array([_most_of(job, servers) for job in jobs])
-        serves = np.array([bid.ps_bandwidth / bid.worker_bandwidth if bid.needs_ps else 0.0 for bid in bids])
+        serves = np.array([bid.workers_per_ps if bid.needs_ps else 0.0 for bid in bids])
         share = np.array([min(1.0, shares_of_one(bid, servers)[0]) for bid in bids])
         fair_share = share * [fair[bid.id].size if bid.id in fair else 0 for bid in bids]
         now = np.array([job.placed.size if job.placed else 0 for job in jobs])

@@ -67,7 +67,14 @@ class Bid:
     @property
     def needs_ps(self) -> bool:
         """Whether its workers need PS that take something."""
-        return self.worker_bandwidth > 0 and bool(np.any(self.ps > 0))
+        return bool(np.any(self.ps > 0))
+
+    @property
+    def workers_per_ps(self) -> float:
+        """For how many workers the bandwidth of one PS does; all of them, where it does not matter."""
+        if self.worker_bandwidth > 0 and self.ps_bandwidth > 0:
+            return self.ps_bandwidth / self.worker_bandwidth
+        return float(self.most_workers)
 
     @property
     def shortest(self) -> int:
@@ -75,13 +82,11 @@ class Bid:
         return -(-self.work // self.most_workers)
 
     def ps_of(self, workers: Ints) -> Ints:
-        """The fewest PS whose bandwidth is that of these workers."""
+        """The fewest PS whose bandwidth is that of these workers; one where bandwidth does not matter."""
         if not self.needs_ps:
             return np.zeros_like(workers)
-        if self.ps_bandwidth <= 0:
-            return np.where(workers > 0, np.iinfo(np.int64).max, 0)
-        wanted = workers * (self.worker_bandwidth / self.ps_bandwidth)
-        found: Ints = np.ceil(wanted * (1 - ROUNDING)).astype(np.int64)
+        wanted = np.ceil(workers / self.workers_per_ps * (1 - ROUNDING)).astype(np.int64)
+        found: Ints = np.maximum(wanted, workers > 0)
         return found
 
 

@@ -179,7 +179,7 @@ def _of_job(rows: _Rows, job: _Job, layout: Layout) -> None:
             rows.add([(size[0], 1), (run, -bid.least_workers)], 0, np.inf)
             rows.add([(size[0], 1), (run, -bid.most_workers)], -np.inf, 0)
         if bid.needs_ps:
-            rows.add([(size[0], -bid.worker_bandwidth), (size[1], bid.ps_bandwidth)], 0, np.inf)
+            rows.add([(size[0], -1), (size[1], bid.workers_per_ps)], 0, np.inf)
             rows.add([(size[1], 1), (size[0], -1)], -np.inf, 0)
 
 

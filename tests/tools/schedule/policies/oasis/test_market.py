@@ -197,3 +197,14 @@ def test_an_estimate_begins_at_half_of_what_a_unit_is_worth_to_the_median_job() 
 def test_a_job_that_is_all_that_is_known_is_admitted_to_an_idle_cluster() -> None:
     bid = job("alone", 4)
     assert Market(ONE, PriceBounds.estimated([bid], ONE, 4), 4).offer(bid)[1] is not None
+
+
+def test_parameter_servers_without_bandwidth_are_one_a_job() -> None:
+    """As the placement step has it: nothing says for how many workers one does."""
+    servers = replace(ONE, ps=np.array([[2.0, 8.0]]))
+    bid = replace(job("a", 8), ps=np.array([1.0, 0.0]))
+    _, plan = Market(servers, PriceBounds.of([bid], servers, 4), 4).offer(bid)
+    assert plan is not None
+    assert [row for row in plan.ps.sum(axis=1).tolist() if row] == [1] * int((plan.sizes() > 0).sum())
+    assert broken_rules(servers, [(bid, plan)], 4) == []
+    assert broken_rules(servers, [(bid, replace(plan, ps=0 * plan.ps))], 4)

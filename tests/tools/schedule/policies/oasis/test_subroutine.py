@@ -37,6 +37,7 @@ def by_all_schedules(market: Market, bid: Bid) -> list[float]:
         for y in product(*(range(min(limit, most) + 1) for limit in workers)):
             for z in product(*(range(min(limit, sum(y)) + 1) for limit in ps)):
                 served = sum(z) * bid.ps_bandwidth >= sum(y) * bid.worker_bandwidth * (1 - 1e-9)
+                served = served and (sum(z) > 0 or not sum(y))
                 if 0 < sum(y) < bid.least_workers or sum(y) > most or sum(z) > sum(y):
                     continue
                 if bid.needs_ps and not served:
@@ -81,7 +82,9 @@ def by_milp(market: Market, bid: Bid, end: int) -> float:
             served, fewer = np.zeros(count), np.zeros(count)
             served[w], served[p] = -bid.worker_bandwidth, bid.ps_bandwidth
             fewer[w], fewer[p] = 1, -1
-            rows, low, high = [*rows, served, fewer], [*low, 0.0, 0.0], [*high, np.inf, np.inf]
+            one = np.zeros(count)
+            one[w], one[p] = -1, bid.most_workers
+            rows, low, high = [*rows, served, fewer, one], [*low, *[0.0] * 3], [*high, *[np.inf] * 3]
     found = milp(
         costs,
         integrality=np.ones(count),

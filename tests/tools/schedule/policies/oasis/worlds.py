@@ -20,10 +20,10 @@ def servers_of(rng: np.random.Generator, workers: int, ps: int) -> Servers:
 
 
 def bid_of(rng: np.random.Generator, name: str, slots: int, work: int, most: int) -> Bid:
-    """Every third job or so needs no PS, or no GPU."""
+    """Every third job or so needs no PS, or no GPU; some need one PS whatever their bandwidth."""
     arrival = int(rng.integers(slots))
     bandwidth, ps_bandwidth = float(rng.uniform(0.5, 2)), float(rng.uniform(1.0, 4))
-    with_ps = rng.random() < 0.7
+    with_ps, stated = rng.random() < 0.7, rng.random() < 0.8
     limits = np.sort(rng.integers(1, most + 1, 2)) if rng.random() < 0.3 else (1, rng.integers(1, most + 1))
     return Bid(
         id=name,
@@ -36,7 +36,7 @@ def bid_of(rng: np.random.Generator, name: str, slots: int, work: int, most: int
         worth=sigmoid_worth(
             rng.uniform(1, 100), rng.choice([0.0, 0.5, 5.0]), rng.uniform(0, slots), arrival, slots
         ),
-        worker_bandwidth=bandwidth if with_ps else 0.0,
+        worker_bandwidth=bandwidth if with_ps and stated else 0.0,
         ps_bandwidth=ps_bandwidth if with_ps else 0.0,
     )
 
