@@ -65,6 +65,17 @@ def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed
     assert found.utility >= online * (1 - 1e-3)
 
 
+@pytest.mark.parametrize("seed", [51, 59, 197])
+def test_it_finds_what_the_solver_misses_with_its_presolve_on(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots, servers = 5, servers_of(rng, 2, 2)
+    bids = [bid_of(rng, f"job-{n}", slots, 8, 3) for n in range(5)]
+    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
+    offered = [(bid, market.offer(bid)[1]) for bid in sorted(bids, key=lambda bid: bid.arrival)]
+    online = sum(float(bid.worth[plan.last]) for bid, plan in offered if plan is not None)
+    assert solve(bids, servers, slots).utility >= online * (1 - 1e-3) > 0
+
+
 def test_it_knows_that_a_better_job_will_come() -> None:
     """The first job alone would be admitted; with the second to come the slot is kept for it."""
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
