@@ -30,6 +30,8 @@ class Estimate:
         self._quantile = quantile
         self._part = part
         self._bids: list[Bid] = []
+        self._found: tuple[Servers, int, PriceBounds] | None = None
+        """The last bounds, and what they were of; None: other jobs are known since."""
 
     def learn(self, bids: Iterable[Bid], servers: Servers, slots: int) -> bool:
         """More jobs are known; returns whether that changes the bounds."""
@@ -37,13 +39,18 @@ class Estimate:
         if not new:
             return False
         before = _key(self.bounds(servers, slots))
-        self._bids += new
+        self._bids, self._found = [*self._bids, *new], None
         if len(self._bids) > _MOST:
             self._bids = self._bids[-_MOST:] if self._kind == "estimate" else self._thinned(servers, slots)
         return _key(self.bounds(servers, slots)) != before
 
     def bounds(self, servers: Servers, slots: int) -> PriceBounds:
         """U and L of these jobs."""
+        if self._found is None or self._found[1] != slots or not _alike(self._found[0], servers):
+            self._found = servers, slots, self._fresh(servers, slots)
+        return self._found[2]
+
+    def _fresh(self, servers: Servers, slots: int) -> PriceBounds:
         if self._kind == "paper":
             found = PriceBounds.of(self._bids, servers, slots)
         else:
@@ -60,7 +67,7 @@ class Estimate:
         found = [
             Bid(**{**each, **{name: np.array(each[name], dtype=float) for name in arrays}}) for each in values
         ]
-        self._bids = [bid for bid in found if len(bid.worker) == resources]
+        self._bids, self._found = [bid for bid in found if len(bid.worker) == resources], None
 
     def _thinned(self, servers: Servers, slots: int) -> list[Bid]:
         """A part that has the same bounds: halves are left out where that matters not, then quarters"""
@@ -75,6 +82,11 @@ class Estimate:
                 else:
                     at += size
         return kept
+
+
+def _alike(one: Servers, other: Servers) -> bool:
+    pairs = ((one.workers, other.workers), (one.ps, other.ps), (one.weights, other.weights))
+    return one is other or all(np.array_equal(*pair) for pair in pairs)
 
 
 def _key(bounds: PriceBounds) -> tuple[object, ...]:
