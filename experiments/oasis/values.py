@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from experiments.harness.spec import Findings
-from experiments.oasis.measure import PROVEN_GAP
+from experiments.oasis.measure import is_proven
 
 NAMES: Final = {
     "oasis": "OASiS",
@@ -70,7 +70,7 @@ def offline_ratios(found: Findings, scheduler: str) -> list[float]:
 
 def proven(found: Findings) -> list[Mapping[str, Any]]:
     """The worlds of figure 5 with jobs that can end, and an optimum that is proven."""
-    return [row for row in found["figure5"] if row["optimum"] > 0 and row["gap"] <= PROVEN_GAP]
+    return [row for row in found["figure5"] if is_proven(row)]
 
 
 def over(row: Mapping[str, Any], scheduler: str) -> float:
