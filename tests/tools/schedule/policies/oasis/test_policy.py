@@ -310,3 +310,65 @@ def check_slot(nodes: Cluster, found: list[tuple[Job, Any, Any]]) -> None:
     for node in nodes.nodes:
         for name, amount in capacities(node).items():
             assert used[node.name, name] <= amount + 1e-6, (node.name, name)
+
+
+def check_books(held: Session, time_s: float) -> None:
+    """Nothing is booked on a node that is not there, and no more workers than it has GPUs in service."""
+    check_slots(held, time_s)
+    there = {node.name: node.gpus if node.up else 0 for node in held.nodes}
+    servers = {node.name for node in held.nodes if node.for_servers and node.up}
+    booked: Counter[tuple[float, str]] = Counter()
+    for spans in held.reserved(time_s).values():
+        for span in spans:
+            assert {name for name, _ in span.servers} <= servers
+            for at in np.arange(span.from_s, span.until_s, SLOT_S):
+                booked.update({(float(at), name): count for name, count in span.placement})
+    over = {where: count for where, count in booked.items() if count > there[where[1]]}
+    assert not over
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("requeue", [False, True])
+def test_what_is_booked_follows_nodes_that_vanish_drain_or_lose_gpus(seed: int, requeue: bool):
+    rng = np.random.default_rng([11, seed])
+    held = session(policy(requeue=requeue), fleet())
+    ahead = in_order_of_arrival([drawn(rng, index) for index in range(24)])
+    away: set[str] = set()
+    time_s = 0.0
+    happen(held, 0.0, ahead)
+    for _ in range(400):
+        held.decide(time_s)
+        check_books(held, time_s)
+        next_s = advance(held, time_s, ahead)
+        if next_s is None:
+            break
+        time_s = next_s
+        if len(ahead) and rng.random() < 0.3:
+            disturb(held, rng, away, time_s)
+        elif not ahead:
+            restore(held, away, time_s)
+    assert not held.jobs, "with all nodes back everything that was admitted ends"
+
+
+def disturb(held: Session, rng: np.random.Generator, away: set[str], time_s: float) -> None:
+    """A node goes or comes back, or one of its GPUs that no job holds goes out of service."""
+    name = held.nodes[int(rng.integers(len(held.nodes)))].name
+    if name in away:
+        restore(held, {name}, time_s)
+        away.discard(name)
+    elif rng.random() < 0.4 and held.free.free_on(name):
+        held.withdraw(f"{name}/0", time_s, time_s + 300.0)
+    elif rng.random() < 0.5:
+        held.drain(name, time_s, now=bool(rng.integers(2)))
+        away.add(name)
+    else:
+        held.node_down(name, time_s)
+        away.add(name)
+
+
+def restore(held: Session, names: set[str], time_s: float) -> None:
+    """These nodes are back."""
+    for name in sorted(names):
+        held.resume(name, time_s)
+        held.node_up(name, time_s)
+    names.clear()
