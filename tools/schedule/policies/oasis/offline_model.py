@@ -193,7 +193,7 @@ def _one_of_each(rows: _Rows, layout: Layout) -> None:
 
 
 def _of_servers(rows: _Rows, layout: Layout, servers: Servers, used: Used | None) -> None:
-    """Constraints (4) and (5), where a capacity limits."""
+    """Constraints (4) and (5), as parts of each capacity: the tolerance of the solver is absolute."""
     taken: dict[tuple[bool, int, int, int], list[tuple[slice, Any]]] = {}
     for job in layout.jobs:
         for ps, demand, count in (
@@ -208,8 +208,8 @@ def _of_servers(rows: _Rows, layout: Layout, servers: Servers, used: Used | None
                         one = slice(start + server, start + server + 1)
                         taken.setdefault(key, []).append((one, demand[resource]))
     for (ps, slot, server, resource), terms in taken.items():
-        limit = float((servers.ps if ps else servers.workers)[server, resource])
-        if used is not None:
-            limit -= float(used[ps][slot, server, resource])
-        if limit < np.inf:
-            rows.add(terms, -np.inf, max(0.0, limit))
+        capacity = float((servers.ps if ps else servers.workers)[server, resource])
+        if 0 < capacity < np.inf:  # of none, not even one fits
+            taken_part = 0.0 if used is None else float(used[ps][slot, server, resource]) / capacity
+            parts = [(one, demand / capacity) for one, demand in terms]
+            rows.add(parts, -np.inf, max(0.0, 1 - taken_part))

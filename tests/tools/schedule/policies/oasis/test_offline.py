@@ -76,6 +76,13 @@ def test_it_finds_what_the_solver_misses_with_its_presolve_on(seed: int) -> None
     assert solve(bids, servers, slots).utility >= online * (1 - 1e-3) > 0
 
 
+def test_units_do_not_matter() -> None:
+    """A billionth of what there was, and of what jobs take, holds as many of them."""
+    bids = [job(name, 0, 1, [1.0]) for name in "ab"]
+    tiny = [replace(bid, worker=1e-9 * bid.worker) for bid in bids]
+    assert solve(tiny, replace(ONE_PLACE, workers=1e-9 * ONE_PLACE.workers), 1).utility == 1
+
+
 def test_it_knows_that_a_better_job_will_come() -> None:
     """The first job alone would be admitted; with the second to come the slot is kept for it."""
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
