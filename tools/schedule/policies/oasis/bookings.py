@@ -45,6 +45,18 @@ class Booking:
             (servers.worker_names, servers.ps_names),
         )
 
+    def continuing(self, before: Self, slot: int) -> Self:
+        """With what the booking before it has of the present slot, which has begun."""
+        alike = (before.gpu_type, before.names) == (self.gpu_type, self.names)
+        if not alike or slot >= self.plan.first or not before.at(slot).gpus:
+            return self
+        gap, row = self.plan.first - slot - 1, slice(slot - before.plan.first, slot - before.plan.first + 1)
+        workers, ps = (
+            np.concatenate([old[row], np.zeros((gap, old.shape[1]), dtype=np.int64), new])
+            for old, new in ((before.plan.workers, self.plan.workers), (before.plan.ps, self.plan.ps))
+        )
+        return replace(self, plan=Plan(slot, workers, ps))
+
     def at(self, slot: int) -> Row:
         """What the job holds in a slot."""
         plan = self.plan

@@ -205,7 +205,7 @@ class BooksSlots(Policy):
                 left += booking.at(self._slot).gpus * rest
             needed = ledger.exchange.worker_slots(job, booking.gpu_type, snapshot.time_s)
             if booking.plan.last < self._slot or needed > left + _SLIP:
-                ledger.book_again(job, snapshot.time_s, soonest=self._soonest(job))
+                ledger.book_again(job, snapshot.time_s, self._slot, soonest=self._soonest(job))
 
     def _candidates(self, snapshot: Snapshot, ledger: Ledger) -> list[JobState]:
         """Jobs without slots that have not bid for those from now on, those that were admitted first."""

@@ -121,9 +121,10 @@ class Ledger:
         if booking is not None and plan is not None and self._market is not None:
             self._market.release(booking.bid, plan)
 
-    def book_again(self, job: JobState, time_s: float, *, soonest: bool) -> None:
+    def book_again(self, job: JobState, time_s: float, slot: int, *, soonest: bool) -> None:
         """Find other slots for the rest of a job, whatever they cost; without any it keeps those it has.
 
+        :param slot: the present one, of which it keeps what it has.
         :param soonest: as in :meth:`certain`.
         """
         before = self.bookings[job.id]
@@ -131,6 +132,7 @@ class Ledger:
         found = self.certain(self.bids(job, time_s), soonest=soonest)
         if found is not None:
             self.book(job.id, found)
+            self.bookings[job.id] = self.bookings[job.id].continuing(before, slot)
             return
         self.bookings[job.id] = before
         if (plan := before.from_slot(self.origin)) is not None:

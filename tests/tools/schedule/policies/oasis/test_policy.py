@@ -181,6 +181,15 @@ def test_a_job_that_loses_its_node_gets_other_slots_whatever_they_cost():
     assert held.jobs["a"].placement[0][0] != node
 
 
+def test_a_decision_that_comes_late_in_a_slot_gives_what_was_booked_of_it():
+    held = bidding(bidder("a", 8), bidder("b", 8))
+    first = next(iter(sizes(held)))
+    held.jobs[first].report_progress(50.0, 400.0)
+    held.end(first, 230.0)
+    held.decide(230.0)
+    assert sizes(held) == {"b" if first == "a" else "a": 4}
+
+
 def test_a_job_that_is_slower_than_planned_is_planned_again():
     held = bidding(bidder("a", 8))
     held.jobs["a"].report_progress(100.0, 10.0)
@@ -258,6 +267,8 @@ def drawn(rng: np.random.Generator, index: int) -> Job:
     """A job with demands of workers and parameter servers, and a utility of any shape."""
     worker = {"cpu": float(rng.integers(1, 5)), "memory": float(rng.integers(1, 9)), "bandwidth": 1.0}
     ps = {"cpu": 1.0, "bandwidth": float(rng.integers(1, 4))} if rng.random() < 0.6 else {}
+    if rng.random() < 0.3:  # one parameter server does for all its workers
+        del worker["bandwidth"]
     shape = ("sigmoid", "step", "constant")[int(rng.integers(3))]
     utility = {"shape": shape, "value": float(rng.integers(2, 90)), "decay": 0.01, "target": 600.0}
     least = int(rng.integers(1, 3))
