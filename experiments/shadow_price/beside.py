@@ -27,6 +27,18 @@ _ONES: Final = {
 }
 _ALSO: Final = {name: f"also-s?-{name}" for name in ("pollux", "ares", "elastic-dp", "fair-share")}
 _ELASTIC: Final = {name: f"mixed-40-t?-{name}-modequeue*" for name in ("elastic-dp", "random-bs")}
+_VARIANTS: Final = {
+    "in-place": "in place",
+    "at-change": "in place, at every change",
+    "others": "by checkpoint",
+}
+_COLUMNS: Final = (
+    ("mean_jct_s", 1.0, 0),
+    ("unfair_fraction", 100.0, 0),
+    ("worst_ftf", 1.0, 1),
+    ("makespan_s", 1 / 3600, 1),
+    ("jobs_finished", 1.0, 0),
+)
 Figures = Mapping[str, float]
 
 
@@ -53,12 +65,12 @@ def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
     if rows.of("ones"):
         ours = {
             ("main", f"{OURS}, {words}"): _means(rows.of("ones", variant=variant))
-            for variant, words in (("in-place", "in place"), ("others", "by checkpoint"))
+            for variant, words in _VARIANTS.items()
             if rows.of("ones", variant=variant)
         }
         yield (
             "ones",
-            ours | {("main", name): _recorded("ones", pattern) for name, pattern in (_ONES | _ALSO).items()},
+            ours | {("main", name): _recorded(rows, "ones", text) for name, text in (_ONES | _ALSO).items()},
         )
     if rows.of("elastic-scaling"):
         ours = {("mixed, 40 GPUs", OURS): _means(rows.of("elastic-scaling"))}
@@ -66,8 +78,8 @@ def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
             "elastic-scaling",
             ours
             | {
-                ("mixed, 40 GPUs", name): _recorded("elastic-scaling", pattern)
-                for name, pattern in _ELASTIC.items()
+                ("mixed, 40 GPUs", name): _recorded(rows, "elastic-scaling", text)
+                for name, text in _ELASTIC.items()
             },
         )
     if rows.of("oasis"):
@@ -106,13 +118,9 @@ def _table(found: Mapping[tuple[str, str], Figures]) -> str:
     order = list(dict.fromkeys(world for world, _ in found))
     for world, policy in sorted(found, key=lambda key: (order.index(key[0]), found[key]["mean_jct_s"])):
         each = found[world, policy]
-        cells = (
-            f"{each['mean_jct_s']:,.0f}",
-            f"{100 * each['unfair_fraction']:.0f}",
-            f"{each['worst_ftf']:.1f}",
-            f"{each['makespan_s'] / 3600:.1f}",
-            f"{each['jobs_finished']:.0f}",
-        )
+        cells = [
+            f"{scale * each[field]:,.{digits}f}" if field in each else "" for field, scale, digits in _COLUMNS
+        ]
         worth = [f"{each.get('total_utility', 0):,.0f}"] * with_utility
         body.append((world, f"`{policy}`" if "," not in policy else policy, *cells, *worth))
     return markdown_table(head, body)
@@ -123,9 +131,11 @@ def _replays(name: str) -> dict[str, Any]:
     return found
 
 
-def _recorded(name: str, pattern: str) -> Figures:
-    """Means over the replays of another experiment."""
-    return _means([each for replay, each in _replays(name).items() if fnmatchcase(replay, pattern)])
+def _recorded(rows: Rows, name: str, pattern: str) -> Figures:
+    """Means over the replays of another experiment, of the seeds that ours has."""
+    seeds = "".join(sorted({row["trace"][-1] for row in rows.of(name)}))
+    wanted = pattern.replace("?", f"[{seeds}]")
+    return _means([each for replay, each in _replays(name).items() if fnmatchcase(replay, wanted)])
 
 
 def _means(rows: list[Any]) -> Figures:

@@ -64,15 +64,16 @@ def _ares() -> tuple[Experiment, Recipes]:
 
 
 def _ones() -> tuple[Experiment, Recipes]:
-    """The three seeds of the paper's comparison, once with the costs of ``ones`` and once of the others."""
-    by_group = {name.rsplit(".")[0].removeprefix(f"{MAIN.name}-"): recipe for name, recipe in MAIN.sweeps()}
-    words = {"in-place": "changes in place", "others": "changes by checkpoint"}
-    recipes = {}
-    for group in words:
-        recipe = by_group[group] | {"policies": [OURS]}
+    """The seeds of the paper's comparison, with the costs of ``ones`` and with those of the others."""
+    made = {name: recipe | {"policies": [OURS]} for name, recipe in MAIN.sweeps()}
+    for recipe in made.values():
         recipe.pop("parameters", None)
-        recipes[group] = recipe
-    return load("ones"), recipes
+    in_place, others = made[f"{MAIN.name}-in-place.json"], made[f"{MAIN.name}-others.json"]
+    return load("ones"), {
+        "in-place": in_place,
+        "at-change": in_place | {"interval": 0.0},
+        "others": others,
+    }
 
 
 def _elastic() -> tuple[Experiment, Recipes]:

@@ -41,23 +41,23 @@ def measure(folder: Path, workers: int, tell: Tell) -> Findings:
 def measured(
     groups: Sequence[str], folder: Path, workers: int, tell: Tell, only: str = "*"
 ) -> dict[str, Any]:
-    """Rows by name, and the seconds that each group took.
+    """Rows by name.
 
     :param only: a pattern of the names of rows.
 
     :raises BadInputError: the published data are not there.
     """
     rows: dict[str, Row] = {}
-    took_s: dict[str, float] = {}
     with ProcessPoolExecutor(max_workers=workers) as pool:
         for group in groups:
             before = time.perf_counter()
             chosen = [each for each in _tasks(group, folder) if fnmatchcase(each[0], only)]
+            if not chosen:
+                continue
             names, tasks = zip(*chosen, strict=True)
             rows |= zip(names, pool.map(_call, tasks), strict=True)
-            took_s[group] = round(time.perf_counter() - before, 1)
-            tell(f"{group}: {len(names)} rows in {took_s[group]:.0f} s")
-    return {"rows": dict(sorted(rows.items())), "took_s": took_s}
+            tell(f"{group}: {len(names)} rows in {time.perf_counter() - before:.0f} s")
+    return {"rows": dict(sorted(rows.items()))}
 
 
 def _call(task: Callable[[], Row]) -> Row:
@@ -136,7 +136,6 @@ def main(arguments: Sequence[str]) -> int:
         "command": "make experiment NAME=shadow-price",
         "pliant": version("pliant"),
         "rows": dict(sorted((before.get("rows", {}) | found["rows"]).items())),
-        "took_s": before.get("took_s", {}) | found["took_s"],
     }
     atomic_write(RESULTS, (json.dumps(merged, indent=1, ensure_ascii=False) + "\n").encode())
     return 0
