@@ -9,41 +9,30 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.file_io.files import make_folder
-from pliant.tools.run.backends.addresses import port_to_meet_at
 from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
-from pliant.tools.run.service.allocation.slots import Slot, by_node
-from pliant.tools.run.service.attempt.commands import meets_at_port, units
-from pliant.tools.run.service.attempt.gang import Gang, NextPlan
+from pliant.tools.run.service.allocation.slot_use import SlotUse, companions
+from pliant.tools.run.service.allocation.slots import by_node
+from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
+from pliant.tools.run.service.attempt.launching import Launching, next_handle
 from pliant.tools.run.service.attempt.lost_workers import Setback
-from pliant.tools.run.service.attempt.plan_file import (
-    last_generation,
-    make_member,
-    make_plan,
-    read_plan,
-    target_of,
-    write_plan,
-)
+from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.faulty_jobs import Condemned, UnclearJobs
 from pliant.tools.run.service.reports import Displaced, Ended, Hindered, Progressed, Proven, Report, Said
-from pliant.tools.run.service.runnable import check_startable
-from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError
-from pliant.tools.run.statedir.contract.plan import Plan
+from pliant.tools.run.statedir.contract.files import UnreadableError
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.suspects import Suspects
-from pliant.tools.run.statedir.private import check_job
 from pliant.tools.run.statedir.share import Share
 
 STARTING_S: Final = 0.5
@@ -81,11 +70,11 @@ class Executor:
         self._backend = backend
         self._dirs = dirs
         self._clock = clock
-        self._timeouts = timeouts or Timeouts()
-        self._log_bytes = log_bytes
+        timeouts = timeouts or Timeouts()
+        self._launching = Launching(backend, dirs, timeouts, log_bytes=log_bytes)
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
-        self._unclear = UnclearJobs(backend, self._timeouts)
+        self._unclear = UnclearJobs(backend, timeouts)
         self._log = RunLog()
 
     @property
@@ -107,14 +96,9 @@ class Executor:
     @property
     def held(self) -> dict[str, Share]:
         """What each job shall hold; two jobs with the same slots are beside each other."""
-        first: dict[Slot, str] = {}
+        company = companions(self.targets)
         shares = {job_id: target.share for job_id, target in self.targets.items()}
-        for job_id, target in self.targets.items():
-            other = first.setdefault(min(target.slots), job_id)
-            if other != job_id:
-                shares[job_id] = replace(shares[job_id], beside=other)
-                shares[other] = replace(shares[other], beside=job_id)
-        return shares
+        return shares | {job_id: replace(shares[job_id], beside=other) for job_id, other in company.items()}
 
     def steps_to(self, wanted: Mapping[str, Share], log: RunLog) -> list[Step]:
         """What :meth:`apply` needs for the shares to run."""
@@ -180,7 +164,7 @@ class Executor:
             return
         seen = job.seen.get(handle.attempt, 0)
         target = target_of(plan, job.share)
-        gang = self._gang(handle, plan, target, seen=seen)
+        gang = self.gangs[handle.job] = self._launching.gang(handle, plan, target, seen=seen)
         if plan.abort:
             self.stop(gang)
 
@@ -198,12 +182,13 @@ class Executor:
 
         Of two that share slots the first gives up all of them.
         """
+        company = companions(self.targets)
         for job_id, target in sorted(self.targets.items()):
             gone = tuple(slot for slot in target.slots if slot.node in down)
             if not gone:
                 continue
             reason = "; ".join(f"node {name} is down: {down[name]}" for name in by_node(gone))
-            shared = self._company(job_id, target) is not None
+            shared = company.get(job_id) in self.targets
             left = Setback(gone, reason).without(target, target.cut, shared=shared)
             if left.share.gpus < left.job.min_gpus:
                 del self.targets[job_id]
@@ -249,7 +234,7 @@ class Executor:
             yield Progressed(job_id, progress, serves and progress.generation == gang.plan.generation)
         if not gang.ended:
             if (found := gang.watch(self._clock())) is not None:
-                self._publish(gang, found)
+                self._launching.publish(gang, found)
             yield from self._hear(job_id, gang)
             return
         verdict = gang.verdict()
@@ -264,7 +249,7 @@ class Executor:
         """What a gang found out about its slots; its target is what is left of it."""
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
-            shared = self._company(job_id, target) is not None
+            shared = job_id in companions(self.targets)
             after = self.targets[job_id] = setback.without(target, gang.target.cut, shared=shared)
             if after.share.gpus < after.job.min_gpus:
                 del self.targets[job_id]
@@ -278,49 +263,46 @@ class Executor:
                 yield Proven(job_id, tuple(proven))
 
     def _reconcile(self) -> None:
-        for job_id, gang in sorted(self.gangs.items()):
-            with self._faults.of(job_id):
-                target = self.targets.get(job_id)
-                if job_id not in self._condemned.jobs and not gang.stopping and not gang.serves(target):
-                    self.switch(gang, target)
+        changing = [
+            (job_id, gang)
+            for job_id, gang in sorted(self.gangs.items())
+            if not gang.stopping and not gang.serves(self.targets.get(job_id))
+        ]
         taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
         awaited = sorted(self.targets.keys() - taken)
-        busy = self._busy() if awaited else set()
+        if not (changing or awaited):
+            return
+        use = self._slot_use()
+        for job_id, gang in changing:
+            with self._faults.of(job_id):
+                if job_id not in self._condemned.jobs:
+                    self.switch(gang, self.targets.get(job_id), use)
+        self._launch(awaited, use)
+
+    def _launch(self, awaited: Iterable[str], use: SlotUse) -> None:
+        """Start the jobs whose slots are free, as far as one turn goes."""
         until_s = self._clock() + STARTING_S
         for job_id in awaited:
             if self._clock() > until_s:
                 return
             target = self.targets[job_id]
-            if busy.isdisjoint(target.slots) or self._may_join(job_id, target):
-                busy.update(target.slots)
+            if not use.taken_from(job_id, target.slots):
+                use.add(job_id, target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
-                    self._launch(job_id, target)
+                    self.gangs[job_id] = self._launching.launch(job_id, target, self.nodes)
 
-    def _may_join(self, job_id: str, target: Target) -> bool:
-        """Whether nothing is on its slots but the job that it is to share them with."""
-        other = self._company(job_id, target) if self._backend.shares_slots else None
-        return other is not None and self._busy(but=(job_id, other)).isdisjoint(target.slots)
-
-    def _company(self, job_id: str, target: Target) -> str | None:
-        """The job that shall have the same slots; None: it shall have them alone."""
-        wanted = set(target.slots)
-        same = (name for name, each in self.targets.items() if name != job_id and wanted == set(each.slots))
-        return next(same, None)
-
-    def _busy(self, but: Collection[str] = ()) -> set[Slot]:
-        """Slots that something runs on, or may run on; jobs to leave out of it."""
-        busy: set[Slot] = set()
+    def _slot_use(self) -> SlotUse:
+        """The jobs that something of runs, or may run, by slot."""
+        use = SlotUse(companions(self.targets) if self._backend.shares_slots else {})
         for job_id, gang in self.gangs.items():
-            if job_id in but:
-                continue
-            busy.update(gang.target.slots)
+            use.add(job_id, gang.target.slots)
             with self._faults.of(job_id):
-                busy.update(gang.busy)
+                use.add(job_id, gang.busy)
         for job_id in self._unclear.jobs & self.targets.keys():
-            busy.update(self.targets[job_id].slots)
-        return busy
+            use.add(job_id, self.targets[job_id].slots)
+        return use
 
-    def switch(self, gang: Gang, target: Target | None) -> None:
+    def switch(self, gang: Gang, target: Target | None, use: SlotUse) -> None:
         """Take a running gang to another target, or to none. The one place where that is done.
 
         In place where that can be; else the gang saves a checkpoint and leaves, and once its processes are
@@ -329,75 +311,23 @@ class Executor:
         if target is None:
             self.stop(gang)
             return
-        besides = (gang, self.gangs.get(self._company(gang.handle.job, target) or ""))
-        others = {slot for one in self.gangs.values() if one not in besides for slot in one.busy}
+        job_id = gang.handle.job
+        others = use.taken_from(job_id, target.slots)
         way = way_to(target, gang.crew(), others | gang.leaving, in_place=self._backend.in_place)
         if isinstance(way, Relaunch):
-            _log.warning("job %s is launched again: %s", gang.handle.job, way.reason)
+            _log.warning("job %s is launched again: %s", job_id, way.reason)
             self.stop(gang, way.reason)
         elif isinstance(way, InPlace):
-            self._rescale(gang, target, way)
+            self._launching.rescale(gang, target, way, self.nodes)
+            use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
         """Ask a gang to save and leave; ``reason``: why it is launched again, where it will be."""
         if gang.stopping:
             return
         if (plan := gang.plan_to_stop(reason)) is not None:
-            self._publish(gang, plan)
+            self._launching.publish(gang, plan)
         gang.stop(self._clock())
-
-    def _publish(self, gang: Gang, change: NextPlan) -> None:
-        """Put a newer plan before the workers of an attempt. Where it cannot be written, none is in force."""
-        write_plan(self._dirs.job(gang.handle.job), change.plan)
-        gang.take_up(change)
-
-    def _rescale(self, gang: Gang, target: Target, way: InPlace) -> None:
-        """Publish the plan first: workers that are not in it would leave as soon as they start."""
-        first = len(gang.statuses)
-        joining = [
-            make_member(slot, self.nodes[slot.node], worker) for worker, slot in enumerate(way.joining, first)
-        ]
-        slots = tuple(Slot.parse(member.slot) for member in (*way.members, *joining))
-        self._publish(gang, gang.plan_for(Target(target.share, slots), way.members, joining))
-        if joining:
-            added = Target(target.share, way.joining)
-            try:
-                commands = self._commands(added, gang.handle, first=first)
-                self._backend.start(gang.handle, commands)
-            except OSError as error:
-                reason = f"new workers cannot be started: {error.strerror or error}"
-                self._publish(gang, gang.plan_without(way.members, Setback(way.joining, reason)))
-            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
-
-    def _launch(self, job_id: str, target: Target) -> None:
-        check_startable(target.job)
-        check_job(self._dirs, job_id)
-        job_dir = self._dirs.job(job_id)
-        try:
-            before = read_plan(job_dir)
-        except DamagedError:  # nothing runs under it, and its number is known
-            before = None
-        handle = next_handle(self._dirs, job_id)
-        make_folder(handle.folder, exist_ok=False, mode=0o700)
-        generation = max(last_generation(job_dir), before.generation if before else 0) + 1
-        reason = before.reason if before is not None and before.abort else ""
-        plan = make_plan(target, generation, handle.attempt, self.nodes, reason)
-        write_plan(job_dir, plan)
-        first = self.nodes[target.slots[0].node]
-        port = port_to_meet_at(first.address) if meets_at_port(target) else 0
-        commands = self._commands(target, handle, port=port)
-        self._backend.start(handle, commands)
-        self._gang(handle, plan, target)
-
-    def _commands(self, target: Target, handle: Handle, *, first: int = 0, port: int = 0) -> list[Unit]:
-        job, files, most = handle.job_files.path, handle.files, self._log_bytes
-        return units(target, job, files, self.nodes, port, first=first, log_bytes=most)
-
-    def _gang(self, handle: Handle, plan: Plan, target: Target, seen: int = 0) -> Gang:
-        gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
-        gang.statuses = self._backend.poll([handle])[handle]
-        self.gangs[handle.job] = gang
-        return gang
 
     @property
     def shares_slots(self) -> bool:
@@ -421,9 +351,3 @@ class Executor:
         for gang in self.gangs.values():
             with self._faults.of(gang.handle.job):
                 gang.kill(self._clock())
-
-
-def next_handle(dirs: StateDir, job_id: str) -> Handle:
-    """The attempt after the newest one that has a folder."""
-    number = dirs.job(job_id).newest_attempt() + 1
-    return Handle(job_id, number, dirs.job(job_id).attempt(number).path)
