@@ -179,7 +179,7 @@ class JobState:
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
-        total = self._hidden_samples if self.predicted or self.revealed else self.total_samples
+        total = self.work_samples
         return done if total is None or done <= total else total
 
     @property
@@ -201,7 +201,7 @@ class JobState:
         if self.total_samples is None:
             return None
         left = self.total_samples - self.samples_done(time_s)
-        return max(0.0, left) if self.predicted or self.revealed else left
+        return max(0.0, left) if self._is_work_hidden else left
 
     def attained_service_s(self, time_s: float) -> float:
         """GPU-seconds received until ``time_s``, those without progress included; of shared GPUs one half."""
@@ -224,7 +224,12 @@ class JobState:
     @property
     def work_samples(self) -> float | None:
         """The samples at which the job ends, whatever is predicted; None: unknown."""
-        return self._hidden_samples if self.predicted or self.revealed else self.total_samples
+        return self._hidden_samples if self._is_work_hidden else self.total_samples
+
+    @property
+    def _is_work_hidden(self) -> bool:
+        """Whether ``total_samples`` says something else than the work at which the job ends."""
+        return self.predicted or self.revealed
 
     def hide_work(self, work_samples: float | None = None) -> None:
         """The job has that much work, or what it states, and shows none."""

@@ -52,15 +52,18 @@ def schedule_of(
             name=session.policy.name, parameters=dict(session.policy.parameters), seed=session.seed
         ),
         allocations=tuple(
-            _allocation(session, job, done.get(job.id), reasons[job.id], expected.get(job.id)).model_copy(
-                update={"reserved": _reserved(ahead.get(job.id, ()))}
+            _allocation(
+                *(session, job, done.get(job.id), reasons[job.id], expected.get(job.id)),
+                reserved=_reserved(ahead.get(job.id, ())),
             )
             for job in active
             if job.gpus or job.id in done
         ),
         waiting=tuple(
-            _waits(job, reasons[job.id], expected.get(job.id), explain=explain).model_copy(
-                update={"reserved": _reserved(ahead.get(job.id, ()))}
+            _waits(
+                *(job, reasons[job.id], expected.get(job.id)),
+                explain=explain,
+                reserved=_reserved(ahead.get(job.id, ())),
             )
             for job in active
             if not job.gpus
@@ -108,7 +111,14 @@ def _forgiving(
         return otherwise()
 
 
-def _waits(job: JobState, why: Explanation, expected: Prediction | None, *, explain: bool) -> Verdict:
+def _waits(
+    job: JobState,
+    why: Explanation,
+    expected: Prediction | None,
+    *,
+    explain: bool,
+    reserved: tuple[Reservation, ...],
+) -> Verdict:
     if not explain:
         return Verdict(job=job.id, reason=why.reason)
     return Verdict(
@@ -116,6 +126,7 @@ def _waits(job: JobState, why: Explanation, expected: Prediction | None, *, expl
         reason=why.reason,
         needs_gpus=why.needs_gpus or job.spec.min_gpus,
         predicted_start=None if expected is None else expected.start_s,
+        reserved=reserved,
     )
 
 
@@ -125,6 +136,8 @@ def _allocation(
     transition: Transition | None,
     why: Explanation,
     expected: Prediction | None,
+    *,
+    reserved: tuple[Reservation, ...],
 ) -> Allocation:
     step = transition.step if transition is not None else "keep"
     return Allocation.model_validate(
@@ -139,5 +152,6 @@ def _allocation(
             "reason": why.reason,
             "beside": job.beside,
             "predicted_end": None if expected is None else expected.end_s,
+            "reserved": reserved,
         }
     )

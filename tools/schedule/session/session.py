@@ -154,9 +154,7 @@ class Session(OrderedState):
         done = self._apply(decision, time_s)
         if freed:
             done = in_net([*freed, *done])
-        if self.changes and any(
-            change.kind == "arrived" for change in self.changes
-        ):  # where their user's limit has room now
+        if any(change.kind == "arrived" for change in self.changes):  # their user's limit has room now
             self.ask_again_s = math.nextafter(time_s, math.inf)
         return done
 
