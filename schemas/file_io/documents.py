@@ -92,8 +92,7 @@ def _field(value: Any) -> str:
     return "[\n" + ",\n".join(f"  {_text(item)}" for item in value) + "\n]"
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+_text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _object(data: bytes, source: str, kind: str) -> dict[str, Any]:

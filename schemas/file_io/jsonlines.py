@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydantic_core import ValidationError
 
@@ -28,6 +28,7 @@ from pliant.schemas.file_io.version import check_schema_id, schema_id
 T = TypeVar("T")
 
 _log = logging.getLogger("pliant")
+_compact: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def header(kind: str, minor: int = 0) -> bytes:
@@ -37,7 +38,7 @@ def header(kind: str, minor: int = 0) -> bytes:
 
 def encode(value: object) -> bytes:
     """One line of compact JSON. NaN is a ``ValueError``: no reader would accept it."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _compact(value).encode() + b"\n"
 
 
 @garbage_collection_paused()

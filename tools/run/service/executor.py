@@ -9,7 +9,7 @@ finds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -19,7 +19,7 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit
 from pliant.tools.run.service.allocation.change_steps import Step, Target, plan_steps
 from pliant.tools.run.service.allocation.how_to_rescale import InPlace, Relaunch, way_to
 from pliant.tools.run.service.allocation.slot_use import SlotUse, companions
-from pliant.tools.run.service.allocation.slots import by_node
+from pliant.tools.run.service.allocation.slots import Slot, by_node
 from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.launching import Launching, next_handle
@@ -272,7 +272,8 @@ class Executor:
         awaited = sorted(self.targets.keys() - taken)
         if not (changing or awaited):
             return
-        use = self._slot_use()
+        asked = {*awaited, *(job_id for job_id, _ in changing)} & self.targets.keys()
+        use = self._slot_use(slot for job_id in asked for slot in self.targets[job_id].slots)
         for job_id, gang in changing:
             with self._faults.of(job_id):
                 if job_id not in self._condemned.jobs:
@@ -291,13 +292,14 @@ class Executor:
                 with self._faults.of(job_id, doing="cannot be started"):
                     self.gangs[job_id] = self._launching.launch(job_id, target, self.nodes)
 
-    def _slot_use(self) -> SlotUse:
-        """The jobs that something of runs, or may run, by slot."""
-        use = SlotUse(companions(self.targets) if self._backend.shares_slots else {})
+    def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
+        """The jobs that something of runs, or may run, on these slots."""
+        use = SlotUse(asked, companions(self.targets) if self._backend.shares_slots else {})
         for job_id, gang in self.gangs.items():
-            use.add(job_id, gang.target.slots)
+            busy: Collection[Slot] = gang.target.slots
             with self._faults.of(job_id):
-                use.add(job_id, gang.busy)
+                busy = gang.busy
+            use.add(job_id, busy)
         for job_id in self._unclear.jobs & self.targets.keys():
             use.add(job_id, self.targets[job_id].slots)
         return use

@@ -251,7 +251,8 @@ class Loop:
         job = self.state.log.jobs.get(report.job_id)
         if job is not None and not job.ended:
             self.state.log.newest[report.job_id] = report.progress
-            self._tell(progress_event(report, job, self.clock()))
+            if self._decisions is not None:
+                tell(self.session, [progress_event(report, job, self._now())])
 
     def _tell(self, event: Event) -> None:
         if self._decisions is not None:

@@ -248,7 +248,7 @@ def _number(value: object) -> float | None:
 def progress_event(report: Progressed, job: JobLog, time_s: float) -> Event:
     """What workers measured last, for the policy: no log gets to hold it.
 
-    :param time_s: when it was read, by the launcher's clock.
+    :param time_s: when it was read, on the clock of the policy.
     """
     found, detail = report.progress, dict[str, Any]()
     if found.noise_scale is not None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -37,8 +36,7 @@ class Faults:
         self._end = end
         self._passing: dict[str, str] = {}
 
-    @contextmanager
-    def of(self, job_id: str, *, doing: str = "", tries_again: bool = False) -> Iterator[None]:
+    def of(self, job_id: str, *, doing: str = "", tries_again: bool = False) -> _Work:
         """Work for one job: an error in it ends that job.
 
         :param doing: what could not be done, put before the reason.
@@ -46,23 +44,52 @@ class Faults:
             file that cannot be read is, in any case: its content is unknown, so nothing is done.
         :raises ServiceMissingError: the disk is full for all.
         """
-        try:
-            yield
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - any error: that is the point
-            if is_out_of_order(error):
-                probe_room(self._folder)
-            reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)
-            if isinstance(error, UnreadableError) or (tries_again and may_pass(error)):
-                if self._passing.get(job_id) != reason:
-                    _log.warning("job %s: %s; it is tried again", job_id, reason)
-                self._passing[job_id] = reason
-                return
-            _log.debug("job %s: %s", job_id, reason, exc_info=error)
-            self._end(job_id, reason)
-        else:
-            self._passing.pop(job_id, None)
+        return _Work(self, job_id, doing, tries_again)
+
+    def went_well(self, job_id: str) -> None:
+        """Work for a job was done."""
+        self._passing.pop(job_id, None)
+
+    def went_wrong(self, job_id: str, error: Exception, doing: str, *, tries_again: bool) -> None:
+        """Work for a job has failed.
+
+        :raises ServiceMissingError: the disk is full for all.
+        """
+        if is_out_of_order(error):
+            probe_room(self._folder)
+        reason = f"{doing}: {reason_of(error)}" if doing else reason_of(error)
+        if isinstance(error, UnreadableError) or (tries_again and may_pass(error)):
+            if self._passing.get(job_id) != reason:
+                _log.warning("job %s: %s; it is tried again", job_id, reason)
+            self._passing[job_id] = reason
+            return
+        _log.debug("job %s: %s", job_id, reason, exc_info=error)
+        self._end(job_id, reason)
+
+
+class _Work:
+    """One block of work; a class costs less than a generator, and each turn has several for each job."""
+
+    __slots__ = ("_doing", "_faults", "_job_id", "_tries_again")
+
+    def __init__(self, faults: Faults, job_id: str, doing: str, tries_again: bool) -> None:
+        self._faults = faults
+        self._job_id = job_id
+        self._doing = doing
+        self._tries_again = tries_again
+
+    def __enter__(self) -> None:
+        """Nothing is set up."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Whether the error is that of the job, and dealt with."""
+        if error is None:
+            self._faults.went_well(self._job_id)
+            return False
+        if isinstance(error, MemoryError) or not isinstance(error, Exception):
+            return False
+        self._faults.went_wrong(self._job_id, error, self._doing, tries_again=self._tries_again)
+        return True
 
 
 def reason_of(error: Exception) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.schedule.jobs import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Share:
     @property
     def gpus(self) -> int:
         """All GPUs of the share."""
-        return sum(count for _, count in self.placement)
+        return gpus_of(self.placement)
 
 
 def shares_of(schedule: Schedule) -> dict[str, Share]:

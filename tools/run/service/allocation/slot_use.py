@@ -20,21 +20,23 @@ def companions(targets: Mapping[str, Target]) -> dict[str, str]:
 
 
 class SlotUse:
-    """The jobs that something of runs, or may run, by slot.
+    """The jobs that something of runs, or may run, on some slots.
 
+    :param asked: the slots that will be asked for.
     :param company: the jobs that may be on the same slots, and with which other one.
     """
 
-    def __init__(self, company: Mapping[str, str]) -> None:
+    def __init__(self, asked: Iterable[Slot], company: Mapping[str, str]) -> None:
         self._company = company
-        self._jobs: dict[Slot, set[str]] = {}
+        self._jobs: dict[Slot, set[str]] = {slot: set() for slot in asked}
 
     def add(self, job_id: str, slots: Iterable[Slot]) -> None:
         """A job is on slots."""
         for slot in slots:
-            self._jobs.setdefault(slot, set()).add(job_id)
+            if (there := self._jobs.get(slot)) is not None:
+                there.add(job_id)
 
     def taken_from(self, job_id: str, slots: Iterable[Slot]) -> set[Slot]:
         """Those of the slots that other jobs are on, but for the one that it shares them with."""
         own = {job_id, self._company.get(job_id, job_id)}
-        return {slot for slot in slots if not self._jobs.get(slot, own) <= own}
+        return {slot for slot in slots if not self._jobs[slot] <= own}

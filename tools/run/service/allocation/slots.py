@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pliant.schemas.errors import InfeasibleError
-from pliant.tools.schedule.jobs import NodeGpus
+from pliant.tools.schedule.jobs import NodeGpus, gpus_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,6 +49,8 @@ def filled(
     :param doubt: what speaks against a slot; those with the least are chosen, of equal ones the lowest.
     :raises InfeasibleError: a node has fewer slots free.
     """
+    if len(survivors) == gpus_of(placement):
+        return tuple(survivors)
     slots = list(survivors)
     for node, count in placement:
         missing = count - sum(slot.node == node for slot in survivors)

@@ -29,7 +29,7 @@ def test_a_part_of_the_slots_of_a_job_makes_no_companion() -> None:
 
 
 def test_a_slot_is_taken_by_any_other_job_but_the_companion() -> None:
-    use = SlotUse({"a": "b", "b": "a"})
+    use = SlotUse(on("n0/0", "n0/1", "n0/2"), {"a": "b", "b": "a"})
     use.add("b", on("n0/0"))
     use.add("c", on("n0/1"))
     assert use.taken_from("a", on("n0/0", "n0/1", "n0/2")) == set(on("n0/1"))
