@@ -246,7 +246,15 @@ to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 diffe
 """
 
 
+def choosing_page() -> str:
+    """Which policy to choose, from what the comparison on Ares's workloads measured."""
+    from docs.choosing import choosing_page as made
+
+    return made()
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "choosing-a-policy.md": choosing_page,
     "cli.md": cli_page,
     "schemas.md": schemas_page,
     "policies.md": policies_page,

@@ -3,64 +3,191 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.ares import workloads
-from experiments.ares.experiment import EXPERIMENT, POLICIES, gain_over, jct_by_alpha
-from experiments.ares.workloads import ALPHAS, FAMILIES, MINUTE, SIX_MINUTES, drawn, prepare, sweeps
+from experiments.ares import traces
+from experiments.ares.experiment import EXPERIMENT
+from experiments.ares.facts import POLICIES, gain_over, jct_by_alpha, mean_of
+from experiments.ares.folds import fold
+from experiments.ares.speeds import RTX, fits, log_error, speeds_of
+from experiments.ares.traces import FAMILIES, SIZES, TABLE_2, Sources
+from experiments.ares.workloads import (
+    ALPHAS,
+    BASE,
+    FIXED,
+    MINUTE,
+    SAMPLES,
+    SIX_MINUTES,
+    WORLDS,
+    World,
+    prepare,
+    stem,
+    sweeps,
+)
 from experiments.harness.page import Results, page_text
 from experiments.harness.replays import carry_out
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.event import Event
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.replay.sweep.recipe import SweepRecipe
+from pliant.tools.report import read_run
+from pliant.tools.schedule.policies.pollux.fit import Fit
 from pliant.tools.schedule.registry import policy_class
-from tests.builders import job
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
 
 
-def test_drawn_samples_have_the_jobs_and_the_times_of_the_given_one() -> None:
-    given = [job(f"g{n}", at=600.0 * n, gpus=1 + n % 4, gpu_seconds=100.0 + n) for n in range(48)]
-    found = drawn(given, seed=1)
-    assert len({each.id for each in found}) == len(found) == 48
-    assert {each.work for each in found} <= {each.work for each in given}
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, reference_data: Path) -> Iterator[Sources]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traces, "DATA", reference_data)
+        yield Sources(tmp_path_factory.mktemp("sources"))
+
+
+def test_a_drawn_sample_has_the_sizes_of_the_given_one_and_the_models_and_batches_of_table_2(
+    sources: Sources,
+) -> None:
+    given = sources.published["philly"]
+    found = sources.sample("philly", 1)
+    assert len({each.id for each in found}) == len(found) == len(given)
     assert [each.submit_time for each in found] == sorted(each.submit_time for each in found)
-    assert found == drawn(given, seed=1)
-    assert found != drawn(given, seed=2)
+    assert {SIZES[each.model] for each in found} == {SIZES[each.model] for each in given}
+    assert all(each.batch.size in TABLE_2[SIZES[each.model]][each.model] for each in found)
+    assert {each.model for each in found if SIZES[each.model] == "S"} == {"cifar10", "ncf"}
+    assert found == sources.sample("philly", 1)
+    assert found != sources.sample("philly", 2)
 
 
-def test_a_sample_for_the_testbed_is_shorter() -> None:
-    given = [job(f"g{n}", at=600.0 * n) for n in range(48)]
-    found = drawn(given, seed=0, count=12, hours=1.0)
+def test_the_first_sample_is_the_published_one(sources: Sources) -> None:
+    assert sources.sample("saturn", 0) == sources.published["saturn"]
+    assert sources.sample("saturn", 0, "records") != sources.published["saturn"]
+
+
+def test_all_rules_of_requests_give_the_same_jobs_other_sizes(sources: Sources) -> None:
+    by_rule = {rule: sources.sample("philly", 1, rule) for rule in ("sia", "records", "powers")}
+    kinds = [[(each.model, each.batch, each.submit_time) for each in jobs] for jobs in by_rule.values()]
+    assert kinds[0] == kinds[1] == kinds[2]
+    asked = {
+        rule: sorted(each.gpus.requested for each in jobs if each.model == "cifar10")
+        for rule, jobs in by_rule.items()
+    }
+    assert set(asked["powers"]) <= {1, 2, 4, 8, 16}
+    assert asked["records"][len(asked["records"]) // 2] == 1 < min(asked["sia"])
+
+
+def test_a_sample_for_the_testbed_is_shorter(sources: Sources) -> None:
+    found = sources.drawn(sources.published["philly"], 0, count=12, hours=1.0)
     assert len(found) == 12
     assert max(each.submit_time for each in found) <= 3600 + 600
 
 
 def test_every_policy_is_asked_as_often_as_the_paper_asks_it() -> None:
     assert set(SIX_MINUTES) == {name for name in POLICIES if policy_class(name).default_interval_s == 360}
-    asked = {
-        (recipe["interval"], *recipe["policies"]) for name, recipe in sweeps() if name.startswith("philly")
+    main = [
+        recipe
+        for name, recipe in sweeps()
+        if name in ("philly-60.json", "philly-360.json", "philly-alpha.json")
+    ]
+    assert {(each["interval"], *each["policies"]) for each in main} == {
+        (60.0, *MINUTE),
+        (360.0, *SIX_MINUTES),
+        (60.0, "ares"),
     }
-    assert asked == {(60.0, *MINUTE), (360.0, *SIX_MINUTES), (60.0, "ares")}
+    assert all(len(each["traces"]) == SAMPLES for each in main)
 
 
-def test_every_recipe_can_be_read() -> None:
-    for _, recipe in sweeps():
+def test_every_recipe_can_be_read_and_has_its_own_name() -> None:
+    found = list(sweeps())
+    assert len(dict(found)) == len(found)
+    for _, recipe in found:
         SweepRecipe.model_validate_json(json.dumps(recipe))
 
 
+def test_a_row_varies_one_thing_but_the_one_that_joins_two() -> None:
+    def varied(world: World) -> set[str]:
+        names = ("requests", "gpu_type", "costs", "start_cost", "fixed_batch", "interval_s")
+        return {name for name in names if getattr(world, name) != getattr(BASE, name)}
+
+    assert {len(varied(world)) for world in WORLDS if world.name not in ("both", "dear")} == {1}
+    assert varied(next(world for world in WORLDS if world.name == "both")) == {"requests", "fixed_batch"}
+    (fixed,) = FIXED.jobs([job("a").model_copy(update={"elastic": "size+batch"})])
+    assert fixed.elastic == "size"
+
+
 def test_without_the_published_workloads_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workloads, "DATA", tmp_path)
+    monkeypatch.setattr(traces, "DATA", tmp_path)
     with pytest.raises(BadInputError, match="PLIANT_DATA"):
         prepare(tmp_path, smoke=True)
 
 
-def test_a_smoke_run_replays_the_published_jobs(
+def test_a_smoke_run_replays_the_published_jobs_and_keeps_what_they_cost(
     tmp_path: Path, reference_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workloads, "DATA", reference_data)
-    outcomes = carry_out(EXPERIMENT, tmp_path / "out", sweeps=["philly-360.json"], smoke=True)
-    assert set(outcomes) == {f"philly-0-{name}" for name in SIX_MINUTES}
-    assert all(each.metrics["jobs_finished"] == 6 for each in outcomes.values())
+    monkeypatch.setattr(traces, "DATA", reference_data)
+    outcomes = carry_out(EXPERIMENT, tmp_path / "out", sweeps=["testbed-360.json"], smoke=True)
+    assert set(outcomes) == {f"testbed-0-{name}" for name in SIX_MINUTES}
+    for each in outcomes.values():
+        assert each.metrics["jobs_finished"] == 6
+        assert each.metrics["cpu_s"] > 0
+        assert {"decision_ms", "unfair_fraction_requested"} <= each.extra
+
+
+def measured(model: str, truth: Fit) -> Iterator[ProfileRow]:
+    """Rows of RTX 2080 Ti on up to three nodes that the seven parameters explain exactly."""
+    import numpy as np
+
+    for place in ((1,), (2,), (4,), (4, 4), (4, 4, 4), (8, 8, 8)):
+        for local in (16, 64, 128):
+            gpus, several = np.array([sum(place)]), np.array([len(place) > 1])
+            seconds = float(truth.step_seconds(several, gpus, np.array([local]), np.array([1]))[0])
+            compute = float(truth.compute_seconds(np.array([local]))[0])
+            yield ProfileRow(
+                "train", model, RTX, len(place), sum(place), ",".join(map(str, place)), local,
+                step_seconds=seconds, compute_seconds=compute, sync_seconds=seconds - compute,
+                samples_per_second=sum(place) * local / seconds, source="imported",
+            )  # fmt: skip
+
+
+def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> None:
+    truth = Fit(0.1, 0.002, 0.2, 0.004, 0.05, 0.002, 2.0)
+    rows = tuple(measured("m", truth))
+    assert log_error(rows, fits(rows)["m"]) < 0.02
+    found = speeds_of(Profile(rows), RTX)
+    assert found.rows[: len(rows)] == rows
+    assert max(row.gpus for row in found.rows) == 64
+    seconds = ThroughputBySize(found).step_seconds("m", RTX, (4,) * 16, 64 * 64, None)
+    import numpy as np
+
+    expected = truth.step_seconds(np.array([True]), np.array([64]), np.array([64]), np.array([1]))[0]
+    assert seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_what_was_measured_on_64_gpus_is_left_as_it_is() -> None:
+    rows = [
+        replace(row, gpu_type="aws") for row in measured("m", Fit(0.1, 0.002, 0.2, 0.004, 0.05, 0.002, 2.0))
+    ]
+    assert speeds_of(Profile(tuple(rows)), "aws").rows == tuple(rows)
+
+
+def test_fair_sharing_by_requests_gives_no_job_more_than_it_asks_for(tmp_path: Path) -> None:
+    """40 GPU-seconds on 2 of 4 GPUs: twice as fast as on the one that the job asks for."""
+    events = [
+        begin(cluster(4)),
+        submit(job("a", gpus=1, low=1, high=4), 40.0),
+        Event(0, "start", "a", 2),
+        Event(20, "finish", "a", 0),
+    ]
+    path = tmp_path / "a.parquet"
+    path.with_suffix(".summary.json").write_text('{"mean_decision_seconds": 0.001, "cpu_seconds": 0.5}')
+    found = fold(read_run.fold(events), path)
+    assert found["unfair_fraction_requested"] == 0.0
+    assert found["worst_ftf_requested"] == pytest.approx(0.5)
+    assert (found["decision_ms"], found["cpu_s"]) == (1.0, 0.5)
 
 
 def test_the_page_is_made_from_the_results() -> None:
@@ -71,5 +198,7 @@ def test_the_page_is_made_from_the_results() -> None:
 def test_the_results_have_every_policy_and_every_alpha_on_every_family() -> None:
     replays = Results.read(EXPERIMENT.results).replays
     for family in FAMILIES:
-        assert {name for name in POLICIES if gain_over(replays, family, name) <= 1} == set(POLICIES)
-        assert set(jct_by_alpha(replays, family)) == set(ALPHAS)
+        for name in (family, stem(WORLDS[0], family)):
+            assert {policy for policy in POLICIES if gain_over(replays, name, policy) <= 1} == set(POLICIES)
+            assert set(jct_by_alpha(replays, name)) == set(ALPHAS)
+    assert mean_of(replays, "philly", "ares", "mean_jct_s") > 0

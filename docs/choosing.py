@@ -1,0 +1,82 @@
+"""The page for operators: which policy to choose, from what the comparison on Ares's workloads measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, StrictUndefined
+
+from experiments.ares.experiment import EXPERIMENT
+from experiments.ares.facts import CHOICES, alpha_name, best_alpha, mean_of, relative_jct
+from experiments.ares.traces import FAMILIES
+from experiments.ares.workloads import BASE, RECORDED, RECORDS, SAMPLES, stem
+from experiments.harness.page import Results
+from experiments.harness.spec import Replays
+from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.schedule.registry import describe
+
+_WORLDS: Final = {BASE: "large", RECORDS: "small"}
+
+_TEMPLATE: Final = Path(__file__).with_name("choosing-a-policy.md.j2")
+
+
+def choosing_page() -> str:
+    """The page, its numbers from the committed results."""
+    replays = Results.read(EXPERIMENT.results).replays
+    environment = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701 - Markdown
+    template = environment.from_string(_TEMPLATE.read_text())
+    return template.render(samples=SAMPLES, **_facts(replays)) + "\n"
+
+
+def _facts(replays: Replays) -> Mapping[str, Any]:
+    found: dict[str, Any] = {"table": _table(replays), "few": len(RECORDED["newtrace"])}
+    for world, size in ((BASE, "large"), (RECORDS, "small")):
+        for policy in ("ares", "ares-goodput", "pollux", "srtf"):
+            names = {family: stem(world, family) for family in FAMILIES}
+            found[f"{policy.removeprefix('ares-')}_{size}"] = {
+                family: f"{relative_jct(replays, name, policy):.2f}" for family, name in names.items()
+            }
+        best = best_alpha(replays, stem(world, "newtrace"))
+        ratio = relative_jct(replays, stem(world, "newtrace"), alpha_name(best))
+        found |= {f"alpha_{size}": f"{best:g}", f"best_{size}": f"{ratio:.2f}"}
+    return found | {
+        "ares_changes": _changes(replays, "ares"),
+        "fair_changes": _changes(replays, "fair-share"),
+        "fair_changes_philly": _changes(replays, "fair-share", "philly"),
+        "pollux_changes": _changes(replays, "pollux"),
+        "goodput_changes": _changes(replays, "ares-goodput"),
+        "ares_ms": _decision(replays, "ares"),
+        "pollux_ms": _decision(replays, "pollux"),
+        "goodput_ms": _decision(replays, "ares-goodput"),
+        "fair_worst": f"{mean_of(replays, 'newtrace', 'fair-share', 'worst_ftf'):.1f}",
+        "ares_worst": f"{mean_of(replays, 'newtrace', 'ares', 'worst_ftf'):.0f}",
+    }
+
+
+def _changes(replays: Replays, policy: str, family: str = "newtrace") -> str:
+    fields = ("preemptions_per_job", "rescales_per_job")
+    return f"{sum(mean_of(replays, family, policy, field) for field in fields):.1f}"
+
+
+def _decision(replays: Replays, policy: str) -> str:
+    return f"{mean_of(replays, 'newtrace', policy, 'decision_ms'):.1f} ms"
+
+
+def _table(replays: Replays) -> str:
+    titles = (
+        f"{words.partition(' ')[0]}, {kind}" for kind in _WORLDS.values() for words in FAMILIES.values()
+    )
+    head = ("policy", "knows", "changes", *titles, "worst", "changes of a job", "ms")
+    return markdown_table(head, (tuple(_cells(replays, policy)) for policy in CHOICES), 3)
+
+
+def _cells(replays: Replays, policy: str) -> Iterator[str]:
+    found = describe(policy)
+    yield from (policy, found.knows, found.elasticity)
+    for world in _WORLDS:
+        yield from (f"{relative_jct(replays, stem(world, family), policy):.2f}" for family in FAMILIES)
+    yield f"{max(mean_of(replays, family, policy, 'worst_ftf') for family in FAMILIES):.1f}"
+    yield _changes(replays, policy)
+    yield f"{mean_of(replays, 'newtrace', policy, 'decision_ms'):.1f}"
