@@ -4,8 +4,9 @@ Replays take on the physics of the Pollux simulator (``--compat pollux``) on 16 
 changes cost 30 s. ``fixed``: no job lets its batch move. ``in_place``: changes of size cost 1 s.
 ``sigma1``: what is left of each job is mistaken by a lognormal factor of σ = 1. ``unknown``: no job states
 its work.
-``bound``: mean JCT over that without a bound on delays (``price``), and the largest part that a job took of
-the time in which it was to end (``used``), by curves that these physics do not follow in every epoch.
+``bound``: mean JCT over that without a bound on delays (``price``), the largest part that a job took of the
+time in which it was to end (``used``), and the jobs that ended after it, by curves that these physics do not
+follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
 the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's. Without the data
 (PLIANT_DATA) values are null.
@@ -43,6 +44,8 @@ from pliant.tools.schedule.session.session import Session
 
 SEED: Final = 20261122
 FUTURE: Final = 0.7
+TIGHT: Final = 1.0
+"""Of the time alone, as the grace of a job."""
 FREE_S: Final = {"w6": 1890.0, "w1": 1665.0, "philly1": 2235.0, "saturn1": 2430.0}
 FIXED_S: Final = {"w6": 2370.0, "w1": 1980.0, "philly1": 3095.0, "saturn1": 3470.0}
 DECISION_MS: Final = {64: 5.0, 2048: 50.0}
@@ -106,11 +109,14 @@ def _against_ares(
 
 
 def _bound(name: str, trace: Inputs) -> Iterator[Figure]:
-    """What the bound costs in mean JCT, and how much of its time the tightest job takes."""
-    ours, free = outcome(trace, "shadow-price"), outcome(trace, "shadow-price", {"grace": None})
-    yield Figure(f"{name}_price", _jct_s(ours) / _jct_s(free), "ratio", 1.03)
-    yield Figure(f"{name}_used", ours.metrics["worst_bound_used"], "ratio", 1.0)
-    yield Figure(f"{name}_jobs_past", ours.metrics["jobs_past_gps_bound"], "jobs", 0)
+    """How much of its time the tightest job takes, and what the bound costs in mean JCT, also a tight one."""
+    parameters: tuple[dict[str, Any], ...] = ({"grace": None}, {}, {"grace": TIGHT})
+    without, usual, tight = (outcome(trace, "shadow-price", each) for each in parameters)
+    yield Figure(f"{name}_price", _jct_s(usual) / _jct_s(without), "ratio", 1.03)
+    for kind, found in (("", usual), ("_tight", tight)):
+        yield Figure(f"{name}{kind}_used", found.metrics["worst_bound_used"], "ratio")
+        yield Figure(f"{name}{kind}_jobs_past", found.metrics["jobs_past_gps_bound"], "jobs")
+    yield Figure(f"{name}_tight_price", _jct_s(tight) / _jct_s(without), "ratio")
 
 
 def _jct_s(found: Outcome) -> float:

@@ -91,7 +91,7 @@ class ShadowPrice(Policy):
         sweeps: int = 10,
         future: float = 0.0,
         retune: Retune = "paid",
-        grace: float | None = 2.0,
+        grace: float | None = 6.0,
         grace_s: float = 600.0,
         deal_s: float = 600.0,
         lost_s: float = 90.0,
