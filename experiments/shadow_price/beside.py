@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
-from experiments.harness.spec import load
+from experiments.shadow_price.elsewhere import RECORDED
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
 from pliant.tools.report.rendering.markdown import markdown_table
@@ -73,7 +72,7 @@ def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
             ours | {("main", name): _recorded(rows, "ones", text) for name, text in (_ONES | _ALSO).items()},
         )
     if rows.of("elastic-scaling"):
-        ours = {("mixed, 40 GPUs", OURS): _means(rows.of("elastic-scaling"))}
+        ours = {("mixed, 40 GPUs", OURS): _means(rows.of("elastic-scaling", policy=OURS))}
         yield (
             "elastic-scaling",
             ours
@@ -88,7 +87,7 @@ def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
 
 
 def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
-    recorded = _replays("ares")
+    recorded = _replays(rows, "ares")
     found: dict[tuple[str, str], Figures] = {}
     for family, words in _ARES.items():
         ours = rows.of("ares", variant=family)
@@ -97,7 +96,7 @@ def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
         found[words, OURS] = _means(ours)
         for name, figures in recorded.items():
             policy = name.removeprefix(f"{family}-0-")
-            if policy != name and "alpha" not in policy:
+            if policy != name:
                 found[words, policy] = figures
     return found
 
@@ -126,16 +125,15 @@ def _table(found: Mapping[tuple[str, str], Figures]) -> str:
     return markdown_table(head, body)
 
 
-def _replays(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(load(name).results.read_bytes())["replays"]
-    return found
+def _replays(rows: Rows, name: str) -> dict[str, Any]:
+    return {row["replay"]: row for row in rows.of(name, variant=RECORDED)}
 
 
 def _recorded(rows: Rows, name: str, pattern: str) -> Figures:
     """Means over the replays of another experiment, of the seeds that ours has."""
-    seeds = "".join(sorted({row["trace"][-1] for row in rows.of(name)}))
+    seeds = "".join(sorted({row["trace"][-1] for row in rows.of(name, policy=OURS)}))
     wanted = pattern.replace("?", f"[{seeds}]")
-    return _means([each for replay, each in _replays(name).items() if fnmatchcase(replay, wanted)])
+    return _means([each for replay, each in _replays(rows, name).items() if fnmatchcase(replay, wanted)])
 
 
 def _means(rows: list[Any]) -> Figures:

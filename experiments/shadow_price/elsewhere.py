@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,11 +23,19 @@ ELSEWHERE: Final = ("ares", "ones", "elastic-scaling", "oasis")
 Recipes = dict[str, dict[str, Any]]
 _ON_OASIS: Final = (OURS, "oasis", "drf", "fair-share", "fifo", "rrh", "srtf", "tiresias")
 _SLOT_S: Final = 1200.0
+RECORDED: Final = "recorded"
+_SHOWN: Final = {
+    "ares": ("*-0-[!a]*", "*-0-a[!r]*", "*-0-ares", "*-0-ares-goodput"),
+    "ones": ("main-*", "also-*"),
+    "elastic-scaling": ("mixed-40-t?-*-modequeue*",),
+}
+"""Replays of other experiments that are shown beside ours."""
 
 
 def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Rows of a group: one for each replay that the other experiment does not have."""
-    _, recipes = _WORLDS[group]()
+    """Rows of a group: copies of those of the other experiment, and one for each replay that it lacks."""
+    experiment, recipes = _WORLDS[group]()
+    yield from _recorded(group, experiment)
     for name, recipe in recipes.items():
         for trace in recipe["traces"]:
             for policy in recipe["policies"]:
@@ -35,6 +44,16 @@ def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], dict
                     f"{group}/{name}/{trace['name']}/{policy}",
                     partial(_row, group, name, one, folder),
                 )
+
+
+def _recorded(group: str, experiment: Experiment) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What the other experiment has replayed, as it is now: its results may be renewed without ours."""
+    replays = json.loads(experiment.results.read_bytes())["replays"] if group in _SHOWN else {}
+    for replay, figures in replays.items():
+        if any(fnmatchcase(replay, pattern) for pattern in _SHOWN[group]):
+            kept = {key: round(figures[key], 4) for key in KEPT if key in figures}
+            words = {"group": group, "trace": "", "policy": "", "variant": RECORDED, "replay": replay}
+            yield f"{group}/{RECORDED}/{replay}", partial(dict, {**words, **kept})
 
 
 def _row(group: str, name: str, recipe: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "best_of": lambda group: next(name for name in rows.policies(group) if name != OURS),
         "over_bound": lambda batch: _over_bound(rows, batch),
         "percent": lambda part: f"{100 * part:.0f} %",
-        "count": sum(1 for row in found["rows"].values() if "mean_jct_s" in row),
+        "count": sum(1 for row in found["rows"].values() if "trace_hash" in row),
         "live": json.loads(RECORD.read_bytes()) if RECORD.exists() else [],
         "live_table": _live,
         "wins": wins(rows),

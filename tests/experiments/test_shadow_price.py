@@ -64,6 +64,8 @@ def test_every_recipe_for_the_worlds_of_others_can_be_read(tmp_path: Path) -> No
         rows = list(elsewhere(group, tmp_path))
         assert len({name for name, _ in rows}) == len(rows)
         for _, task in rows:
+            if task.func is dict:
+                continue
             recipe = task.args[2]
             assert len(recipe["policies"]) == 1
             SweepRecipe.model_validate_json(json.dumps(recipe))
