@@ -82,18 +82,6 @@ class Quote:
             scales = np.where(np.isfinite(self.costs), self.costs / self.worths, np.inf)
         return float(np.nanmin(scales, initial=np.inf))
 
-    def least_target(self, value: float, decay: float) -> float:
-        """Slots after arrival: with a later target a sigmoid of this value and decay would be admitted.
-
-        Infinite: with no target, for it costs more than it can ever be worth.
-        """
-        durations = self.first - self.bid.arrival + np.arange(len(self.costs))
-        payable = self.costs < value
-        if not payable.any() or decay <= 0:
-            return 0.0 if (self.costs < value / 2).any() else np.inf
-        targets = durations[payable] - np.log(value / self.costs[payable] - 1) / decay
-        return max(0.0, float(targets.min()))
-
 
 class Side:
     """One kind of servers over all slots."""
