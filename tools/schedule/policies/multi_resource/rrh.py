@@ -48,11 +48,14 @@ class Rrh(Policy):
         inside = [each for each in members if each.job.gpus or each.job.id in self._admitted]
         falling = [ahead[member.job.id] for member in inside if ahead[member.job.id].falls]
         taken = {member.job.id for member in inside}
+        said: dict[str, dict[str, Any]] = {}
         for member in members:
             if member.job.id in taken:
                 continue
             mine = ahead[member.job.id]
-            if not rule.admits(member.active, mine, falling):
+            gain = rule.gain(member.active, mine, falling)
+            said[member.job.id] = {"admitted": gain > self.threshold, "payoff": float(f"{gain:.6g}")}
+            if gain <= self.threshold:
                 rejected[member.job.id] = "costs other jobs more by delay than it earns"
                 continue
             inside.append(member)
@@ -61,7 +64,9 @@ class Rrh(Policy):
         self._admitted = {member.job.id for member in inside}
         prospects = [ahead[member.job.id] for member in inside]
         holdings = rule.holdings([member.active for member in inside], prospects)
-        return view.decision(inside, holdings, rejected)
+        decision = view.decision(inside, holdings, rejected)
+        decision.admissions = said
+        return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Why a job waits."""

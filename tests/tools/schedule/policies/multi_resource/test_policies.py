@@ -51,6 +51,8 @@ def test_rrh_rejects_what_would_make_another_late() -> None:
     held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
+    assert {name: said["admitted"] for name, said in held.admissions.items()} == {"a": True, "b": False}
+    assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
 
 
 def test_rrh_pauses_for_a_job_that_earns_more_per_second_and_keeps_what_it_has_admitted() -> None:
