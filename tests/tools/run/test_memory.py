@@ -140,6 +140,16 @@ def test_a_job_that_has_ended_takes_less_than_two_thousand_bytes(tmp_path: Path)
         assert (bytes_held(loop) - before) / (2 * JOBS) < 2000
 
 
+def test_a_turn_in_which_nothing_happens_takes_no_memory(tmp_path: Path) -> None:
+    loop = following(tmp_path)
+    with loop.state:
+        run(loop, tmp_path)
+        before = bytes_held(loop)
+        for _ in range(200):
+            loop.step()
+        assert bytes_held(loop) - before < 200
+
+
 def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> None:
     """A live loop collects rarely: cycles would be kept for hours, and what they hold, too."""
     loop = following(tmp_path)
