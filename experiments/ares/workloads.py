@@ -124,7 +124,7 @@ def sweeps() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _row(world: World, family: str) -> dict[float, tuple[str, ...]]:
-    """Policies of a row by round; Pollux takes minutes on newTrace, so only where its batches matter."""
+    """Policies of a row by round; on newTrace, the long search of Pollux has the rows about batches alone."""
     wanted = ROW_POLICIES if world.fixed_batch or family != "newtrace" else set(ROW_POLICIES) - {"pollux"}
     return {every: tuple(name for name in names if name in wanted) for every, names in _ROUNDS.items()}
 
