@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from benchmarks.parts import mistaken_work
 from benchmarks.parts.pollux_workloads import fixed, inputs, unknown
-from experiments.ares.workloads import drawn
 from experiments.harness.replays import Outcome, outcome_of
 from experiments.shadow_price.ablations import ablated
+from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
@@ -35,6 +37,7 @@ KEPT: Final = (
 )
 START_S: Final = 30.0
 IN_PLACE_S: Final = 1.0
+_JITTER_S: Final = 600.0
 Work = Literal["stated", "mistaken", "unknown", "predicted"]
 
 
@@ -110,6 +113,17 @@ class Replay:
 @lru_cache(maxsize=4)
 def _sample(trace: str, sample: int) -> Inputs:
     published = inputs(trace)
-    if not sample:
-        return published
-    return replace(published, jobs=tuple(drawn(published.jobs, sample)))
+    return replace(published, jobs=tuple(resampled(published.jobs, sample))) if sample else published
+
+
+def resampled(jobs: Sequence[Job], seed: int) -> list[Job]:
+    """As many jobs, each one of those given at the time of another, moved by up to ten minutes."""
+    rng = np.random.default_rng(seed)
+    times_s = rng.choice([job.submit_time for job in jobs], len(jobs))
+    times_s = np.sort(np.maximum(0.0, times_s + rng.uniform(-_JITTER_S, _JITTER_S, len(jobs))))
+    return [
+        jobs[int(rng.integers(len(jobs)))].model_copy(
+            update={"id": f"j{number:04}", "submit_time": round(at_s, 3)}
+        )
+        for number, at_s in enumerate(times_s.tolist())
+    ]

@@ -51,6 +51,15 @@ def test_every_policy_takes_part_that_can() -> None:
     assert {*QUICK, *SLOW} <= set(policy_names())
 
 
+def test_other_samples_have_the_jobs_and_about_the_times_of_the_given_one() -> None:
+    given = [job(f"g{n}", at=600.0 * n, gpu_seconds=100.0 + n) for n in range(48)]
+    found = runs.resampled(given, 1)
+    assert len({each.id for each in found}) == len(found) == 48
+    assert {each.work for each in found} <= {each.work for each in given}
+    assert [each.submit_time for each in found] == sorted(each.submit_time for each in found)
+    assert found == runs.resampled(given, 1) != runs.resampled(given, 2)
+
+
 def test_a_part_is_missing_only_while_it_is_taken_out() -> None:
     before = (shares._prices, shares.values, ShadowPrice.decide)
     for name in NAMES:
