@@ -44,8 +44,10 @@ class Oasis(BooksSlots):
     - ``bounds_by``: "paper": U and L as in equations 23 to 26. "estimate": U as there, and L so that a job
       that is worth little pays half of its utility on empty servers; there the printed L is so low, where
       jobs are time-critical, that prices say nothing until a server is full.
-    - ``quantile``: of an estimate, the part of the jobs that are worth less by unit of resources. They are
-      rejected where nothing runs, too; with 0 there are none.
+    - ``quantile``: of an estimate, the part of the known jobs that are worth less by unit of resources than
+      the one that L is half of. Jobs worth less than half as much as that one are rejected where nothing
+      runs, too. Right where half of what is asked for can be served; lower where more of it can
+      (docs/experiments/oasis.md has figures).
     - ``bounds_from``: a job file whose jobs U and L are taken from; those of the trace itself give the true
       values. Default: the jobs that have been seen so far, those that arrive at the moment included.
     - ``percent``: of the ratio U/L to work with, as in the paper's figure 6: U is multiplied, L stays.
