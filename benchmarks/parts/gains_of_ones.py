@@ -14,8 +14,9 @@ from typing import Final
 from benchmarks.parts.figure import Figure
 from experiments.harness.replays import Outcome, carry_out, matching
 from experiments.harness.spec import load
-from experiments.ones.experiment import GAINS, NEAR
-from experiments.ones.scenes import ALSO, GPUS, MAIN
+from experiments.ones.artifact import GAINS
+from experiments.ones.experiment import NEAR
+from experiments.ones.scenes import ALSO, MAIN
 from experiments.ones.workloads import DATA
 
 OVER: Final = {"drl": MAIN, "tiresias": MAIN, "optimus": MAIN, "pollux": ALSO, "ares": ALSO}
@@ -26,7 +27,7 @@ def gains(*, smoke: bool = False) -> Iterator[Figure]:
     outcomes = _outcomes(smoke=smoke) if smoke or (DATA / "ones").is_dir() else None
     for policy, scene in OVER.items():
         value = None if outcomes is None else _gain(outcomes, scene.name, policy)
-        published = GAINS[GPUS].get(policy)
+        published = GAINS.get(policy)
         low, high = (None, None) if published is None else (published - NEAR, published + NEAR)
         yield Figure(f"ones_gain_over_{policy}", value, "ratio", high, low=low)
 

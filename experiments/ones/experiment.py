@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 from experiments.harness.spec import Distribution, Experiment, Form, Paired, Replays, Value
+from experiments.ones.artifact import GAINS, MEANS, length_and_waiting, paper_averages, rounds_p
 from experiments.ones.model import ASSUMPTIONS, RESIZED, bert_fixed, fitted, sync_s
-from experiments.ones.scenes import ALSO, GPUS, MAIN, OTHERS, PAPER, ROWS, SCALING, Scene, sweep_files
+from experiments.ones.scenes import ALSO, MAIN, OTHERS, PAPER, ROWS, SCALING, Scene, sweep_files
 from experiments.ones.workloads import prepare
 from pliant.tools.report.rendering.markdown import markdown_table
 
-GAINS: Final = {
-    64: {"drl": 0.269, "tiresias": 0.456, "optimus": 0.417},
-    16: {"drl": 0.19, "tiresias": 0.44, "optimus": 0.24},
-}
-"""Published, by GPUs: 1 - the average JCT of ONES / that of another scheduler."""
 NEAR: Final = 0.1
 """A gain within ten points of the published one counts as reproduced."""
-ARTIFACT: Final = {
-    "ones": (214.0, 127.7, 86.2),
-    "drl": (354.0, 208.4, 145.7),
-    "tiresias": (501.7, 395.1, 106.6),
-    "optimus": (452.9, 260.0, 193.0),
-}
-"""Means of the artifact's runs of 50 jobs (``out/*.csv``): completion, execution, waiting time, s."""
 TABLE_4: Final = {"drl": (5.17e-4, 0.99974), "tiresias": (4.53e-8, 0.99999), "optimus": (7.55e-10, 0.99999)}
 """p values: two-sided, and one-sided against ONES's JCTs being larger."""
 _RESCALE: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "rescale.json"
-_COMPARED: Final = (MAIN, *SCALING, *ROWS)
+_COMPARED: Final = (MAIN, *ROWS)
+_SCENES: Final = {scene.name: scene for scene in (MAIN, *ROWS)}
+_AVERAGES: Final = ("main", "rounds", "two", "twohold", "eight", "busier")
+"""Scenes whose averages of execution and queueing are shown."""
 _WORDS: Final = {"ones": "ONES", "drl": "DRL", "tiresias": "Tiresias", "optimus": "Optimus"}
 _FORMS: Final[tuple[Form, Form]] = ("boxes", "cdf")
 _LINES: Final = {_WORDS[name]: f"main-s0-{name}*" for name in PAPER}
@@ -49,8 +42,9 @@ def _plots() -> Iterator[Distribution]:
 
 def facts(replays: Replays) -> Mapping[str, Any]:
     """The model, the tables of all policies, of clusters, and of other worlds."""
+    close = near(replays)
     return {
-        "assumptions": [" ".join(text.split()) for text in ASSUMPTIONS],
+        "assumptions": [(" ".join(text.split()), _named(rows)) for text, rows in ASSUMPTIONS.items()],
         "sync_ms": 1000 * sync_s(),
         "bert_fixed": bert_fixed(),
         "speeds": _speeds(),
@@ -59,21 +53,30 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "scaling": _scaling(replays),
         "rows": _rows(replays),
         "artifact": _artifact(),
+        "averages": _averages(replays),
+        "paper": paper_averages(),
+        "rounds_p": rounds_p,
+        "spread": max(abs(100 * (1 - MEANS["ones"][0] / MEANS[name][0] - GAINS[name])) for name in GAINS),
+        "length_and_waiting": length_and_waiting(),
         "table4": TABLE_4,
         "gains": gains(replays, MAIN),
-        "published_gains": GAINS[GPUS],
-        "close": near(replays),
+        "by_seed": _by_seed(replays),
+        "published_gains": GAINS,
+        "close": close,
         "ranges": _ranges(replays),
         "comparisons": len(_COMPARED),
-        "near_main": [words for name, words in _WORDS.items() if MAIN.name in near(replays).get(name, ())],
-        "optimus_wait_s": _mean(replays, MAIN, "optimus", "mean_waiting_s"),
-        "spread": max(
-            abs(100 * (1 - ARTIFACT["ones"][0] / ARTIFACT[n][0] - GAINS[GPUS][n])) for n in PAPER[1:]
-        ),
+        "near_main": [words for name, words in _WORDS.items() if MAIN.name in close.get(name, ())],
+        "gain_of": lambda row, name: gains(replays, _SCENES[row])[name],
+        "mean_of": lambda row, name, field: _mean(replays, _SCENES[row], name, field),
         "bound": _mean(replays, MAIN, "ones", "bound_jct_s"),
         "rescale": _rescale(),
         "percent": lambda part: f"{100 * part:+.1f} %",
     }
+
+
+def _named(rows: Sequence[str]) -> str:
+    """The words of rows, those that continue another one in full."""
+    return "; ".join(_SCENES[name].words for name in rows)
 
 
 def gains(replays: Replays, scene: Scene, field: str = "mean_jct_s") -> dict[str, float]:
@@ -87,10 +90,16 @@ def near(replays: Replays) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in (*PAPER[1:], "all")}
     for scene in _COMPARED:
         each = gains(replays, scene)
-        close = [name for name, gain in each.items() if abs(gain - GAINS[GPUS][name]) <= NEAR]
+        close = [name for name, gain in each.items() if abs(gain - GAINS[name]) <= NEAR]
         for name in (*close, *(["all"] if len(close) == len(each) else [])):
             found[name].append(scene.name)
     return found
+
+
+def _by_seed(replays: Replays) -> dict[str, tuple[float, float]]:
+    """The least and the largest gain of the base over each scheduler, by seed."""
+    each = [gains(replays, replace(MAIN, seeds=(seed,))) for seed in MAIN.seeds]
+    return {name: (min(one[name] for one in each), max(one[name] for one in each)) for name in GAINS}
 
 
 def _ranges(replays: Replays) -> dict[str, tuple[float, float]]:
@@ -104,9 +113,11 @@ def _ranges(replays: Replays) -> dict[str, tuple[float, float]]:
 
 
 def _mean(replays: Replays, scene: Scene, policy: str, field: str) -> float:
-    """Over the seeds; a policy that a scene does not touch is as in the first seed of the base."""
-    pattern = f"{scene.name}-s?-{policy}*" if policy in scene.policies else f"{MAIN.name}-s0-{policy}*"
-    return fmean(replays[name][field] for name in replays if fnmatchcase(name, pattern))
+    """Over the seeds of a scene; a policy that it does not touch is as in the base, with the same seeds."""
+    stem = scene.name if policy in scene.policies else MAIN.name
+    patterns = [f"{stem}-s{seed}-{policy}*" for seed in scene.seeds]
+    found = [name for name in replays for pattern in patterns if fnmatchcase(name, pattern)]
+    return fmean(replays[name][field] for name in found)
 
 
 def _policies(replays: Replays) -> str:
@@ -143,10 +154,32 @@ def _rows(replays: Replays) -> str:
         *(f"gain over {_WORDS[n]}" for n in PAPER[1:]),
     )
     body = [("nothing: three seeds", *_compared(replays, MAIN))]
-    body += [(scene.words, *_compared(replays, scene)) for scene in ROWS]
-    published = (f"{100 * GAINS[GPUS][name]:.1f} %" for name in PAPER[1:])
+    body += [(_row_words(scene), *_compared(replays, scene)) for scene in ROWS]
+    published = (f"{100 * GAINS[name]:.1f} %" for name in PAPER[1:])
     body.append(("published", "245", "335", "450", "420", *published))
     return markdown_table(head, body)
+
+
+def _row_words(scene: Scene) -> str:
+    """With the number of seeds where that is not one."""
+    return scene.words if len(scene.seeds) == 1 else f"{scene.words}: three seeds"
+
+
+def _averages(replays: Replays) -> str:
+    """Execution and queueing of each scheduler as published, and in scenes that come close to some of it."""
+    head = ("execution + queueing, s", *(_WORDS[name] for name in PAPER))
+    body = [("published", *(_sum(*paper_averages()[name]) for name in PAPER))]
+    for scene in (_SCENES[name] for name in _AVERAGES):
+        parts = [
+            (_mean(replays, scene, name, "mean_execution_s"), _mean(replays, scene, name, "mean_waiting_s"))
+            for name in PAPER
+        ]
+        body.append((scene.words or "base", *(_sum(*each) for each in parts)))
+    return markdown_table(head, body)
+
+
+def _sum(execution_s: float, waiting_s: float) -> str:
+    return f"{execution_s:,.0f} + {waiting_s:,.0f}"
 
 
 def _compared(replays: Replays, scene: Scene) -> tuple[str, ...]:
@@ -175,14 +208,14 @@ def _resized() -> str:
 
 def _artifact() -> str:
     head = ("", "JCT, s", "execution, s", "queueing, s", "gain of ONES")
-    ours = ARTIFACT["ones"][0]
+    ours = MEANS["ones"][0]
     body = [
         (
             _WORDS[name],
             *(f"{value:.0f}" for value in values),
             "" if name == "ones" else f"{100 * (1 - ours / values[0]):.1f} %",
         )
-        for name, values in ARTIFACT.items()
+        for name, values in MEANS.items()
     ]
     return markdown_table(head, body)
 

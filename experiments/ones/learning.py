@@ -13,7 +13,7 @@ from pliant.tools.schedule.policies.drl.network import Weights
 
 Floats = npt.NDArray[np.float64]
 _GRID_S: Final = 5.0
-"""Costs are summed over steps of so many seconds."""
+"""Costs are summed over steps of this many seconds."""
 _MOMENTUM: Final = (0.9, 0.999)
 _TINY: Final = 1e-8
 _LARGEST: Final = 1.0

@@ -1,7 +1,8 @@
 """The jobs of the ONES paper as a throughput model, fitted to the run that its artifact publishes.
 
-The paper prints no speeds. Its artifact has the epochs of 20 jobs (``job_history.csv``) with samples per
-second, at a global batch that is the trace's batch times the trace's GPUs. Times are seconds:
+The paper prints no speeds and no amounts of work. Its artifact has execution times of 50 jobs (see
+:mod:`experiments.ones.artifact`), and the epochs of 20 jobs (``job_history.csv``) with samples per second, at
+a global batch that is the trace's batch times the trace's GPUs. Times are seconds:
 
     t(b, k) = a + s · b + c · (k - 1)        b samples on each of k GPUs
 
@@ -24,33 +25,43 @@ from pliant.schemas.profile import Profile, ProfileRow
 GPUS_PER_NODE: Final = 4
 GPU_TYPE: Final = "v100"
 RESIZED: Final = {2: 512 / 6540.0, 3: 768 / 9399.0, 4: 1024 / 11_200.0}
-"""Seconds of a step of GoogLeNet on CIFAR10, 256 samples on each of so many GPUs: medians of the recorded
+"""Seconds of a step of GoogLeNet on CIFAR10, 256 samples on each of this many GPUs: medians of the recorded
 epochs that began under that batch."""
 V100: Final = 2.0
 """Memory bandwidth of a V100 (900 GB/s) over that of the GPUs of the recorded run (448 GB/s)."""
-ASSUMPTIONS: Final = (
-    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each: that is what the
-    recorded global batches and learning rates amount to.""",
-    """The paper's V100s are twice as fast as the GPUs of the recorded run: the artifact names Frontera's RTX
-    nodes, whose Quadro RTX 5000 has half the memory bandwidth of a V100. Synchronising is as much faster.""",
+START_S: Final = 10.0
+"""Of a first start."""
+ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    """A job's amount of work is what it trains at the size that it requests in the execution time that the
+    artifact has of its model and dataset under Tiresias, where sizes never change: the geometric mean, times
+    0.81, so that Tiresias's average is the paper's 343 s, times a factor that each job draws, lognormal with
+    a σ of 0.2. The seeds are of it.""": ("history", "unscaled", "even", "uneven"),
+    """No scheduler knows that amount. Those that need it see what is predicted as jobs end
+    (`--demand predicted`): so the paper has ONES and Optimus.""": ("knowing",),
     """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
-    trace's batch on each of these.""",
+    trace's batch on each of these.""": ("two", "eight", "asking", "batch1", "batch16"),
+    """Arrivals are those of the trace.""": ("busier", "calmer"),
+    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each: that is what the
+    recorded global batches and learning rates amount to. A GPU holds what it held there; where its share is
+    larger, it is accumulated.""": ("held",),
+    """The paper's V100s are twice as fast as the GPUs of the recorded run: the artifact names Frontera's RTX
+    nodes, whose Quadro RTX 5000 has half the memory bandwidth of a V100. Synchronising is as much faster.
+    This decides how long an epoch takes, not how long a job does.""": ("slower",),
     """What another GPU adds to a step is the same for every model and every placement: the recorded job that
-    changed its size is the only one.""",
-    """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""",
-    """A GPU holds what it held in the recorded run; where its share is larger, it is accumulated.""",
+    changed its size is the only one.""": ("fastsync", "slowsync"),
+    """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""": (
+        "nofixed",
+        "fixed",
+    ),
     """Schedulers that do not move the batch train at the submitted one. Learning rates follow the batch, up
-    to the largest of the trace, so that an epoch trains as much at any batch.""",
-    """A job takes the recorded epochs of its model and dataset, with the consecutive ones above the target
-    that end it, and between two recorded sizes of the dataset as many as on a straight line. Each job draws
-    a factor, lognormal with a σ of 0.2: the seeds are of it. Jobs state their work, and schedulers that ask
-    for it are told.""",
+    to the largest of the trace, so that an epoch trains as much at any batch.""": ("noise",),
     """Starting costs 10 s, resuming after a preemption 20 s, changing the size 1 s under ONES and 20 s by
     checkpoint under all others: the last two as figure 16 has them, "around 1 second" and "greater than 20
-    seconds".""",
-    """Tiresias's queues end at 0.25 and 1 GPU-hours; the paper prints no thresholds.""",
-)
-"""What no published number says."""
+    seconds".""": ("starts", "equal", "cheap"),
+    """Tiresias's queues end at 0.25 and 1 GPU-hours; the paper prints no thresholds.""": ("queues",),
+    """Optimus decides every 400 s, though the paper prints 10 minutes.""": ("rounds",),
+}
+"""What no published number says, and the rows of the page that vary it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class Kind:
     """Samples per second, medians of the recorded jobs."""
     epochs: Mapping[int, float] = field(default_factory=dict)
     """Recorded epochs by size of the dataset."""
+    executed_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Execution times by size of the dataset: of the jobs that the artifact ran under Tiresias."""
 
     @property
     def name(self) -> str:
@@ -80,6 +93,12 @@ class Kind:
         """Recorded seconds of a step at the requested size."""
         return self.batch * self.requested / fmean(self.speeds)
 
+    def execution_s(self, samples: int) -> float:
+        """Execution time at the requested size over a dataset of that size: geometric means, between them."""
+        sizes = sorted(self.executed_s)
+        logarithms = [float(np.mean(np.log(self.executed_s[size]))) for size in sizes]
+        return float(np.exp(np.interp(samples, sizes, logarithms)))
+
     def epochs_of(self, samples: int) -> float:
         """Epochs over a dataset of that size."""
         sizes = sorted(self.epochs)
@@ -87,16 +106,97 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("alexnet", "imagenet", 64, 16, 1024, (2743.4, 3411.2), {10_000: 21, 20_000: 69}),
-    Kind("resnet50", "imagenet", 32, 16, 512, (1750.1, 1138.3), {10_000: 27, 20_000: 58}),
-    Kind("vgg16", "imagenet", 32, 16, 512, (972.7, 1973.8), {10_000: 11, 20_000: 44}),
-    Kind("inception_v3", "imagenet", 32, 16, 512, (1475.1, 1611.2), {10_000: 50, 20_000: 52}),
-    Kind("resnet18", "cifar", 256, 4, 4096, (13_666.9, 16_193.8), {20_000: 38, 40_000: 25}),
-    Kind("vgg16", "cifar", 128, 4, 2048, (2743.9, 2819.5), {20_000: 67, 40_000: 36}),
-    Kind("googlenet", "cifar", 256, 4, 4096, (9884.1, 11_461.1), {20_000: 36, 40_000: 23}),
-    Kind("bert", "cola", 16, 2, 64, (102.7, 102.2), {5000: 5, 8000: 6}),
-    Kind("bert", "mrpc", 16, 2, 64, (102.3, 101.7), {3600: 5.5}),
-    Kind("bert", "sst2", 32, 8, 256, (435.6, 435.5), {10_000: 5, 20_000: 5}),
+    Kind(
+        "alexnet",
+        "imagenet",
+        64,
+        16,
+        1024,
+        (2743.4, 3411.2),
+        {10_000: 21, 20_000: 69},
+        {10_000: (162, 193), 20_000: (98, 121, 116)},
+    ),
+    Kind(
+        "resnet50",
+        "imagenet",
+        32,
+        16,
+        512,
+        (1750.1, 1138.3),
+        {10_000: 27, 20_000: 58},
+        {10_000: (252, 260), 20_000: (239, 225, 197)},
+    ),
+    Kind(
+        "vgg16",
+        "imagenet",
+        32,
+        16,
+        512,
+        (972.7, 1973.8),
+        {10_000: 11, 20_000: 44},
+        {10_000: (715, 1357), 20_000: (160, 186, 174)},
+    ),
+    Kind(
+        "inception_v3",
+        "imagenet",
+        32,
+        16,
+        512,
+        (1475.1, 1611.2),
+        {10_000: 50, 20_000: 52},
+        {10_000: (2514, 8070), 20_000: (292, 378, 535)},
+    ),
+    Kind(
+        "resnet18",
+        "cifar",
+        256,
+        4,
+        4096,
+        (13_666.9, 16_193.8),
+        {20_000: 38, 40_000: 25},
+        {20_000: (80, 65), 40_000: (50, 72, 78)},
+    ),
+    Kind(
+        "vgg16",
+        "cifar",
+        128,
+        4,
+        2048,
+        (2743.9, 2819.5),
+        {20_000: 67, 40_000: 36},
+        {20_000: (164, 161), 40_000: (205, 122, 161)},
+    ),
+    Kind(
+        "googlenet",
+        "cifar",
+        256,
+        4,
+        4096,
+        (9884.1, 11_461.1),
+        {20_000: 36, 40_000: 23},
+        {20_000: (153, 105), 40_000: (37, 130, 153)},
+    ),
+    Kind(
+        "bert",
+        "cola",
+        16,
+        2,
+        64,
+        (102.7, 102.2),
+        {5000: 5, 8000: 6},
+        {5000: (86, 130), 8000: (156, 156, 163)},
+    ),
+    Kind("bert", "mrpc", 16, 2, 64, (102.3, 101.7), {3600: 5.5}, {3600: (74, 55, 155, 141, 108)}),
+    Kind(
+        "bert",
+        "sst2",
+        32,
+        8,
+        256,
+        (435.6, 435.5),
+        {10_000: 5, 20_000: 5},
+        {10_000: (66, 103), 20_000: (137, 138, 108)},
+    ),
 )
 BY_NAME: Final = {kind.name: kind for kind in KINDS}
 

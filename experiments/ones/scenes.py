@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from experiments.ones.model import World
 
@@ -15,16 +15,18 @@ PAPER: Final = ("ones", "drl", "tiresias", "optimus")
 OTHERS: Final = ("pollux", "ares", "elastic-dp", "fair-share")
 """Those that pliant has besides."""
 GPUS: Final = 64
+TAUGHT: Final = Path(__file__).with_name("taught.json")
+"""Another network of drl: ``train-published.toml`` makes it."""
 _ONES: Final = ("ones",)
 
 
 def _request(most: int) -> dict[str, int]:
-    """Jobs request what the trace states, up to so many GPUs."""
+    """Jobs request what the trace states, up to this many GPUs."""
     return {"most_requested": most}
 
 
 def _with(**parameters: Any) -> dict[str, list[Any]]:
-    """Parameters of ``ones``, as a sweep has them."""
+    """Parameters of a policy, as a sweep has them."""
     return {name: [value] for name, value in parameters.items()}
 
 
@@ -46,19 +48,27 @@ class Scene:
     """A change of size under ``ones``."""
     checkpoint_s: float = 20.0
     """A change of size under all others, and a resume."""
-    optimus_s: float = 600.0
+    optimus_s: float = 400.0
+    demand: Literal["stated", "predicted"] = "predicted"
+    """What schedulers see of the work of jobs."""
     queue_gpu_hours: str = "0.25,1"
     """Thresholds of Tiresias's queues."""
     noise: str = ""
     """Gradient noise scale: larger batches take more epochs; empty: they do not."""
     ones: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of ``ones``."""
+    drl: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of ``drl``."""
     policies: tuple[str, ...] = PAPER
     seeds: tuple[int, ...] = (0,)
 
     def sweeps(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(file, recipe) of each sweep; costs and intervals are those of all policies of a sweep."""
-        parameters = {"ones": self.ones, "tiresias": {"queue_gpu_hours": [self.queue_gpu_hours]}}
+        parameters = {
+            "ones": self.ones,
+            "drl": self.drl,
+            "tiresias": {"queue_gpu_hours": [self.queue_gpu_hours]},
+        }
         groups = {
             "in-place": (("ones",), self.in_place_s, None),
             "rounds": (("optimus",), self.checkpoint_s, self.optimus_s),
@@ -74,6 +84,7 @@ class Scene:
                 continue
             recipe: dict[str, Any] = {
                 "policies": chosen,
+                "demand": self.demand,
                 "start_cost": f"{self.start_s:g}",
                 "rescale_cost": f"{rescale_s:g}",
                 "resume_cost": f"{self.checkpoint_s:g}",
@@ -98,14 +109,16 @@ class Scene:
 _SEEDS: Final = (0, 1, 2)
 MAIN: Final = Scene("main", seeds=_SEEDS)
 ALSO: Final = Scene("also", policies=OTHERS, seeds=_SEEDS)
-SCALING: Final = tuple(Scene(f"gpus{size}", gpus=size) for size in (16, 32))
+SCALING: Final = tuple(Scene(f"gpus{size}", gpus=size, seeds=_SEEDS) for size in (16, 32, 48))
+_HOLDING: Final = _with(update="all", idle_gpus="hold")
 ROWS: Final = (
     Scene(
         "all",
-        "ones waits until all running jobs have done an epoch",
+        "ones waits until all jobs that run have done an epoch",
         ones=_with(update="all"),
         policies=_ONES,
     ),
+    Scene("hold", "ones waits so, and GPUs that nothing holds wait with it", ones=_HOLDING, policies=_ONES),
     Scene(
         "epochs",
         "ones waits for an epoch below the submitted batch, too",
@@ -115,15 +128,51 @@ ROWS: Final = (
     Scene(
         "down", "ones scales every long job down while others wait", ones=_with(convoy=0.0), policies=_ONES
     ),
-    Scene("faster", "GPUs are 1.75 times as fast as the recorded ones", World(faster=1.75)),
-    Scene("recorded", "jobs are submitted with the recorded batch", jobs={"batch_of": 16}),
-    Scene("stated", "jobs are submitted with the trace's batch for all their GPUs", jobs={"batch_of": 1}),
+    Scene(
+        "taught",
+        "drl has learnt from jobs like these",
+        drl=_with(network=TAUGHT.name),
+        policies=("drl",),
+        seeds=_SEEDS,
+    ),
+    Scene("rounds", "Optimus decides every 600 s", optimus_s=600.0, policies=("optimus",), seeds=_SEEDS),
+    Scene(
+        "queues",
+        "Tiresias has one threshold: 16 GPU-hours",
+        queue_gpu_hours="16",
+        policies=("tiresias",),
+        seeds=_SEEDS,
+    ),
+    Scene("knowing", "jobs state their work", demand="stated"),
+    Scene("history", "jobs take the recorded epochs", jobs={"shorter": None}),
+    Scene("unscaled", "jobs take the artifact's execution times as they are", jobs={"shorter": 1.0}),
+    Scene("even", "no factor is drawn (σ = 0)", jobs={"spread": 0.0}),
+    Scene("uneven", "the factor is wider (σ = 0.5)", jobs={"spread": 0.5}),
+    Scene("two", "jobs request up to 2 GPUs", jobs=_request(2)),
+    Scene(
+        "twohold",
+        "jobs request up to 2 GPUs, and ones waits with idle GPUs, too",
+        jobs=_request(2),
+        ones=_HOLDING,
+    ),
+    Scene("eight", "jobs request up to 8 GPUs", jobs=_request(8)),
     Scene("asking", "jobs request up to the 16 GPUs of the trace", jobs=_request(16)),
-    Scene("two", "jobs request up to two GPUs", jobs=_request(2)),
-    Scene("rounds", "Optimus decides every 400 s", optimus_s=400.0, policies=("optimus",)),
-    Scene("queues", "Tiresias has one threshold: 16 GPU-hours", queue_gpu_hours="16", policies=("tiresias",)),
+    Scene("batch1", "jobs are submitted with the trace's batch for all their GPUs", jobs={"batch_of": 1}),
+    Scene("batch16", "jobs are submitted with the recorded batch", jobs={"batch_of": 16}),
+    Scene("busier", "arrivals are 1.25 times as many", arrivals=0.8),
+    Scene("calmer", "arrivals are 0.8 times as many", arrivals=1.25),
+    Scene("held", "recorded jobs had 4 GPUs at most, which held as much more", World(recorded_on=4)),
+    Scene("slower", "GPUs are those of the recorded run", World(faster=1.0)),
+    Scene("fastsync", "another GPU adds half as much to a step", World(sync=0.5)),
+    Scene("slowsync", "another GPU adds twice as much to a step", World(sync=2.0)),
+    Scene("nofixed", "every part of a step on one GPU depends on the samples", World(fixed=0.0)),
+    Scene("fixed", "half of a step on one GPU depends on no sample", World(fixed=0.5)),
+    Scene("noise", "larger batches take more epochs (gradient noise scale 1000)", noise="1000"),
+    Scene("starts", "starting costs 30 s", start_s=30.0),
+    Scene("equal", "ones pays 20 s for a change of size, too", in_place_s=20.0, policies=_ONES),
+    Scene("cheap", "resuming costs 1 s, and a change of size under all schedulers", checkpoint_s=1.0),
 )
-SCENES: Final = (MAIN, ALSO, *SCALING, *ROWS)
+SCENES: Final = (MAIN, ALSO, *ROWS, *SCALING)
 
 
 def sweep_files() -> tuple[str, ...]:

@@ -10,14 +10,14 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import numpy as np
 from pydantic import ValidationError
 
 from experiments.ones.learning import Adam, Rollout, Step, gradient, returns
 from experiments.ones.model import profile_of
-from experiments.ones.workloads import cluster_of, drawn, jobs_of
+from experiments.ones.workloads import SHORTER, cluster_of, drawn, jobs_of
 from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.file_io.files import read_bytes
 from pliant.schemas.file_io.problems import problems_of
@@ -53,7 +53,9 @@ class Recipe(Record):
     entropy: NonNegativeFloat
     """What a chance of trying something else is worth, beside normalised advantages."""
     horizon_s: PositiveFloat
-    """What follows an action weighs e times less after so many seconds."""
+    """What follows an action weighs e times less after this many seconds."""
+    work: Literal["recorded", "published"]
+    """Of jobs: recorded epochs, or what follows from published execution times."""
     start_cost_s: NonNegativeFloat
     rescale_cost_s: NonNegativeFloat
 
@@ -125,7 +127,9 @@ def train(recipe: Recipe, seed: int, tell: bool = False) -> Weights:
     adam = Adam(recipe.learning_rate)
     for iteration in range(recipe.iterations):
         between_s = float(rng.uniform(*recipe.arrivals_s))
-        jobs = list(jobs_of(drawn(recipe.jobs, 1_000_000 * (seed + 1) + iteration, between_s), iteration))
+        arrivals = drawn(recipe.jobs, 1_000_000 * (seed + 1) + iteration, between_s)
+        shorter = None if recipe.work == "recorded" else SHORTER
+        jobs = list(jobs_of(arrivals, iteration, shorter=shorter))
         rollouts = []
         for number in range(recipe.rollouts):
             learner = Learner(weights, np.random.default_rng([seed, 2, iteration, number]))
@@ -152,7 +156,8 @@ def main(arguments: list[str]) -> int:
     except PliantError as error:
         print(f"train: {error}", file=sys.stderr)
         return error.exit_code
-    command = f"python -m experiments.ones.train --seed {wanted.seed}"
+    other = "" if wanted.recipe == RECIPE else f"--recipe {wanted.recipe} "
+    command = f"python -m experiments.ones.train {other}--seed {wanted.seed}"
     write_network(wanted.output, weights, command, recipe.model_dump(mode="json"), wanted.seed)
     print(f"train: {weights.digest[:12]} written to {wanted.output}", file=sys.stderr)
     return 0

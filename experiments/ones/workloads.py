@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Final
 
 import numpy as np
 
-from experiments.ones.model import BY_NAME, GPU_TYPE, GPUS_PER_NODE, KINDS, Kind, profile_of
-from experiments.ones.scenes import SCENES, write_sweeps
+from experiments.ones.model import (
+    BY_NAME,
+    GPU_TYPE,
+    GPUS_PER_NODE,
+    KINDS,
+    START_S,
+    Kind,
+    World,
+    profile_of,
+)
+from experiments.ones.scenes import SCENES, TAUGHT, write_sweeps
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.job import Batch, EpochWork, Gpus, Job
+from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.formats.ones import read_workload
 
@@ -25,7 +36,9 @@ SIZES: Final = (16, 32, 48, 64)
 _SMALLER, _FEW_JOBS = 4, 12
 """Smoke runs: how much smaller their clusters are, and how many jobs they have."""
 SPREAD: Final = 0.2
-"""σ of the factor that each job draws for its epochs."""
+"""σ of the factor that each job draws for its work."""
+SHORTER: Final = 0.81
+"""Factor of the execution times of the artifact's 50 jobs: their average is then that of the paper's 400."""
 ARRIVALS_S: Final = 30.0
 """Mean time between arrivals."""
 _DATASETS: Final = {
@@ -83,24 +96,31 @@ def jobs_of(
     arrivals: Iterable[Arrival],
     seed: int,
     *,
+    world: World | None = None,
     spread: float = SPREAD,
     batch_of: int | None = None,
-    work: float = 1.0,
+    shorter: float | None = SHORTER,
     most_requested: int = GPUS_PER_NODE,
 ) -> Iterator[Job]:
-    """The jobs, with epochs drawn by ``seed``.
+    """The jobs, with work drawn by ``seed``.
 
-    :param spread: σ of the factor of the epochs.
-    :param batch_of: jobs are submitted with the batch of at most so many GPUs; None: of those requested.
-    :param work: a factor of all epochs.
-    :param most_requested: GPUs; a job that states more requests so many.
+    :param world: gives the speeds that turn execution times into work.
+    :param spread: σ of the factor of the work.
+    :param batch_of: jobs are submitted with the batch of at most this many GPUs; None: of those requested.
+    :param shorter: a factor of all published execution times; None: jobs take the recorded epochs instead.
+    :param most_requested: GPUs; a job that states more requests this many.
     """
     rng = np.random.default_rng([seed, 20211114])
+    speeds = ThroughputBySize(profile_of(world))
     for each in arrivals:
         kind = each.kind
-        epochs = kind.epochs_of(each.samples) * work * float(np.exp(spread * rng.standard_normal()))
         requested = min(kind.requested, most_requested)
         size = min(kind.batch * min(kind.requested, batch_of or requested), kind.most)
+        epochs = kind.epochs_of(each.samples)
+        if shorter is not None:
+            trained_s = shorter * (kind.execution_s(each.samples) - START_S)
+            epochs = trained_s * _rate(speeds, kind, requested, size) / each.samples
+        epochs *= float(np.exp(spread * rng.standard_normal()))
         yield Job(
             id=each.name,
             submit_time=each.time_s,
@@ -111,6 +131,15 @@ def jobs_of(
             work=EpochWork(epochs=max(1.0, round(epochs)), dataset_size=each.samples),
             labels={"trace": "ones"},
         )
+
+
+def _rate(speeds: ThroughputBySize, kind: Kind, gpus: int, batch: int) -> float:
+    """Samples per second of a job as it is submitted."""
+    nodes, rest = divmod(gpus, GPUS_PER_NODE)
+    place = (GPUS_PER_NODE,) * nodes + (rest,) * (rest > 0)
+    seconds = speeds.step_seconds(kind.name, GPU_TYPE, place, batch, None)
+    assert seconds is not None, "every size has a speed"  # noqa: S101
+    return batch / seconds
 
 
 def cluster_of(gpus: int) -> Cluster:
@@ -124,9 +153,11 @@ def prepare(folder: Path, smoke: bool) -> None:
     write_sweeps(folder)
     for gpus in SIZES:
         write_cluster(cluster_of(gpus // _SMALLER if smoke else gpus), folder / f"cluster-{gpus}.json")
-    arrivals = drawn(_FEW_JOBS, 0, _SMALLER * ARRIVALS_S) if smoke else published()
+    shutil.copy(TAUGHT, folder)
+    arrivals = drawn(_FEW_JOBS, 0) if smoke else published()
     for scene in SCENES:
         write_profile(profile_of(scene.world), folder / f"{scene.name}.parquet")
         closer = [replace(each, time_s=scene.arrivals * each.time_s) for each in arrivals]
         for seed in scene.seeds:
-            write_jobs(list(jobs_of(closer, seed, **scene.jobs)), folder / f"{scene.name}-{seed}.jsonl")
+            jobs = list(jobs_of(closer, seed, world=scene.world, **scene.jobs))
+            write_jobs(jobs, folder / f"{scene.name}-{seed}.jsonl")

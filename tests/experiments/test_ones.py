@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,23 @@ from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Experiment, load
+from experiments.ones.artifact import (
+    GAINS,
+    JCT_S,
+    WAITED_OPTIMUS,
+    length_and_waiting,
+    paper_averages,
+    rounds_p,
+)
 from experiments.ones.experiment import gains
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.model import (
+    ASSUMPTIONS,
     BY_NAME,
     GPU_TYPE,
     KINDS,
     RESIZED,
+    START_S,
     Curve,
     World,
     bert_fixed,
@@ -28,9 +39,9 @@ from experiments.ones.model import (
     profile_of,
     sync_s,
 )
-from experiments.ones.scenes import MAIN, PAPER, ROWS
+from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, main, train
-from experiments.ones.workloads import drawn, jobs_of, published
+from experiments.ones.workloads import SHORTER, SPREAD, Arrival, drawn, jobs_of, published
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.profile.by_size import ThroughputBySize
@@ -91,7 +102,9 @@ def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
     )
     bert, resnet = published(path)
     assert (bert.kind.name, bert.samples, bert.time_s) == ("bert-cola", 6000, 7.0)
-    asked, stated = (list(jobs_of([bert, resnet], 0, spread=0.0, most_requested=most)) for most in (4, 16))
+    asked, stated = (
+        list(jobs_of([bert, resnet], 0, spread=0.0, shorter=None, most_requested=most)) for most in (4, 16)
+    )
     assert [job.gpus.requested for job in asked] == [2, 4]
     assert [job.gpus.requested for job in stated] == [2, 16]
     assert [job.batch.size for job in asked] == [32, 128]
@@ -104,6 +117,44 @@ def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
     path.write_text(f"{HEAD}\n7,gpt,cola,6000,5,16,5e-6,2e-5,0.8,2\n")
     with pytest.raises(BadInputError, match="no speed is published of gpt-cola"):
         published(path)
+
+
+def test_work_is_what_the_published_execution_times_leave_after_the_start() -> None:
+    """At the size that it requests a job takes 0.81 of its kind's time, and starting it 10 s."""
+    mrpc = Arrival("a", 0.0, BY_NAME["bert-mrpc"], 3600)
+    (found,) = jobs_of([mrpc], 0, spread=0.0)
+    rate = curve("bert-mrpc").rate(16, 2)
+    geometric_s = (74 * 55 * 155 * 141 * 108) ** 0.2
+    assert isinstance(found.work, EpochWork)
+    assert found.work.epochs == round(0.81 * (geometric_s - 10) * rate / 3600)
+    half, whole = (BY_NAME["resnet50-imagenet"].execution_s(samples) for samples in (15_000, 20_000))
+    assert whole < half < 256
+
+
+def test_of_equal_numbers_of_all_kinds_tiresias_has_the_average_of_the_paper() -> None:
+    times = [
+        SHORTER * (kind.execution_s(size) - START_S) + START_S
+        for kind in KINDS
+        for size in (*kind.executed_s, *([3600] if kind.task == "mrpc" else []))
+    ]
+    drawn_factor = np.exp(SPREAD**2 / 2)
+    execution_s, waiting_s = paper_averages()["tiresias"]
+    assert np.mean(times) * drawn_factor == pytest.approx(execution_s, rel=0.02)
+    assert (execution_s, waiting_s) == pytest.approx((342.9, 107.4), abs=0.1)
+
+
+def test_the_averages_of_the_paper_add_up_to_what_it_prints() -> None:
+    found = paper_averages()
+    assert sum(found["ones"]) == pytest.approx(JCT_S)
+    assert {name: 1 - JCT_S / sum(found[name]) for name in GAINS} == pytest.approx(GAINS)
+    assert found["ones"][0] / found["tiresias"][0] == pytest.approx(1 - 0.539)
+
+
+def test_jobs_of_the_artifact_waited_as_in_rounds_of_400_s_and_not_of_600() -> None:
+    assert rounds_p(400.0) > 0.3
+    assert rounds_p(600.0) < 0.001
+    assert max(WAITED_OPTIMUS) == 417
+    assert length_and_waiting() > 0.96
 
 
 def test_drawn_traces_are_like_the_published_one_and_epochs_differ_by_seed() -> None:
@@ -168,19 +219,24 @@ def test_equal_recipes_and_seeds_learn_equal_weights() -> None:
     assert train(SMALL, 1).digest == train(SMALL, 1).digest != train(SMALL, 2).digest
 
 
-def test_the_shipped_network_was_trained_by_the_recipe_that_is_there() -> None:
-    shipped = read_network(SHIPPED)
-    assert shipped.recipe == Recipe.read(RECIPE).model_dump(mode="json")
-    assert shipped.command == f"python -m experiments.ones.train --seed {shipped.seed}"
+def test_both_networks_were_trained_by_the_recipes_that_are_there() -> None:
+    other = RECIPE.with_name("train-published.toml")
+    named = "--recipe experiments/ones/train-published.toml "
+    for path, recipe, option in ((SHIPPED, RECIPE, ""), (TAUGHT, other, named)):
+        network = read_network(path)
+        assert network.recipe == Recipe.read(recipe).model_dump(mode="json")
+        assert network.command == f"python -m experiments.ones.train {option}--seed {network.seed}"
 
 
 def test_training_writes_a_network_and_a_bad_recipe_is_refused(tmp_path: Path, capsys) -> None:
     recipe = tmp_path / "recipe.toml"
     fields = SMALL.model_dump(mode="json")
-    recipe.write_text("\n".join(f"{name} = {value}" for name, value in fields.items()))
+    recipe.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()))
     out = tmp_path / "net.json"
     assert main(["--recipe", str(recipe), "--seed", "3", "-o", str(out)]) == 0
-    assert read_network(out).seed == 3
+    written = read_network(out)
+    command = f"python -m experiments.ones.train --recipe {recipe} --seed 3"
+    assert (written.seed, written.command) == (3, command)
     recipe.write_text("iterations = 0\n")
     assert main(["--recipe", str(recipe), "-o", str(out)]) == BadInputError.exit_code
     assert "/iterations" in capsys.readouterr().err
@@ -223,7 +279,16 @@ def test_a_scheduler_pays_for_its_own_way_to_change_sizes() -> None:
     costs = {recipe["policies"][0]: recipe["rescale_cost"] for recipe in recipes.values()}
     assert costs == {"ones": "1", "optimus": "20", "drl": "20"}
     intervals = [recipe.get("interval") for recipe in recipes.values()]
-    assert intervals == [None, 600.0, None]
+    assert intervals == [None, 400.0, None]
+    assert {recipe["demand"] for recipe in recipes.values()} == {"predicted"}
+
+
+def test_every_assumption_has_rows_that_vary_it() -> None:
+    varied = [name for names in ASSUMPTIONS.values() for name in names]
+    assert all(ASSUMPTIONS.values())
+    assert set(varied) <= {scene.name for scene in ROWS}
+    readings = {"all", "hold", "epochs", "down", "taught", "twohold"}
+    assert {scene.name for scene in ROWS} - set(varied) == readings, "how papers are read, not assumptions"
 
 
 def test_the_committed_page_is_made_of_the_committed_results(experiment: Experiment) -> None:
