@@ -86,7 +86,7 @@ class ShadowPrice(Policy):
         self,
         *,
         rescale_s: float = 30.0,
-        dwell_s: float = 600.0,
+        dwell_s: float = 500.0,
         ahead_s: float = 900.0,
         sweeps: int = 10,
         future: float = 0.0,
