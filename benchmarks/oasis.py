@@ -23,6 +23,7 @@ from experiments.oasis.measure import JOBS, SEEDS, SIZES, SLOTS, estimated, is_p
 from experiments.oasis.simulate import BASELINES, World
 from experiments.oasis.worlds import cluster, world
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.policies.multi_resource.model import Servers
 from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.policy import Oasis
@@ -74,15 +75,25 @@ def slowest_arrival_s(made: World, repeats: int) -> float:
 
 def slowest_decision_s(servers: Servers, jobs: int, slots: int, repeats: int) -> float:
     """The same of the policy: all that it does when a job has arrived, learning included."""
-    taken: dict[str, float] = {}
-    for _ in range(repeats):
-        session = Session(Oasis(horizon_slots=slots), nodes_of(servers), CurveThroughput())
-        for job in jobs_of(0, jobs, slots):
-            session.submit(job, job.submit_time)
-            started = process_time()
-            session.decide(job.submit_time)
-            taken[job.id] = min(taken.get(job.id, math.inf), process_time() - started)
-    return max(taken.values())
+    return max(
+        min(times) for times in zip(*(_decisions(servers, jobs, slots) for _ in range(repeats)), strict=True)
+    )
+
+
+def _decisions(servers: Servers, jobs: int, slots: int) -> list[float]:
+    """Of each decision in which a job arrives, while jobs run and end as they do."""
+    session = Session(Oasis(horizon_slots=slots), nodes_of(servers), CurveThroughput())
+    ahead, time_s, taken = in_order_of_arrival(jobs_of(0, jobs, slots)), 0.0, []
+    happen(session, time_s, ahead)
+    while True:
+        arrives = any(change.kind == "arrived" for change in session.changes)
+        started = process_time()
+        session.decide(time_s)
+        taken += [process_time() - started] * arrives
+        next_s = advance(session, time_s, ahead)
+        if next_s is None or not (ahead or session.jobs):
+            return taken
+        time_s = next_s
 
 
 def feasibility(instances: int, scale: int = 1) -> Iterator[Figure]:
