@@ -87,17 +87,17 @@ def _worlds(rows: Rows) -> Iterator[tuple[str, dict[tuple[str, str], Figures]]]:
 
 
 def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
-    recorded = _replays(rows, "ares")
+    """Means over the samples that ours has, too."""
     found: dict[tuple[str, str], Figures] = {}
     for family, words in _ARES.items():
         ours = rows.of("ares", variant=family)
-        if not ours:
-            continue
-        found[words, OURS] = _means(ours)
-        for name, figures in recorded.items():
-            policy = name.removeprefix(f"{family}-0-")
-            if policy != name:
-                found[words, policy] = figures
+        samples = {row["trace"] for row in ours}
+        by_policy: dict[str, list[Any]] = {OURS: ours} if ours else {}
+        for replay, row in _replays(rows, "ares").items():
+            parts = replay.split("-", 2)
+            if "-".join(parts[:2]) in samples:
+                by_policy.setdefault(parts[2], []).append(row)
+        found |= {(words, policy): _means(each) for policy, each in by_policy.items()}
     return found
 
 

@@ -21,65 +21,71 @@ from pliant.schemas.io import write_cluster
 
 ELSEWHERE: Final = ("ares", "ones", "elastic-scaling", "oasis")
 Recipes = dict[str, dict[str, Any]]
+Rows = dict[str, dict[str, Any]]
 _ON_OASIS: Final = (OURS, "oasis", "drf", "fair-share", "fifo", "rrh", "srtf", "tiresias")
 _SLOT_S: Final = 1200.0
 RECORDED: Final = "recorded"
 _SHOWN: Final = {
-    "ares": ("*-0-[!a]*", "*-0-a[!r]*", "*-0-ares", "*-0-ares-goodput"),
+    "ares": ("philly-[0-9]-*", "saturn-[0-9]-*", "newtrace-0-*", "testbed-0-*"),
     "ones": ("main-*", "also-*"),
     "elastic-scaling": ("mixed-40-t?-*-modequeue*",),
 }
-"""Replays of other experiments that are shown beside ours."""
+"""Replays of other experiments that are shown beside ours, but for other parameters of a policy."""
 
 
-def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Rows of a group: copies of those of the other experiment, and one for each replay that it lacks."""
-    experiment, recipes = _WORLDS[group]()
-    yield from _recorded(group, experiment)
+def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], Rows]]]:
+    """Copies of the rows of the other experiment, and for each recipe the rows that it lacks, by name."""
+    _, recipes = _WORLDS[group]()
+    if group in _SHOWN:
+        yield f"{group}/{RECORDED}", partial(_recorded, group)
     for name, recipe in recipes.items():
-        for trace in recipe["traces"]:
-            for policy in recipe["policies"]:
-                one = recipe | {"traces": [trace], "policies": [policy]}
-                yield (
-                    f"{group}/{name}/{trace['name']}/{policy}",
-                    partial(_row, group, name, one, folder),
-                )
+        yield f"{group}/{name}", partial(_ours, group, name, recipe, folder)
 
 
-def _recorded(group: str, experiment: Experiment) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def _recorded(group: str) -> Rows:
     """What the other experiment has replayed, as it is now: its results may be renewed without ours."""
-    replays = json.loads(experiment.results.read_bytes())["replays"] if group in _SHOWN else {}
-    for replay, figures in replays.items():
-        if any(fnmatchcase(replay, pattern) for pattern in _SHOWN[group]):
+    experiment, _ = _WORLDS[group]()
+    found = {}
+    for replay, figures in json.loads(experiment.results.read_bytes())["replays"].items():
+        if "alpha" not in replay and any(fnmatchcase(replay, pattern) for pattern in _SHOWN[group]):
             kept = {key: round(figures[key], 4) for key in KEPT if key in figures}
             words = {"group": group, "trace": "", "policy": "", "variant": RECORDED, "replay": replay}
-            yield f"{group}/{RECORDED}/{replay}", partial(dict, {**words, **kept})
+            found[f"{group}/{RECORDED}/{replay}"] = {**words, **kept}
+    return found
 
 
-def _row(group: str, name: str, recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _ours(group: str, name: str, recipe: dict[str, Any], folder: Path) -> Rows:
     experiment, _ = _WORLDS[group]()
-    trace, policy = recipe["traces"][0]["name"], recipe["policies"][0]
 
     def prepare(into: Path, smoke: bool) -> None:
         experiment.prepare(into, smoke)
         (into / "ours.json").write_text(json.dumps(recipe))
 
     ours = replace(experiment, prepare=prepare)
-    found = carry_out(ours, folder / f"{group}-{name}-{trace}-{policy}", sweeps=["ours.json"])
-    (outcome,) = found.values()
-    kept = {key: round(outcome.metrics[key], 4) for key in KEPT if key in outcome.metrics}
-    words = {"group": group, "trace": trace, "policy": policy, "variant": name}
-    return {**words, "seed": outcome.seed, "trace_hash": outcome.trace_hash, **kept}
+    found = carry_out(ours, folder / f"{group}-{name}", sweeps=["ours.json"])
+    rows = {}
+    for replay, outcome in found.items():
+        policy = max((each for each in recipe["policies"] if replay.endswith(f"-{each}")), key=len)
+        trace = replay.removesuffix(f"-{policy}")
+        kept = {key: round(outcome.metrics[key], 4) for key in KEPT if key in outcome.metrics}
+        words = {"group": group, "trace": trace, "policy": policy, "variant": name}
+        rows[f"{group}/{name}/{replay}"] = {
+            **words,
+            "seed": outcome.seed,
+            "trace_hash": outcome.trace_hash,
+            **kept,
+        }
+    return rows
 
 
 def _ares() -> tuple[Experiment, Recipes]:
-    """The three families and the testbed, decisions every minute, rescale costs of the paper."""
-    ours = {
-        Path(name).stem.removesuffix("-60"): recipe | {"policies": [OURS]}
-        for name, recipe in sweeps()
-        if name.endswith("-60.json")
-    }
-    return load("ares"), ours
+    """The samples of the three families, of newTrace one, and the testbed; decisions every minute."""
+    made = dict(sweeps())
+    found = {}
+    for family in ("philly", "saturn", "newtrace", "testbed"):
+        recipe = made[f"{family}-60.json"] | {"policies": [OURS]}
+        found[family] = recipe | {"traces": recipe["traces"][: 1 if family == "newtrace" else None]}
+    return load("ares"), found
 
 
 def _ones() -> tuple[Experiment, Recipes]:
@@ -100,13 +106,11 @@ def _elastic() -> tuple[Experiment, Recipes]:
     experiment = load("elastic-scaling")
     recipe = tomllib.loads((experiment.folder / "queue-40.toml").read_text())
     del recipe["parameters"]
-    (trace,) = recipe["traces"]
-    traces = [trace | {"name": f"{trace['name']}-t{seed}", "seeds": [seed]} for seed in trace["seeds"]]
-    return experiment, {"queue": recipe | {"policies": [OURS], "traces": traces}}
+    return experiment, {"queue": recipe | {"policies": [OURS]}}
 
 
 def _oasis() -> tuple[Experiment, Recipes]:
-    """Its mix of jobs with utilities on 128 GPUs of 16 servers, decisions once a slot, two seeds."""
+    """Its mix of jobs with utilities on 128 GPUs of 16 servers, decisions once a slot."""
 
     def prepare(into: Path, smoke: bool) -> None:
         fields = {"kind": "oasis", "jobs": 6 if smoke else 100, "hours": 100 * _SLOT_S / 3600}
@@ -121,7 +125,7 @@ def _oasis() -> tuple[Experiment, Recipes]:
     recipe = {
         "policies": list(_ON_OASIS),
         "interval": _SLOT_S,
-        "traces": [{"name": f"mix-{seed}", "synth": "mix.json", "seeds": [seed]} for seed in (0, 1)],
+        "traces": [{"name": "mix", "synth": "mix.json", "seeds": [0]}],
         "clusters": [{"name": "servers", "path": "servers.json"}],
     }
     return experiment, {"mix": recipe}

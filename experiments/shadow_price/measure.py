@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -54,22 +54,27 @@ def measured(
             chosen = [each for each in _tasks(group, folder) if fnmatchcase(each[0], only)]
             if not chosen:
                 continue
-            names, tasks = zip(*chosen, strict=True)
-            rows |= zip(names, pool.map(_call, tasks), strict=True)
-            tell(f"{group}: {len(names)} rows in {time.perf_counter() - before:.0f} s")
+            found = list(pool.map(_call, [task for _, task in chosen]))
+            for each in found:
+                rows |= each
+            tell(f"{group}: {sum(map(len, found))} rows in {time.perf_counter() - before:.0f} s")
     return {"rows": dict(sorted(rows.items()))}
 
 
-def _call(task: Callable[[], Row]) -> Row:
+def _call(task: Callable[[], dict[str, Row]]) -> dict[str, Row]:
     return task()
 
 
-def _tasks(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Names of rows, and what makes them."""
+def _one(name: str, made: Callable[[], Row]) -> dict[str, Row]:
+    return {name: made()}
+
+
+def _tasks(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Row]]]]:
+    """What makes rows, by the name of the row or of their recipe."""
     if group in GROUPS:
-        yield from ((each.name, each.row) for each in matrix(group))
+        yield from ((each.name, partial(_one, each.name, each.row)) for each in matrix(group))
     elif group == BOUNDS:
-        yield from ((each.name, each) for each in bounds())
+        yield from ((each.name, partial(_one, each.name, each)) for each in bounds())
     else:
         yield from elsewhere(group, folder)
 
