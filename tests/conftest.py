@@ -53,16 +53,16 @@ def as_it_was() -> Iterator[None]:
 
     The next test gets all three as they were, and SIGTERM ends the tests. A variable that one test leaves
     behind reaches the processes of another one: workers that are kept on the loopback interface never find
-    those on other hosts.
+    those on other hosts. A fixture of a whole module may have called such code before.
     """
     environment = dict(os.environ)
     logger = logging.getLogger("pliant")
     handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    terminate = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     logger.handlers, logger.propagate = handlers, propagate
     logger.setLevel(level)
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _set_environment(environment)
 
 

@@ -50,6 +50,17 @@ def test_a_command_leaves_no_handler_of_signals_to_the_next_test(time: str) -> N
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
+@pytest.fixture(scope="module")
+def called_a_command() -> None:
+    command(lambda: None)()
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+@pytest.mark.usefixtures("called_a_command")
+def test_a_command_that_a_fixture_of_many_tests_calls_leaves_no_handler_of_signals(time: str) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.parametrize("time", ["first", "second"])
 def test_what_a_test_changes_in_the_environment_does_not_reach_the_next_one(time: str) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ
