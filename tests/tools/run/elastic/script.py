@@ -123,8 +123,8 @@ for epoch in job.epochs(options["epochs"]):
             clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         if options["groups"]:
-            (out / f"made-{name}").write_text(f"{own_group.made}")
             assert own_group.mean(torch.tensor(float(job.rank))) == (job.world_size - 1) / 2
+            (out / f"made-{name}").write_text(f"{own_group.made}")
         if options["schedule"] == "step":
             scheduler.step()
         job.log(loss=loss)
