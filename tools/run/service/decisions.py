@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -77,21 +77,25 @@ class Decisions:
             cannot be used.
         """
         self.asked_s = now_s
+        done: Sequence[Transition] = ()
         try:
-            found = prepare(self._ask(now_s, held))
+            began = time.perf_counter()
+            done = self.session.decide(now_s)
+            seconds = time.perf_counter() - began
+            found = prepare(self._decided(done, seconds, now_s, held))
         except Exception as error:
             if not self._forgiving:
                 raise
             reason = self._say(error, _GOES_ON)
             self._put_back(held, now_s)
+            self.session.turned_away.update(_rejected(done))
             return reason
         self._said.clear()
         return found
 
-    def _ask(self, now_s: float, held: Mapping[str, Share]) -> Decided:
-        began = time.perf_counter()
-        done = self.session.decide(now_s)
-        seconds = time.perf_counter() - began
+    def _decided(
+        self, done: Sequence[Transition], seconds: float, now_s: float, held: Mapping[str, Share]
+    ) -> Decided:
         schedule = self.schedule_of(done, now_s)
         given = shares_of(schedule)
         changed = {transition.job.id for transition in done}
@@ -101,8 +105,7 @@ class Decisions:
             if job_id not in changed
         }
         shares |= {job_id: share for job_id, share in given.items() if job_id in changed}
-        rejected = tuple((one.job.id, one.reason) for one in done if one.step == "reject")
-        return Decided(schedule, seconds, shares, rejected)
+        return Decided(schedule, seconds, shares, _rejected(done))
 
     def forecasts(self, now_s: float) -> dict[str, Any]:
         """What is predicted of jobs whose turn it is to be noted, by id."""
@@ -156,6 +159,10 @@ class Decisions:
             if (job.placement, job.global_batch, job.beside) != wanted:
                 changed.append(Holding(job.id, place, batch, job.servers, beside))
         self.session.put_back(changed, now_s)
+
+
+def _rejected(done: Iterable[Transition]) -> tuple[tuple[str, str], ...]:
+    return tuple((one.job.id, one.reason) for one in done if one.step == "reject")
 
 
 def _beside(other: str | None, share: Share) -> Share:

@@ -48,10 +48,14 @@ def test_a_decision_that_the_nodes_have_no_slots_for_has_failed_and_ends_nothing
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "pliant"):
         patched.setattr(SimulatedNodes, "nodes", without_one)
+        patched.setattr(Fifo, "decide", says({}, {"j3": "out of fashion"}))
         world.turn(5.0)
+        world.submit(FOUR_GPUS)
         world.submit(FOUR_GPUS)
         world.turn()
         world.turn()
+    assert world.loop is not None
+    assert world.loop.state.log.jobs["j3"].reason == "out of fashion", "what it turned away is out"
     assert errors(world) == ['policy "fifo": node n1 has 1 free slots, 2 more are asked for']
     assert caplog.text.count("2 more are asked for; what runs goes on as it is") == 1
     assert [unit.slots for unit in world.nodes.running()] == [("n0/0",)]
