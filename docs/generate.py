@@ -145,13 +145,15 @@ _POLICIES = """# Policies
 A policy can only be as good as what it knows, and what it knows can be wrong. So they are grouped by the most
 that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
 
-Without a reason for another, take [shadow-price](#shadow-price). It has the least mean JCT of all on every
-published workload of [the comparison](experiments/shadow-price.md), with stated, wrong and unknown work, with
-free and with fixed batches; the page says where it loses. How long it may hold a job back is bounded
-([delay-bound.md](delay-bound.md)). Take another where something else counts:
+Without a reason for another, take [shadow-price](#shadow-price). On every workload of Pollux and Sia in
+[the comparison](experiments/shadow-price.md) it has the least mean JCT of all, with free and with fixed
+batches; the page says where it loses. How long it may hold a job back is bounded
+([delay-bound.md](delay-bound.md)).
+Take another where something else counts:
 
 - the time until the last job ends: the comparison has makespans; `future` of shadow-price trades for them;
 - deadlines, or utilities that fall with time: [oasis](#oasis);
+- larger batches that train as well as small ones, with no gradient noise measured: [ones](#ones);
 - equal shares whatever the jobs are, or no profile of them: [fair-share](#fair-share).
 
 """
