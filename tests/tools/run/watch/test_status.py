@@ -164,11 +164,11 @@ def test_programs_read_what_jobs_are_to_hold_later(
     late_s = NOW_S + 100.0  # the second of four slots, each for all GPUs of the cluster
     nodes = cluster(4)
     worth = {"shape": "step", "value": 10.0, "target": 1000.0}
-    jobs = [job(name, at=0.0, gpus=4, gpu_seconds=800.0, utility=worth) for name in "ab"]
+    jobs = [job("a", at=0.0, gpus=4, gpu_seconds=1600.0, utility=worth)]
     decided = decide(jobs, nodes, None, Question("oasis", {"slot_seconds": 100.0}), now_s=0.0)
     dirs = StateDir(tmp_path / "state")
     with State(dirs.path) as held:
-        submitted = [submit_event(each, NOW_S, {"samples": 800.0}) for each in jobs]
+        submitted = [submit_event(each, NOW_S, {"samples": 1600.0}) for each in jobs]
         held.record(
             [run_event(decided, "hash", NOW_S), *submitted, decision_event(NOW_S, NOW_S, "oasis", 0.1)]
         )
