@@ -109,7 +109,8 @@ def _lost(rows: Rows) -> str:
 def wins(rows: Rows) -> dict[str, tuple[int, int]]:
     """In how many (group, trace) ours is the best of all in a figure, and of how many."""
     found = {}
-    pairs = [(group, trace) for group in ("policies", "fixed", "in-place") for trace in rows.traces(group)]
+    groups = ("policies", "fixed", "in-place")
+    pairs = [(group, trace) for group in groups for trace in rows.traces(group) if trace in SHORT]
     for field in ("mean_jct_s", "p99_jct_s", "unfair_fraction", "worst_ftf", "makespan_s"):
         best = 0
         for group, trace in pairs:
