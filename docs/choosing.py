@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
@@ -14,6 +16,8 @@ from experiments.ares.traces import FAMILIES
 from experiments.ares.workloads import BASE, RECORDED, RECORDS, SAMPLES, stem
 from experiments.harness.page import Results
 from experiments.harness.spec import Replays
+from experiments.shadow_price.measure import RESULTS
+from experiments.shadow_price.runs import OURS
 from pliant.tools.report.rendering.markdown import markdown_table
 from pliant.tools.schedule.registry import describe
 
@@ -31,7 +35,13 @@ def choosing_page() -> str:
 
 
 def _facts(replays: Replays) -> Mapping[str, Any]:
-    found: dict[str, Any] = {"table": _table(replays), "few": len(RECORDED["newtrace"])}
+    ours = _ours(replays)
+    found: dict[str, Any] = {
+        "table": _table(replays, ours),
+        "few": len(RECORDED["newtrace"]),
+        "ours": ours,
+        "pollux_first": f"{_on_first(replays, 'newtrace', 'pollux'):.2f}",
+    }
     for world, size in ((BASE, "large"), (RECORDS, "small")):
         for policy in ("ares", "ares-goodput", "pollux", "srtf"):
             names = {family: stem(world, family) for family in FAMILIES}
@@ -64,12 +74,35 @@ def _decision(replays: Replays, policy: str) -> str:
     return f"{mean_of(replays, 'newtrace', policy, 'decision_ms'):.1f} ms"
 
 
-def _table(replays: Replays) -> str:
+def _ours(replays: Replays) -> dict[str, str]:
+    """Average JCT of shadow-price over that of fair-share, by family, on the samples that it replayed."""
+    rows = json.loads(RESULTS.read_bytes())["rows"].values()
+    found = {}
+    for family in FAMILIES:
+        mine = {
+            row["trace"]: row["mean_jct_s"]
+            for row in rows
+            if row["group"] == "ares" and row["variant"] == family and row["policy"] == OURS
+        }
+        theirs = [replays[f"{trace}-fair-share"]["mean_jct_s"] for trace in mine]
+        found[family] = f"{fmean(mine.values()) / fmean(theirs):.2f}"
+    return found
+
+
+def _on_first(replays: Replays, family: str, policy: str) -> float:
+    """Average JCT over that of fair-share on the first sample alone."""
+    ours, base = (replays[f"{family}-0-{name}"]["mean_jct_s"] for name in (policy, "fair-share"))
+    return float(ours / base)
+
+
+def _table(replays: Replays, ours: Mapping[str, str]) -> str:
     titles = (
         f"{words.partition(' ')[0]}, {kind}" for kind in _WORLDS.values() for words in FAMILIES.values()
     )
     head = ("policy", "knows", "changes", *titles, "worst", "changes of a job", "ms")
-    return markdown_table(head, (tuple(_cells(replays, policy)) for policy in CHOICES), 3)
+    found = describe(OURS)
+    first = (OURS, found.knows, found.elasticity, *ours.values(), *("",) * (len(head) - 3 - len(ours)))
+    return markdown_table(head, (first, *(tuple(_cells(replays, policy)) for policy in CHOICES)), 3)
 
 
 def _cells(replays: Replays, policy: str) -> Iterator[str]:
