@@ -11,15 +11,16 @@ from pliant.schemas.errors import ServiceMissingError
 
 TIMEOUT_S: Final = 30.0
 """A controller that does not answer is asked again by the command itself for about ten seconds."""
-_OURS: Final = ("SLURM_CONF", "SLURM_JWT")
-"""Which Slurm is meant, and a token that stands for the user where Slurm asks for one. Other variables stand
-for options, or belong to a job that we may be in."""
+CONF: Final = "SLURM_CONF"
+"""Which Slurm is meant."""
+JWT: Final = "SLURM_JWT"
+"""A token that stands for the user where Slurm asks for one; srun does not support it."""
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_")
 
 
-def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that Slurm's commands need; on a node no worker gets them but ``SLURM_CONF``."""
-    return {name: env[name] for name in _OURS if name in env}
+def of_slurm(env: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Those of Slurm's variables; all others stand for options, or belong to a job that we may be in."""
+    return {name: env[name] for name in names if name in env}
 
 
 def ask(
@@ -37,7 +38,7 @@ def ask(
     """
     base = os.environ if base is None else base
     env = {name: value for name, value in base.items() if not name.startswith(_OPTIONS)}
-    env |= of_slurm(os.environ)
+    env |= of_slurm(os.environ, CONF, JWT)
     try:
         done = subprocess.run(
             argv,

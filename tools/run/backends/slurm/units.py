@@ -23,7 +23,7 @@ from pliant.tools.profile.torchrun.processes import child_environment
 from pliant.tools.run.backends.protocol import Handle, StopLevel, UnitStatus
 from pliant.tools.run.backends.record import LaunchRecord, StartedUnit, read_record, write_record
 from pliant.tools.run.backends.slurm import command_lines
-from pliant.tools.run.backends.slurm.ask import of_slurm
+from pliant.tools.run.backends.slurm.ask import CONF, of_slurm
 from pliant.tools.run.backends.slurm.parsing import SlurmStep
 from pliant.tools.run.statedir.contract.files import (
     PRIVATE,
@@ -196,7 +196,7 @@ class SlurmUnit:
 
     def _start(self, place: Place, env: Mapping[str, str], now_s: float) -> None:
         argv = self.argv(place)
-        own = {**child_environment(env, self._started.env), **of_slurm(env)}
+        own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
         with self._srun_log.open("ab") as log, open(os.devnull, "rb") as nothing:
             descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))

@@ -15,6 +15,7 @@ from typing import Final
 
 from pliant.schemas.cluster import Cluster, Node, SlurmOptions
 from pliant.tools.run.backends.protocol import Handle, Unit
+from pliant.tools.run.backends.slurm.ask import JWT
 from pliant.tools.run.backends.slurm.command_lines import asked_for, escaped, name_of
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
@@ -98,6 +99,8 @@ def sbatch(request: Request, options: SlurmOptions, attempt: AttemptDir) -> tupl
 def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale: str | None = None) -> str:
     """The script: it starts a task for each unit, and a task that fails leaves the others alone.
 
+    The environment is that of the launcher, but no task gets its token.
+
     :param locale: LC_ALL as the launcher has it; None: not at all.
     """
     srun = (
@@ -107,7 +110,7 @@ def script(request: Request, options: SlurmOptions, attempt: AttemptDir, locale:
         *(sys.executable, "-I", "-S", TASK, str(attempt.path)),
     )
     said = "unset LC_ALL" if locale is None else f"export LC_ALL={shlex.quote(locale)}"
-    return f"#!/bin/sh\n{said}\nexec {shlex.join(srun)}\n"
+    return f"#!/bin/sh\n{said}\nunset {JWT}\nexec {shlex.join(srun)}\n"
 
 
 def script_file(attempt: AttemptDir) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +79,18 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     found = unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 2 * units.START_S)
     assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
+
+
+def test_srun_gets_no_token_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It supports none, and its environment is that of the keeper, which others may read."""
+    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {tmp_path}/seen\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    unit = SlurmUnit(kept_attempt(StateDir(tmp_path), "a", "n0"), 0, WANTED)
+    unit._start(Place("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
+    assert unit.srun is not None
+    os.waitpid(unit.srun, 0)
+    assert (tmp_path / "seen").read_text() == "/etc/other.conf,none\n"
 
 
 def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(tmp_path: Path) -> None:

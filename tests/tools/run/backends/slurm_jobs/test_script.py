@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_the_submission_is_one_argument_list() -> None:
 def test_the_script_starts_a_task_for_each_unit_and_quotes_what_a_shell_would_read() -> None:
     odd = AttemptDir(Path("/state of $me/100%/attempts/1"))
     text = script(Request("x", 2, 2, gpus=1), SlurmOptions(), odd, "de_DE.UTF-8")
-    head, said, command = text.splitlines()
+    head, said, _, command = text.splitlines()
     assert (head, said) == ("#!/bin/sh", "export LC_ALL=de_DE.UTF-8")
     shown = subprocess.run(
         ["sh", "-c", command.replace("exec srun", "printf '%s\\n'")],
@@ -90,6 +91,15 @@ def test_the_script_starts_a_task_for_each_unit_and_quotes_what_a_shell_would_re
         *(sys.executable, "-I", "-S", TASK, "/state of $me/100%/attempts/1"),
     ]
     assert script(Request("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
+
+
+def test_no_task_gets_a_token_of_slurm(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "${SLURM_JWT-none},$KEPT"\n')
+    (tmp_path / "srun").chmod(0o755)
+    text = script(Request("x", 1, 1), SlurmOptions(), ATTEMPT)
+    env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}
+    done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "none,yes\n"
 
 
 def test_a_name_is_that_of_one_attempt_in_one_state_directory(tmp_path: Path) -> None:
