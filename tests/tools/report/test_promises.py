@@ -10,6 +10,7 @@ from pliant.schemas.runinfo import EqualDeals
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
+from pliant.tools.report.references import equal_deals
 from pliant.tools.report.references.equal_deals import equal_deal_finishes
 from pliant.tools.report.references.jobs import ReferenceJob
 from pliant.tools.report.rendering.guarantee import guarantee_section
@@ -56,6 +57,28 @@ def test_a_job_that_was_stopped_leaves_its_share_to_the_others() -> None:
     jobs = [linear("a", 320), linear("stopped", 1e6)]
     assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS, {"stopped": 90.0})["a"] == 200.0
     assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
+
+
+def test_a_job_that_does_not_fit_on_what_is_left_for_good_never_ends() -> None:
+    """From 100 s on one GPU is there: too few for the job that needs two, while the other goes on alone."""
+    jobs = [linear("wide", 1000, least=2), linear("later", 80, at=250.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4), (100.0, 1)], TERMS) == {"later": 400.0}
+
+
+@pytest.mark.parametrize("lost_s", [100.0, 250.0])
+def test_where_no_deal_leaves_time_to_train_no_job_ends(lost_s: float) -> None:
+    """A file may say so; the policy refuses it. One that is submitted later changes nothing."""
+    terms = TERMS.model_copy(update={"lost_s": lost_s})
+    jobs = [linear("a", 10), linear("later", 10, at=950.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], terms) == {}
+
+
+def test_a_job_that_would_take_longer_than_anyone_waits_counts_as_never_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(equal_deals, "_MOST_DEALS", 10)
+    jobs = [linear("a", 160), linear("endless", 1e18)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0}
 
 
 def late(end_s: float) -> RunRecord:

@@ -103,6 +103,8 @@ class ShadowPrice(Policy):
         for key, value in {"dwell_s": dwell_s, "ahead_s": ahead_s, "deal_s": deal_s}.items():
             if value <= 0:
                 raise UsageError(f'policy "{self.name}": {key} {value:g} is not above 0')
+        if lost_s >= deal_s:
+            raise UsageError(f'policy "{self.name}": lost_s {lost_s:g} is not below deal_s {deal_s:g}')
         self.rescale_s = rescale_s
         self.dwell_s = dwell_s
         self.ahead_s = ahead_s

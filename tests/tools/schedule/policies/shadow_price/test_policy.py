@@ -152,6 +152,7 @@ def test_what_jobs_have_shown_survives_a_dump():
     [
         *({"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}),
         *({"grace": -1.0}, {"grace_s": -1.0}, {"deal_s": 0.0}, {"lost_s": -1.0}),
+        *({"lost_s": 600.0}, {"deal_s": 90.0}),
     ],
 )
 def test_parameters_out_of_range_are_refused(values: dict[str, float]):
