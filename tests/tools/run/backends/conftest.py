@@ -19,5 +19,4 @@ def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm
     monkeypatch.setattr(controller, "NODES_S", 0.2)
     monkeypatch.setattr(leases, "AGAIN_S", 0.5)
     yield slurm
-    slurm.end_jobs()
-    until(lambda: set(slurm.states().values()) == {"idle"})
+    until(lambda: (slurm.end_jobs(), set(slurm.states().values()) == {"idle"})[1])

@@ -121,6 +121,7 @@ def test_an_attempt_does_not_grow(launcher: Launcher) -> None:
         launcher.backend.start(handle, [])
     assert launcher.backend.in_place is False
     assert launcher.backend.release() == 0
+    until(launcher.queue)  # it is submitted meanwhile, and the next test would find it
 
 
 def test_a_dry_run_shows_the_submission_its_script_and_what_each_task_starts(launcher: Launcher) -> None:
