@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
+
+from pydantic import ValidationError
 
 from pliant.schemas.schedule import Allocation, PolicyState, PolicyUse, Reservation, Schedule, Verdict
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Reserved
+from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.prediction import Prediction, copy_of, predictions
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.transitions import Transition
@@ -33,7 +36,7 @@ def schedule_of(
         then says the plain facts, or has no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
-    ahead: Mapping[str, Sequence[Reserved]] = _forgiving(lambda: session.reserved(time_s), dict, forgive)
+    ahead = _forgiving(lambda: _ahead(session, time_s), dict, forgive)
     done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
@@ -54,7 +57,7 @@ def schedule_of(
         allocations=tuple(
             _allocation(
                 *(session, job, done.get(job.id), reasons[job.id], expected.get(job.id)),
-                reserved=_reserved(ahead.get(job.id, ())),
+                reserved=ahead.get(job.id, ()),
             )
             for job in active
             if job.gpus or job.id in done
@@ -63,7 +66,7 @@ def schedule_of(
             _waits(
                 *(job, reasons[job.id], expected.get(job.id)),
                 explain=explain,
-                reserved=_reserved(ahead.get(job.id, ())),
+                reserved=ahead.get(job.id, ()),
             )
             for job in active
             if not job.gpus
@@ -75,6 +78,18 @@ def schedule_of(
         forecast=session.forecast_state(),
         policy_state=_forgiving(lambda: _storable(session.policy_state(), forgive), lambda: None, forgive),
     )
+
+
+def _ahead(session: Session, time_s: float) -> dict[str, tuple[Reservation, ...]]:
+    """What jobs are to hold later.
+
+    :raises PolicyError: the policy planned what no schedule can hold.
+    """
+    planned = session.reserved(time_s)
+    try:
+        return {job_id: _reserved(spans) for job_id, spans in planned.items()}
+    except ValidationError as error:
+        raise PolicyError.broke_rule(session.policy.name, "planned what no schedule can hold") from error
 
 
 def _reserved(spans: Iterable[Reserved]) -> tuple[Reservation, ...]:
@@ -120,7 +135,7 @@ def _waits(
     reserved: tuple[Reservation, ...],
 ) -> Verdict:
     if not explain:
-        return Verdict(job=job.id, reason=why.reason)
+        return Verdict(job=job.id, reason=why.reason, reserved=reserved)
     return Verdict(
         job=job.id,
         reason=why.reason,

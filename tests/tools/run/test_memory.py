@@ -17,11 +17,13 @@ from pliant.schemas.file_io.event_log import Place
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.inputs import Prepared
 from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.operate import order_jobs
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.statedir.contract.progress import Progress
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.session.lazy_dict import LazyDict
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
 
@@ -138,6 +140,23 @@ def test_a_job_that_has_ended_takes_less_than_two_thousand_bytes(tmp_path: Path)
         before = bytes_held(loop)
         run(loop, tmp_path, 3 * JOBS)
         assert (bytes_held(loop) - before) / (2 * JOBS) < 2000
+
+
+def test_a_job_that_ends_while_it_is_held_is_put_away_too(tmp_path: Path) -> None:
+    """Its policy does not see it, and so hears nothing of its end."""
+    loop = following(tmp_path)
+    with loop.state as state:
+        run(loop, tmp_path, 1)
+        spool = Spool(state.dirs)
+        with spool.locked():
+            spool.ask_to_run([job("held", command=("train.py",))])
+        order_jobs(state.dirs.path, "hold", ["held"])
+        loop.step()
+        with spool.locked():
+            spool.ask_to_cancel(["held"])
+        run(loop, tmp_path, 4)
+        assert isinstance(loop.session.ended, LazyDict)
+        assert loop.session.ended.raw("held") is not None
 
 
 def test_a_turn_in_which_nothing_happens_takes_no_memory(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class Loop:
         now = self.clock()
         rejected = [verdict for verdict in found.rejected if verdict.job in log.active]
         self.state.record(reject_event(verdict.job, now, verdict.reason) for verdict in rejected)
-        self._carry_out(self._change_to(found, startable(log, found, now), now, []))
+        self._carry_out(self._change_to(found, startable(log, found, now), now))
 
     # One turn.
 
@@ -283,10 +283,10 @@ class Loop:
     # What shall run.
 
     def _decide(self, decisions: Decisions) -> None:
-        now, ended = self.clock(), self._ends_to_hear()
+        now = self.clock()
         prepare = partial(self._prepare, decisions, now=now)
         found = decisions.decide(now - self._origin_s, self._held, prepare)
-        self._ended.put_away(ended - self._ends_to_hear())
+        self._ended.put_away(self._ended.made() - self._ends_to_hear())
         if isinstance(found, _Change):
             self._carry_out(found)
             return
@@ -301,14 +301,13 @@ class Loop:
         """
         said = decisions.admissions(self._origin_s)
         waiting = {job_id: each for job_id, each in said.items() if job_id in self.session.jobs}
-        name, forecasts = self.session.policy.name, decisions.forecasts(now - self._origin_s)
-        decision = decision_event(
-            now, self._origin_s, name, found.seconds, forecasts=forecasts, admissions=waiting
-        )
+        event = partial(decision_event, now, self._origin_s, self.session.policy.name, found.seconds)
         rejected = [reject_event(job_id, now, reason, said.get(job_id)) for job_id, reason in found.rejected]
-        event_lines([decision, *rejected])
-        schedule = self._complete(found.schedule, found.seconds)
-        return self._change_to(schedule, found.shares, now, [decision, *rejected])
+        event_lines([event(admissions=waiting), *rejected])
+        change = self._change_to(self._complete(found.schedule, found.seconds), found.shares, now)
+        forecasts = decisions.forecasts(now - self._origin_s)  # last: these jobs count as noted from here on
+        decision = event(forecasts=forecasts, admissions=waiting)
+        return replace(change, events=[decision, *rejected, *change.events])
 
     def _ends_to_hear(self) -> set[str]:
         """Jobs that have ended, which the policy has not heard of."""
@@ -327,7 +326,7 @@ class Loop:
             self.executor.apply([Step(job_id, "preempt", held, None)])
 
     def _change_to(
-        self, schedule: Schedule, shares: Mapping[str, Share], now: float, before: Iterable[Event]
+        self, schedule: Schedule, shares: Mapping[str, Share], now: float, before: Iterable[Event] = ()
     ) -> _Change:
         """What to write down and to do for these shares to run; ``before`` is written down first.
 

@@ -20,6 +20,7 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         self, values: Mapping[str, bytes | T], make: Callable[[str, bytes], T], encode: Callable[[T], bytes]
     ) -> None:
         self._values: dict[str, bytes | T] = dict(values)
+        self._made = {name for name, value in self._values.items() if not isinstance(value, bytes)}
         self._make = make
         self._encode = encode
 
@@ -34,13 +35,16 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         value = self._values[name]
         if isinstance(value, bytes):
             value = self._values[name] = self._make(name, value)
+            self._made.add(name)
         return value
 
     def __setitem__(self, name: str, value: T) -> None:
         self._values[name] = value
+        self._made.add(name)
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
+        self._made.discard(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -56,12 +60,17 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         value = self._values[name]
         return value if isinstance(value, bytes) else None
 
+    def made(self) -> set[str]:
+        """The names of all values that are not kept as bytes."""
+        return set(self._made)
+
     def put_away(self, names: Iterable[str]) -> None:
         """Keep these values as bytes, which take a fraction of the memory; there are values of all names."""
-        for name in names:
+        for name in self._made.intersection(names):
             value = self._values[name]
             if not isinstance(value, bytes):
                 self._values[name] = self._encode(value)
+            self._made.discard(name)
 
 
 def raw_of(values: Mapping[str, T], name: str, encode: Callable[[T], bytes]) -> bytes:

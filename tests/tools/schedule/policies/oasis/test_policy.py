@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,8 @@ from pliant.schemas.resources import capacities, servers_for
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.policies.oasis.policy import Oasis
+from pliant.tools.schedule.policy import Reserved
+from pliant.tools.schedule.policy_error import PolicyError
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.to_schedule import schedule_of
@@ -209,6 +212,24 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
     assert sum(held_then.values()) + sum(sizes(held).values()) == 16
     assert max(held_then.values()) <= 4
     assert all("ends within" in (verdict.reason) for verdict in reserved)
+
+
+def test_what_waiting_jobs_are_to_hold_is_said_without_an_explanation_too():
+    held = bidding(bidder("a", 8), bidder("b", 8))
+    plain, full = (schedule_of(held, [], 0.0, explain=explain) for explain in (False, True))
+    assert any(verdict.reserved for verdict in full.waiting)
+    assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in full.waiting]
+
+
+def test_plans_that_no_schedule_can_hold_are_left_out_where_errors_are_forgiven(monkeypatch):
+    held = bidding(bidder("a", 8), bidder("b", 8))
+    endless = {"b": [Reserved(0.0, math.inf, (("n0", 4),))]}
+    monkeypatch.setattr(held.policy, "reserved", lambda seen: endless)
+    said: list[Exception] = []
+    assert schedule_of(held, [], 0.0, forgive=said.append).waiting[0].reserved == ()
+    assert len(said) == 1
+    with pytest.raises(PolicyError, match="oasis"):
+        schedule_of(held, [], 0.0)
 
 
 def test_state_that_is_carried_decides_as_state_that_was_kept():
