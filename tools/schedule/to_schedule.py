@@ -36,7 +36,7 @@ def schedule_of(
         then says the plain facts, or has no state. None: they are raised.
     """
     expected = predictions(copy_of(session), time_s, measured or {}) if explain else {}
-    ahead = _forgiving(lambda: _ahead(session, time_s), dict, forgive)
+    ahead: Mapping[str, tuple[Reservation, ...]] = _forgiving(lambda: _ahead(session, time_s), dict, forgive)
     done = {transition.job.id: transition for transition in transitions}
     reasons = _forgiving(lambda: explanations(session, time_s), lambda: plain_explanations(session), forgive)
     active = sorted(session.jobs.values(), key=lambda job: job.arrival)
