@@ -299,8 +299,16 @@ class NodeState:
     up: bool = True
     capacities: Mapping[str, float] = field(default_factory=dict)
     """What it has for jobs that state demands, by resource; what is not named limits nothing."""
-    for_servers: bool = False
-    """Whether it was made without GPUs: such a node can hold parameter servers, and no workers."""
+    made_gpus: int = field(init=False)
+    """GPUs that the cluster file states, in service or not."""
+
+    def __post_init__(self) -> None:
+        self.made_gpus = self.gpus
+
+    @property
+    def for_servers(self) -> bool:
+        """Whether it was made without GPUs: such a node can hold parameter servers, and no workers."""
+        return not self.made_gpus
 
 
 def gpus_of(placement: NodeGpus) -> int:
@@ -318,7 +326,6 @@ def node_states(cluster: Cluster) -> list[NodeState]:
             node.gpu_type,
             node.switch,
             capacities=capacities(node),
-            for_servers=not node.gpus,
         )
         for index, node in enumerate(cluster.expanded())
     ]

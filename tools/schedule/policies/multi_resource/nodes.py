@@ -2,7 +2,8 @@
 
 A resource is a column, in the units of the papers: numbers, GB and Gbit/s. The first one is the slots of
 a node, of which each worker takes one. Where nodes do not say how many GPUs they have beside their slots, a
-slot is a GPU and has the price; else slots only limit how many workers fit.
+slot is a GPU and has the price; else slots only limit how many workers fit. The cluster file decides that,
+so resources stay the same whatever is out of service.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Nodes:
     def __init__(self, nodes: Sequence[NodeState]) -> None:
         self.workers = [node for node in nodes if not node.for_servers]
         self.servers = [node for node in nodes if node.for_servers]
-        apart = any(node.capacities.get("gpu", node.gpus) != node.gpus for node in self.workers)
+        apart = any(node.capacities.get("gpu", node.made_gpus) != node.made_gpus for node in self.workers)
         named = sorted({name for node in nodes for name in node.capacities if name != "gpu" or apart})
         self.resources = (SLOT, *named)
         self._priced = np.array([not apart, *[True] * len(named)])

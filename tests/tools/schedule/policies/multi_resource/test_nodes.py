@@ -49,6 +49,16 @@ def test_slots_have_a_price_where_nodes_do_not_state_gpus_beside_them() -> None:
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
 
 
+def test_a_slot_out_of_service_leaves_resources_and_their_prices_as_they_were() -> None:
+    held = session(make_policy("fifo"), CLUSTER)
+    before = Nodes(held.nodes).now()
+    held.withdraw("w0/0", 0.0, 60.0)
+    after = Nodes(held.nodes).now()
+    assert after.resources == before.resources
+    assert after.weights.tolist() == before.weights.tolist()
+    assert [row[0] for row in after.workers.tolist()] == [3, 2]
+
+
 def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     demand = ResourceDemand(worker={"cpu": 2, "bandwidth": 1.25e8}, ps={"cpu": 1, "bandwidth": 2.5e8})
     held = session(make_policy("fifo"), CLUSTER)

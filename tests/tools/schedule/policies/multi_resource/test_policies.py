@@ -47,6 +47,16 @@ def test_drf_levels_the_largest_shares() -> None:
     assert sizes(opened(Drf(), elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
 
 
+def test_drf_still_counts_slots_as_a_share_with_one_of_them_out_of_service() -> None:
+    """A worker takes a third of the CPUs or a seventh of the slots."""
+    held = session(Drf(), NODES)
+    held.withdraw("n/0", 0.0, 60.0)
+    for each in (elastic("a", 4), elastic("b", 0)):
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    assert sizes(held) == {"a": 2, "b": 5}
+
+
 def test_rrh_rejects_what_would_make_another_late() -> None:
     held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
     assert sizes(held) == {"a": 8}

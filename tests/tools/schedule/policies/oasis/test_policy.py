@@ -83,6 +83,39 @@ def test_a_job_that_comes_within_a_slot_begins_with_the_next():
     assert sizes(held) == {"a": 4}
 
 
+def with_a_slot_out(*jobs: Job) -> Session:
+    """As :func:`bidding`, but one of five slots is out of service before anything is decided."""
+    held = session(policy(), cluster(5))
+    held.withdraw("n0/0", 0.0, 1e6)
+    for each in jobs:
+        held.submit(each, 0.0)
+    held.decide(0.0)
+    return held
+
+
+def test_prices_are_the_same_with_four_slots_as_with_a_fifth_that_is_out_of_service():
+    rich = [bidder(f"rich{index}", 4, value=100.0) for index in range(5)]
+    said = []
+    for held in (bidding(*rich), with_a_slot_out(*rich)):
+        held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
+        held.decide(1.0)
+        said.append(held.admissions["poor"])
+    assert said[0] == said[1]
+    assert not said[1]["admitted"]
+    assert said[1]["cost"] > 0
+
+
+def test_what_is_known_of_jobs_is_taken_up_again_while_a_slot_is_out_of_service():
+    held = bidding(*(bidder(f"rich{index}", 4, value=100.0) for index in range(5)), nodes=cluster(5))
+    kept = held.policy.dump_state()
+    again = session(policy(), cluster(5))
+    again.withdraw("n0/0", 1.0, 1e6)
+    again.policy.load_state(kept, {})
+    again.decide(1.0)
+    assert kept["ledger"]["estimate"]
+    assert again.policy.dump_state()["ledger"]["estimate"] == kept["ledger"]["estimate"]
+
+
 def test_a_tenth_of_a_slot_late_is_in_time():
     held = session(policy(), cluster(4))
     held.submit(bidder("a", 4, at=9.0), 9.0)
