@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 
 
 class OasisOffline(BooksSlots):
-    """The offline optimum of OASiS: it knows all jobs to come, and no schedule has more total utility.
+    """The offline optimum of OASiS: the most total utility in whole slots of the jobs that state a utility.
 
     Problem (1) of Bao, Peng, Wu, Li: "Online Job Scheduling in Distributed Machine Learning Clusters"
     (INFOCOM 2018), as one MILP over all jobs of a replay, which HiGHS solves: who is admitted, and how many
