@@ -101,7 +101,7 @@ def least_ratio(members: Mapping[str, tuple[Kind, Stake]], capacity: Sequence[in
 
 
 def _ratio_at(times: float, ratio: float, stake: Stake) -> float:
-    """The ρ of a job that has so many times the throughput that takes it to ``ratio``."""
+    """The ρ of a job that has ``times`` the throughput that takes it to ``ratio``."""
     return (stake.elapsed_s + (ratio * stake.isolated_s - stake.elapsed_s) / times) / stake.isolated_s
 
 

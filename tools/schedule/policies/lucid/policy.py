@@ -114,6 +114,6 @@ class Lucid(Policy):
 
 
 def _seconds(job: JobState, samples: float, speeds: Speeds) -> float:
-    """How long so many samples take on the requested GPUs, alone; infinite where they have no speed."""
+    """How long that many samples take on the requested GPUs, alone; infinite where they have no speed."""
     rate = speeds.rate(job, job.spec.gpus.requested)
     return samples / rate if rate > 0 else math.inf

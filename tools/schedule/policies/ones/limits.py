@@ -180,7 +180,7 @@ class Limits:
         return min(epoch_s, self._warm_s(job, samples, time_s))
 
     def settles_s(self, job: JobState, batch: int, rate: float) -> float:
-        """Seconds from a change to that batch until the job may change again, at so many samples a second."""
+        """Seconds from a change to that batch until the job may change again; ``rate``: samples a second."""
         lasts_s = self.epochs.lasts_s(job, rate)
         return min(lasts_s, self._warmup_steps * batch / rate) if 0 < batch < self._sought(job) else lasts_s
 

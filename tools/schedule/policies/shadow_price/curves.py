@@ -24,7 +24,7 @@ MOST_NOISE: Final = 1e15
 
 
 def sizes_of(gpus: int, node_gpus: int) -> Ints:
-    """The numbers of GPUs that are tried in a pool of so many, ascending from 0."""
+    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
     found = [*range(min(gpus, EXACT_GPUS) + 1)]
     while found[-1] < gpus:
         whole = found[-1] // node_gpus * node_gpus
