@@ -76,7 +76,7 @@ class Sources:
     ) -> list[Job]:
         """A sample like the given one: its arrivals, moved by up to ten minutes, and its sizes of jobs.
 
-        :param hours: times are scaled to so many; None: as they are.
+        :param hours: the length that times are scaled to; None: they stay as they are.
         """
         rng = np.random.default_rng(seed)
         number = len(jobs) if count is None else count

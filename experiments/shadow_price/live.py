@@ -119,7 +119,7 @@ def _service(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _until_ended(service: subprocess.Popen[bytes], events: Path, count: int) -> None:
-    """Wait until so many jobs have ended."""
+    """Wait until ``count`` jobs have ended."""
     until_s = time.monotonic() + _LONGEST_S
     while time.monotonic() < until_s:
         if service.poll() is not None:
