@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
 
-from experiments.shadow_price.elsewhere import RECORDED
+from experiments.shadow_price.elsewhere import theirs
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
 from pliant.tools.report.rendering.markdown import markdown_table
@@ -93,7 +93,7 @@ def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
         ours = rows.of("ares", variant=family)
         samples = {row["trace"] for row in ours}
         by_policy: dict[str, list[Any]] = {OURS: ours} if ours else {}
-        for replay, row in _replays(rows, "ares").items():
+        for replay, row in theirs("ares").items():
             parts = replay.split("-", 2)
             if "-".join(parts[:2]) in samples:
                 by_policy.setdefault(parts[2], []).append(row)
@@ -125,15 +125,11 @@ def _table(found: Mapping[tuple[str, str], Figures]) -> str:
     return markdown_table(head, body)
 
 
-def _replays(rows: Rows, name: str) -> dict[str, Any]:
-    return {row["replay"]: row for row in rows.of(name, variant=RECORDED)}
-
-
 def _recorded(rows: Rows, name: str, pattern: str) -> Figures:
     """Means over the replays of another experiment, of the seeds that ours has."""
     seeds = "".join(sorted({row["trace"][-1] for row in rows.of(name, policy=OURS)}))
     wanted = pattern.replace("?", f"[{seeds}]")
-    return _means([each for replay, each in _replays(rows, name).items() if fnmatchcase(replay, wanted)])
+    return _means([each for replay, each in theirs(name).items() if fnmatchcase(replay, wanted)])
 
 
 def _means(rows: list[Any]) -> Figures:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ Recipes = dict[str, dict[str, Any]]
 Rows = dict[str, dict[str, Any]]
 _ON_OASIS: Final = (OURS, "oasis", "drf", "fair-share", "fifo", "rrh", "srtf", "tiresias")
 _SLOT_S: Final = 1200.0
-RECORDED: Final = "recorded"
 _SHOWN: Final = {
     "ares": ("philly-[0-9]-*", "saturn-[0-9]-*", "newtrace-0-*", "testbed-0-*"),
     "ones": ("main-*", "also-*"),
@@ -34,24 +33,21 @@ _SHOWN: Final = {
 
 
 def elsewhere(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], Rows]]]:
-    """Copies of the rows of the other experiment, and for each recipe the rows that it lacks, by name."""
+    """For each recipe what makes our rows, by name."""
     _, recipes = _WORLDS[group]()
-    if group in _SHOWN:
-        yield f"{group}/{RECORDED}", partial(_recorded, group)
     for name, recipe in recipes.items():
         yield f"{group}/{name}", partial(_ours, group, name, recipe, folder)
 
 
-def _recorded(group: str) -> Rows:
-    """What the other experiment has replayed, as it is now: its results may be renewed without ours."""
-    experiment, _ = _WORLDS[group]()
-    found = {}
-    for replay, figures in json.loads(experiment.results.read_bytes())["replays"].items():
-        if "alpha" not in replay and any(fnmatchcase(replay, pattern) for pattern in _SHOWN[group]):
-            kept = {key: round(figures[key], 4) for key in KEPT if key in figures}
-            words = {"group": group, "trace": "", "policy": "", "variant": RECORDED, "replay": replay}
-            found[f"{group}/{RECORDED}/{replay}"] = {**words, **kept}
-    return found
+@lru_cache
+def theirs(group: str) -> Rows:
+    """What the results of the other experiment hold of the replays that are shown, by replay."""
+    replays: Rows = json.loads(load(group).results.read_bytes())["replays"]
+    return {
+        replay: figures
+        for replay, figures in replays.items()
+        if "alpha" not in replay and any(fnmatchcase(replay, pattern) for pattern in _SHOWN[group])
+    }
 
 
 def _ours(group: str, name: str, recipe: dict[str, Any], folder: Path) -> Rows:

@@ -12,7 +12,7 @@ from experiments.elastic_scaling.live import ROOT
 from experiments.harness.study import page_of, read_findings
 from experiments.shadow_price import live, measure, runs
 from experiments.shadow_price.ablations import NAMES, ablated
-from experiments.shadow_price.elsewhere import ELSEWHERE, RECORDED, elsewhere
+from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere, theirs
 from experiments.shadow_price.experiment import EXPERIMENT
 from experiments.shadow_price.facts import headline
 from experiments.shadow_price.matrix import GROUPS, QUICK, SHORT, SLOW, matrix
@@ -72,9 +72,7 @@ def test_every_recipe_for_the_worlds_of_others_can_be_read(tmp_path: Path) -> No
     for group in ELSEWHERE:
         rows = list(elsewhere(group, tmp_path))
         assert len({name for name, _ in rows}) == len(rows)
-        for name, task in rows:
-            if name.endswith(RECORDED):
-                continue
+        for _, task in rows:
             recipe = task.args[2]
             assert OURS in recipe["policies"]
             SweepRecipe.model_validate_json(json.dumps(recipe))
@@ -130,6 +128,14 @@ def test_the_page_is_made_from_the_results() -> None:
 def test_the_readme_says_what_the_results_say() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert headline(Rows(read_findings(EXPERIMENT))) in text
+
+
+def test_in_the_worlds_of_others_ours_has_replayed_the_traces_that_they_have() -> None:
+    rows = Rows(read_findings(EXPERIMENT))
+    for group in ("ares", "ones", "elastic-scaling"):
+        hashes = {figures["trace_hash"] for figures in theirs(group).values()}
+        assert rows.of(group)
+        assert {row["trace_hash"] for row in rows.of(group)} <= hashes, group
 
 
 def test_no_policy_is_better_than_the_bound() -> None:
