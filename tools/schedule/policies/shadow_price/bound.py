@@ -195,6 +195,8 @@ class Bound:
             wait_s = max(0.0, members.jobs[row].changed_s + cost_s - time_s)
             safe[held] = enough(np.full(len(sizes), rate), wait_s)[held]
         if not safe[at_most].any():  # behind: outside the theorem
-            moved, safe = rates <= 0, rates >= share.rate * (1 - _ROUNDING)
-            safe[held] |= held > 0 and rate >= share.rate * (1 - _ROUNDING)
+            as_fast = share.rate * (1 - _ROUNDING)
+            safe, keeps = rates >= as_fast, held > 0 and rate >= as_fast
+            safe[held] |= keeps
+            moved[held] = not keeps  # a size in a place that makes the job slower: it may move
         return safe, bool(held and safe[held] and not moved[held])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import RunMetrics
-from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
@@ -20,6 +20,7 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.session.transitions import Holding
 from tests.builders import cluster, curves, job, mixed_cluster, session, sizes
 
 COST_S = 30.0
@@ -104,6 +105,21 @@ def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
     assert "equal shares would give it 2 GPUs now" in held.explain(60.0)["long"].reason
 
 
+def test_a_job_that_is_behind_because_it_is_scattered_is_gathered() -> None:
+    """On two nodes it makes half of what the reference counts with: only as good a place is pinned."""
+    held = session(ShadowPrice(**STRICT), cluster(4, 4), _HalfAcross())
+    for name, gpus in (("left", 3), ("right", 3), ("across", 2)):
+        held.submit(job(name, gpus=gpus, work={"samples": 1e6}), 0.0)
+    across = Holding("across", (("n0", 1), ("n1", 1)))
+    held.adopt([Holding("left", (("n0", 3),)), Holding("right", (("n1", 3),)), across], 0.0)
+    for time_s in range(0, 300, 60):
+        held.decide(float(time_s))
+    assert len(held.jobs["across"].placement) == 2, "there is no room on one node"
+    held.end("left", 300.0)
+    held.decide(300.0)
+    assert held.jobs["across"].placement == (("n0", 2),)
+
+
 def test_without_a_grace_nothing_is_promised() -> None:
     held = session(ShadowPrice(grace=None), cluster(4))
     held.submit(job("long", low=1, high=4, work={"samples": 1e6}), 0.0)
@@ -133,3 +149,12 @@ def test_what_jobs_are_owed_survives_a_dump() -> None:
     again = ShadowPrice(**STRICT)
     again.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.jobs, **held.ended})
     assert again.dump_state() == held.policy.dump_state()
+
+
+class _HalfAcross(CurveThroughput):
+    """One sample a GPU-second on one node, half of one on several."""
+
+    def step_seconds(
+        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
+    ) -> float | None:
+        return global_batch * (2.0 if len(placement) > 1 else 1.0) / sum(placement)
