@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,13 @@ def choosing_page() -> str:
     return made()
 
 
+def bound_table() -> str:
+    """What the bound of shadow-price costs, from the benchmark's results."""
+    from docs.delay_bound import bound_table as made
+
+    return made()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "choosing-a-policy.md": choosing_page,
     "cli.md": cli_page,
@@ -264,19 +272,37 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+TABLES: dict[str, Callable[[], str]] = {"delay-bound.md": bound_table}
+"""Of pages that are written by hand; each stands below a comment that says so."""
+_MARKED_TABLE = re.compile(r"(?<=written by `make docs` -->\n)(\|.*\n)+")
+
+
 def stale() -> list[str]:
     """Pages that differ from what the code says now."""
     return [
         name
-        for name, page in PAGES.items()
-        if not (HERE / name).exists() or (HERE / name).read_text() != _written(page)
+        for name, text in _pages().items()
+        if not (HERE / name).exists() or (HERE / name).read_text() != text
     ]
 
 
-def _written(page: Callable[[], str]) -> str:
+def _pages() -> dict[str, str]:
+    """Each page as it should be."""
     from pliant.tools.report.rendering.markdown import wrapped_prose
 
-    return HEADER + wrapped_prose(page())
+    whole = {name: HEADER + wrapped_prose(page()) for name, page in PAGES.items()}
+    return whole | {name: with_table((HERE / name).read_text(), table()) for name, table in TABLES.items()}
+
+
+def with_table(text: str, table: str) -> str:
+    """A page that is written by hand, with the table below its mark replaced.
+
+    :raises ValueError: there is no such table.
+    """
+    made, count = _MARKED_TABLE.subn(lambda _: f"{table}\n", text)
+    if not count:
+        raise ValueError("no table stands below a comment that says that `make docs` writes it")
+    return made
 
 
 def main(arguments: list[str]) -> int:
@@ -286,8 +312,8 @@ def main(arguments: list[str]) -> int:
         for name in old:
             print(f"docs/{name} is stale; run `make docs`", file=sys.stderr)
         return 1 if old else 0
-    for name, page in PAGES.items():
-        (HERE / name).write_text(_written(page))
+    for name, text in _pages().items():
+        (HERE / name).write_text(text)
     return 0
 
 

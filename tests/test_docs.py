@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import stale
+from docs.generate import stale, with_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -29,6 +29,14 @@ DECISIONS_ABOUT = (
 
 def test_generated_pages_are_current() -> None:
     assert stale() == [], "run `make docs`"
+
+
+def test_a_table_that_comes_from_results_is_replaced_in_a_page_written_by_hand() -> None:
+    mark = "<!-- Table of results.json, written by `make docs` -->\n"
+    page = f"Words.\n\n{mark}| a |\n| --- |\n| old |\n\nMore.\n"
+    assert with_table(page, "| a |\n| --- |\n| new |") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="make docs"):
+        with_table(page.replace(mark, ""), "| a |")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
