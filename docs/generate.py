@@ -147,8 +147,8 @@ A policy can only be as good as what it knows, and what it knows can be wrong. S
 that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
 
 Without a reason for another, take [shadow-price](#shadow-price). On every workload of Pollux and Sia in
-[the comparison](experiments/shadow-price.md) it has the least mean JCT of all, with free and with fixed
-batches; the page says where it loses. How long it may hold a job back is bounded
+[the comparison](experiments/shadow-price.md) it has the least mean JCT of those replayed there, with free
+and with fixed batches; the page says where it loses. How long it may hold a job back is bounded
 ([delay-bound.md](delay-bound.md)).
 Take another where something else counts:
 
