@@ -1,1 +1,1 @@
-"""shadow-price beside every other policy: what it gains, where it loses, and how far any could go."""
+"""shadow-price beside other policies: what it gains, where it loses, and how far any could go."""

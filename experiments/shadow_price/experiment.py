@@ -1,4 +1,4 @@
-"""The study of shadow-price beside every other policy."""
+"""The study of shadow-price beside other policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def measure(folder: Path, workers: int, tell: Tell) -> Findings:
 
 EXPERIMENT: Final = Study(
     name="shadow-price",
-    title="shadow-price beside every other policy",
+    title="shadow-price beside other policies",
     paper="a policy of our own; the others are those of the papers that docs/policies.md names",
     measure=measure,
     draw=figures,

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
 from experiments.harness.spec import Findings
-from experiments.shadow_price.beside import beside, rivals_elsewhere
+from experiments.shadow_price.beside import beside
+from experiments.shadow_price.elsewhere import ELSEWHERE
 from experiments.shadow_price.live import RECORD
-from experiments.shadow_price.matrix import GROUPS, LOADS, LONG, PARAMETERS, RIVALS, SHORT, matrix
+from experiments.shadow_price.matrix import GRACES, GROUPS, LOADS, LONG, PARAMETERS, RIVALS, SHORT, matrix
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS
+from experiments.shadow_price.verdict import WORDS, headline, losses, lost, wins
 from pliant.tools.report.rendering.markdown import markdown_table
+from pliant.tools.schedule.registry import describe, policy_names
 
-WORDS: Final = {
-    "w6": "Pollux 6",
-    "w1": "Pollux 1",
-    "philly1": "Philly",
-    "saturn1": "Saturn",
-    LONG: "newTrace",
-}
 _PARTS: Final = {
     "whole": "as it is",
     "speedups": "the largest sum of normalised speeds instead of prices",
@@ -32,7 +28,8 @@ _PARTS: Final = {
     "history": "nothing is learnt from other jobs of a model",
     "places": "the engine places the jobs",
 }
-_BATCHES: Final = {"policies": "batches free", "fixed": "batches fixed", "in-place": "changes in place"}
+_SWEPT: Final = tuple(f"{name} {value:g}" for name, values in PARAMETERS.items() for value in values)
+_GRACES: Final = tuple(f"{name} {value:g}" for name, values in GRACES.items() for value in values)
 _FIELDS: Final = ("unfair_fraction", "worst_ftf", "makespan_s", "rescales_per_job")
 
 
@@ -48,96 +45,22 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "estimates": _estimates(rows),
         "loads": _loads(rows),
         "samples": _samples(rows),
-        "parameters": _parameters(rows),
+        "parameters": _parameters(rows, "parameters", "policies", (*_SWEPT, "retune paid")),
+        "defaults": _defaults(PARAMETERS),
+        "graces": _parameters(rows, "grace", "fixed", (*_GRACES, "grace none")),
+        "grace_defaults": _defaults(GRACES),
+        "absent": ", ".join(f"`{name}`" for name in policy_names() if not rows.of("policies", policy=name)),
         "ablations": _ablations(rows),
         "beside": beside(rows),
         "ran": _ran(rows),
         "losses": list(losses(rows)),
-        "lost": _lost(rows),
-        "gain": lambda group, policy: _gain(rows, group, policy),
-        "best_of": lambda group: next(name for name in rows.policies(group) if name != OURS),
-        "over_bound": lambda batch: _over_bound(rows, batch),
-        "percent": lambda part: f"{100 * part:.0f} %",
-        "count": sum(1 for row in found["rows"].values() if "trace_hash" in row),
+        "lost": lost(rows),
+        "count": _count(rows),
         "live": json.loads(RECORD.read_bytes()) if RECORD.exists() else [],
         "live_table": _live,
         "wins": wins(rows),
         "headline": headline(rows),
     }
-
-
-def headline(rows: Rows) -> str:
-    """What the README says: ours against the next best policy and the bound, on the workloads of 160 jobs."""
-    best = next(name for name in rows.policies("policies") if name != OURS)
-    ratios = dict(rows.ratios("mean_jct_s", "policies", best))
-    gains = [1 - 1 / ratios[trace] for trace in SHORT if trace in ratios]
-    over = _over_bound(rows, "free", SHORT)
-    return (
-        f"On four published workloads its mean JCT is {100 * min(gains):.0f} to {100 * max(gains):.0f} % "
-        f"below that of `{best}`, the next best policy, and {min(over):.2f} to {max(over):.2f} times a bound "
-        "that no schedule can beat"
-    )
-
-
-def losses(rows: Rows) -> Iterator[str]:
-    """Every comparison in which another policy has the smaller mean JCT."""
-    for group, trace, policy, part in rows.ahead(("policies", "fixed", "in-place", "load")):
-        yield f"{WORDS.get(trace, trace)} ({group}): `{policy}` by {100 * part:.1f} %"
-    for world, policy, part in rivals_elsewhere(rows):
-        if part > 0:
-            yield f"{world}: `{policy}` by {100 * part:.1f} %"
-
-
-def _lost(rows: Rows) -> str:
-    """In which other figures another policy is ahead, and the best of these, by workload."""
-    words = {
-        "p99_jct_s": "99th percentile of the JCT",
-        "unfair_fraction": "unfair fraction",
-        "worst_ftf": "worst FTF",
-        "makespan_s": "makespan",
-    }
-    body = []
-    for field, name in words.items():
-        best: dict[tuple[str, str], tuple[float, str]] = {}
-        for group, trace, policy, part in rows.ahead(("policies", "fixed", "in-place"), field):
-            best[group, trace] = max(best.get((group, trace), (0.0, "")), (part, policy))
-        for (group, trace), (part, policy) in best.items():
-            body.append((name, WORDS[trace], _BATCHES[group], f"`{policy}`", f"{100 * part:.0f} %"))
-    return markdown_table(("figure", "workload", "", "ahead", "by"), body) if body else ""
-
-
-def wins(rows: Rows) -> dict[str, tuple[int, int]]:
-    """In how many (group, trace) ours is the best of all in a figure, and of how many."""
-    found = {}
-    groups = ("policies", "fixed", "in-place")
-    pairs = [(group, trace) for group in groups for trace in rows.traces(group) if trace in SHORT]
-    for field in ("mean_jct_s", "p99_jct_s", "unfair_fraction", "worst_ftf", "makespan_s"):
-        best = 0
-        for group, trace in pairs:
-            names = {row["policy"] for row in rows.of(group, trace=trace)}
-            values = {name: rows.figure(field, group, trace=trace, policy=name) for name in names}
-            ours = values[OURS]
-            best += ours is not None and all(value is None or value >= ours for value in values.values())
-        found[field] = (best, len(pairs))
-    return found
-
-
-def _gain(rows: Rows, group: str, policy: str) -> float:
-    """1 - the mean JCT of ours / theirs, the geometric mean over the traces."""
-    ratio = rows.over_ours("mean_jct_s", group, policy)
-    return 0.0 if ratio is None else 1 - 1 / ratio
-
-
-def _over_bound(rows: Rows, batch: str, traces: Sequence[str] = (*SHORT, LONG)) -> list[float]:
-    """Ours over the bound by trace."""
-    group = "policies" if batch == "free" else "fixed"
-    found = []
-    for trace in traces:
-        bound_s = rows.bound_s(trace, batch)
-        ours = rows.figure("mean_jct_s", group, trace=trace, policy=OURS)
-        if bound_s and ours:
-            found.append(ours / bound_s)
-    return found
 
 
 def _policies(rows: Rows, group: str, traces: Sequence[str], batch: str) -> str:
@@ -251,22 +174,31 @@ def _samples(rows: Rows) -> str:
             theirs = rows.of("samples", trace=trace, policy=name)
             ratios = [row["mean_jct_s"] / ours[row["sample"]] for row in theirs if row["sample"] in ours]
             cells.append(f"{fmean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
-        body.append((WORDS[trace], str(len(ours)), *cells))
+        if any(cells):
+            body.append((WORDS[trace], str(len(ours)), *cells))
     return markdown_table(head, body) if body else ""
 
 
-def _parameters(rows: Rows) -> str:
-    traces = rows.traces("parameters")
+def _defaults(names: Iterable[str]) -> str:
+    """Parameters and their defaults, as the class has them."""
+    known = {each.name: json.loads(each.default) for each in describe(OURS).parameters}
+    return ", ".join(f"`{name}` {known[name]:g}" for name in names)
+
+
+def _parameters(rows: Rows, group: str, usual_group: str, variants: Iterable[str]) -> str:
+    """Variants by the mean JCT, and against the replays with all defaults."""
+    traces = rows.traces(group)
     head = ("", *(f"{WORDS[trace]}, s" for trace in traces), "against the default", "makespan", "unfair, %")
     body = []
-    variants = [f"{name} {value:g}" for name, values in PARAMETERS.items() for value in values]
-    for variant in (*variants, "grace none", "retune paid"):
-        found = rows.of("parameters", variant=variant)
+    for variant in variants:
+        found = rows.of(group, variant=variant)
         if not found:
             continue
         by_trace = {row["trace"]: row for row in found}
-        usual = {trace: rows.figure("mean_jct_s", "policies", trace=trace, policy=OURS) for trace in traces}
-        spans = {trace: rows.figure("makespan_s", "policies", trace=trace, policy=OURS) for trace in traces}
+        usual, spans = (
+            {trace: rows.figure(field, usual_group, trace=trace, policy=OURS) for trace in traces}
+            for field in ("mean_jct_s", "makespan_s")
+        )
         change = fmean(by_trace[trace]["mean_jct_s"] / (usual[trace] or 1) for trace in by_trace) - 1
         span = fmean(by_trace[trace]["makespan_s"] / (spans[trace] or 1) for trace in by_trace) - 1
         unfair = fmean(row["unfair_fraction"] for row in found)
@@ -292,8 +224,15 @@ def _ablations(rows: Rows) -> str:
                 known = jct_s is not None and whole_s is not None
                 more = f" ({100 * (jct_s / whole_s - 1):+.0f} %)" if known and name != "whole" else ""  # type: ignore[operator]
                 cells.append(_whole(jct_s) + more)
-        body.append((words, *cells))
+        if any(cells):
+            body.append((words, *cells))
     return markdown_table(head, body) if body else ""
+
+
+def _count(rows: Rows) -> int:
+    """Replays in the results that the recipe asks for, those in the worlds of others included."""
+    wanted = {each.name for group in GROUPS for each in matrix(group)}
+    return len(wanted & set(rows.found["rows"])) + sum(len(rows.of(group)) for group in ELSEWHERE)
 
 
 def _ran(rows: Rows) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from experiments.harness.spec import Findings
-from experiments.shadow_price.facts import WORDS
 from experiments.shadow_price.matrix import LOADS, RIVALS, SHORT
 from experiments.shadow_price.rows import Rows
+from experiments.shadow_price.verdict import WORDS
 from pliant.tools.report.figures.style import GREY, axes, legend, line_style
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,16 @@ from experiments.shadow_price import live, measure, runs
 from experiments.shadow_price.ablations import NAMES, ablated
 from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere, theirs
 from experiments.shadow_price.experiment import EXPERIMENT
-from experiments.shadow_price.facts import headline
-from experiments.shadow_price.matrix import GROUPS, QUICK, SHORT, SLOW, matrix
+from experiments.shadow_price.matrix import GRACES, GROUPS, PARAMETERS, QUICK, SHORT, SLOW, matrix
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS, Replay
+from experiments.shadow_price.verdict import headline
 from pliant.schemas.event import Event
 from pliant.tools.replay.sweep.recipe import SweepRecipe
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.shadow_price import shares
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.registry import policy_names
+from pliant.tools.schedule.registry import describe, policy_names
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit
 
@@ -128,6 +129,38 @@ def test_the_page_is_made_from_the_results() -> None:
 def test_the_readme_says_what_the_results_say() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert headline(Rows(read_findings(EXPERIMENT))) in text
+
+
+def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
+    jcts = {OURS: (80.0,) * 4, "steady": (100.0,) * 4, "first-on-one": (90.0, 200.0, 200.0, 200.0)}
+    found = {
+        f"{policy}/{trace}": {"group": "policies", "trace": trace, "policy": policy, "mean_jct_s": jct}
+        for policy, each in jcts.items()
+        for trace, jct in zip(SHORT, each, strict=True)
+    }
+    bounds = {
+        trace: {"group": "bounds", "trace": trace, "variant": "free", "load": 1.0, "bound_s": 50.0}
+        for trace in SHORT
+    }
+    assert "is 11 to 20 % below" in headline(Rows({"rows": found | bounds}))
+
+
+def test_the_default_is_among_the_values_that_are_tried() -> None:
+    known = {each.name: json.loads(each.default) for each in describe(OURS).parameters}
+    assert all(known[name] in values for name, values in (PARAMETERS | GRACES).items())
+
+
+def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
+    found = read_findings(EXPERIMENT)
+    rows = {name: row for name, row in found["rows"].items() if row["group"] in ("policies", "bounds")}
+    page = page_of(EXPERIMENT, {**found, "rows": rows})
+    lines = page.splitlines()
+    assert not [line for line in lines if "- **" in line[1:]]
+    assert not [
+        line for line, after in pairwise(lines) if line.startswith("| --- |") and not after.startswith("|")
+    ]
+    absent = ("Other samples", "drawn samples", "sensitivity", "section on estimates", "No batch may change")
+    assert not [words for words in absent if words in " ".join(page.split())]
 
 
 def test_in_the_worlds_of_others_ours_has_replayed_the_traces_that_they_have() -> None:
