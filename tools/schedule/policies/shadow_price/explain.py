@@ -13,8 +13,11 @@ from pliant.tools.schedule.policy import Explanation
 _HOUR_S = 3600.0
 
 
-def explained(shares: Shares) -> dict[str, Explanation]:
-    """One clause a job. What GPUs are worth is said in completion time, over all jobs, saved in an hour."""
+def explained(shares: Shares, slack_s: float) -> dict[str, Explanation]:
+    """One clause a job. What GPUs are worth is said in completion time, over all jobs, saved in an hour.
+
+    :param slack_s: what a change may cost if the bound is to hold.
+    """
     members = shares.members
     all_end_s = ends_s(shares.prices, members.whole, members.left, members.sizes)
     worth = shares.values * _HOUR_S
@@ -26,6 +29,7 @@ def explained(shares: Shares) -> dict[str, Explanation]:
                     *_outlook(shares, row, float(all_end_s[row])),
                     *_due(shares, row),
                     *_marginal(shares, worth, row, least),
+                    *_unbounded(shares, row, slack_s),
                 )
             ),
             None if shares.gpus(row) else job.spec.min_gpus,
@@ -48,6 +52,12 @@ def _due(shares: Shares, row: int) -> list[str]:
     """That it is served for the sake of the bound."""
     gpus = int(shares.guard.due_gpus[row])
     return [f"has had its grace: equal shares would give it {in_gpus(gpus)} now"] if gpus else []
+
+
+def _unbounded(shares: Shares, row: int, slack_s: float) -> list[str]:
+    """That its changes cost too much for the bound to hold, and what would mend it."""
+    over_s = float(shares.members.rescale_s[row]) - slack_s
+    return [f"may end past its bound unless lost_s is {over_s:.3g} s more"] if over_s > 0 else []
 
 
 def _marginal(shares: Shares, worth: np.ndarray, row: int, least: float) -> list[str]:

@@ -10,6 +10,7 @@ which sizes keep what is promised: theorem and proof are there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -180,8 +181,13 @@ class ShadowPrice(Policy):
         """The price of each job, its end, what one GPU more or less would be worth, and why it waits."""
         found: dict[str, Explanation] = {}
         for shares in self._shares:
-            found |= explained(shares)
+            found |= explained(shares, self._slack_s(snapshot))
         return {job_id: why for job_id, why in found.items() if job_id in snapshot.jobs}
+
+    def _slack_s(self, snapshot: Snapshot) -> float:
+        """Seconds that a change may cost where decisions come at the default interval; endless: no bound."""
+        bounded = self._bound is not None and len(snapshot.speeds.gpu_types) == 1
+        return self.lost_s - (self.default_interval_s or 0.0) if bounded else math.inf
 
     def dump_state(self) -> dict[str, Any]:
         """What jobs have shown by progress, and the reference of the bound."""

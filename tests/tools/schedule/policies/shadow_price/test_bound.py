@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,19 @@ def test_a_job_that_is_behind_because_it_is_scattered_is_gathered() -> None:
     held.end("left", 300.0)
     held.decide(300.0)
     assert held.jobs["across"].placement == (("n0", 2),)
+
+
+@pytest.mark.parametrize(("lost_s", "short"), [(90.0, "43 s more"), (133.0, None)])
+def test_a_job_whose_changes_cost_more_than_the_bound_allows_for_is_named(
+    lost_s: float, short: str | None
+) -> None:
+    """A change of 73 s and the default interval of 60 s: 133 s are lost."""
+    held = session(ShadowPrice(rescale_s=73.0, lost_s=lost_s), cluster(4))
+    held.submit(job("slow-to-change", low=1, high=4, work={"samples": 1e4}), 0.0)
+    held.decide(0.0)
+    why = held.explain(0.0)["slow-to-change"].reason
+    assert ("bound" in why) == (short is not None)
+    assert short is None or short in why
 
 
 def test_without_a_grace_nothing_is_promised() -> None:
