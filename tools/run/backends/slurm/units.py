@@ -94,6 +94,8 @@ class SlurmUnit:
         self._since_s = self._ended_s = float("-inf")
         """When srun was started last, and when it ended."""
         self._code = 0
+        self._taken = False
+        """Whether Slurm had ended it before the order was given."""
         self._ordered_s = time.monotonic() if self.order == "kill" else float("inf")
 
     @property
@@ -124,9 +126,10 @@ class SlurmUnit:
             return UnitStatus("lost")
 
     def _displaced(self) -> str:
-        """Why it was ended that nobody here has asked to end; empty: it was not."""
-        taken = not self.order and look_again(self._files.displaced(self.number)) is not None
-        return f"Slurm has ended what ran on node {self.node}" if taken else ""
+        """Why it was ended before anybody here asked for that; empty: it was not."""
+        if not self.order:
+            self._taken = look_again(self._files.displaced(self.number)) is not None
+        return f"Slurm has ended what ran on node {self.node}" if self._taken else ""
 
     def is_taken_over(self) -> bool:
         """Whether a keeper has it."""
@@ -273,6 +276,7 @@ class SlurmUnit:
         if self.order == "kill":
             return time.monotonic() - self._ordered_s >= AGAIN_S
         if level != self.order:
+            self._displaced()  # or the end of another unit, which brings the order, would be its reason
             atomic_write(self._files.orders(self.number), level.encode() + b"\n", mode=PRIVATE)
             self.order, self._ordered_s = level, time.monotonic()
         return False

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
 from pliant.tools.run.backends.record import StartedUnit
 from pliant.tools.run.backends.slurm import units
 from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit
@@ -54,6 +54,19 @@ def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(tmp_path:
     found = SlurmUnit(handle, 0, WANTED).ended()
     assert found == UnitStatus("exited", -15)
     assert found.displaced == ("" if order else "Slurm has ended what ran on node n0")
+
+
+@pytest.mark.parametrize("level", ["term", "kill"])
+def test_what_slurm_has_ended_stays_displaced_when_an_order_follows(tmp_path: Path, level: StopLevel) -> None:
+    """Its peer fails for want of it, and all units are asked to end, those that have ended already too."""
+    handle = kept_attempt(StateDir(tmp_path), "a", "n0")
+    unit = SlurmUnit(handle, 0, WANTED)
+    handle.files.displaced(0).touch()
+    unit.give_order(level)
+    handle.files.exit_code(0).write_text("-15\n")
+    found = unit.ended()
+    assert found is not None
+    assert found.displaced == "Slurm has ended what ran on node n0"
 
 
 REFUSED = "srun: error: Task launch for StepId=2.1 failed on node n0: Communication connection failure\n"
