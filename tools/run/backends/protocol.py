@@ -84,6 +84,8 @@ class UnitStatus:
     """It counts as running, and needs further looks of this process until it does."""
     displaced: str = field(default="", compare=False)
     """Why it lost its place through no fault of its own; empty: it did not."""
+    began: bool = field(default=True, compare=False)
+    """False: it is certain that nothing of it has ever run."""
 
 
 class Backend(Protocol):

@@ -14,7 +14,12 @@ from pliant.tools.run.service.allocation.slots import Slot
 from pliant.tools.run.service.attempt.how_it_ended import Verdict
 from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.statedir.contract.progress import Progress
-from pliant.tools.run.statedir.log.events import displaced_event, failure_event, finish_event
+from pliant.tools.run.statedir.log.events import (
+    displaced_event,
+    failure_event,
+    finish_event,
+    missing_place_event,
+)
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.statedir.log.refine import refined
 from pliant.tools.run.statedir.log.suspects import Suspects
@@ -130,9 +135,17 @@ def report_events(
         case "failed":
             return [failure_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
         case "displaced":
-            return [displaced_event(report.job_id, time_s, report.attempt, report.verdict.message)]
+            return [_displaced_event(report, job, time_s, retries)]
         case "stopped":
             return []
+
+
+def _displaced_event(report: Ended, job: JobLog, time_s: float, retries: int) -> Event:
+    """A place that was taken away; one that was never there counts for nothing."""
+    attempt, reason = report.attempt, report.verdict.message
+    if not report.verdict.began:
+        return missing_place_event(report.job_id, time_s, attempt, reason)
+    return displaced_event(job, time_s, attempt, reason, retries=retries)
 
 
 def change_event(step: Step, time_s: float, reason: str = "") -> Event:

@@ -201,10 +201,12 @@ def _are(count: int, noun: str, one: str, many: str) -> str:
 
 
 def _retry(job: JobLog, now_s: float) -> str:
-    """Which retry comes next and when, and why."""
+    """Which retry comes next and when, and why; the attempt before it may not have failed."""
     left_s = max(0.0, (job.retry_s or 0.0) - now_s)
     when = f" in {left_s:.0f} s" if left_s else ""
-    return f"retry {job.failures} of {job.retries}{when}: {job.reason}"
+    failed = job.failed_attempt >= job.over_attempt
+    which = f"retry {job.failures} of {job.retries}" if failed else "another attempt"
+    return f"{which}{when}: {job.reason}"
 
 
 def _submitted(

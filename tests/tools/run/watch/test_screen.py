@@ -188,6 +188,12 @@ def test_a_job_that_failed_shows_which_retry_comes_next_and_when() -> None:
     assert shown(seen, 40.0)[-2:] == ["now (at 40 s)", "retry 2 of 3: exit code 7"]
 
 
+def test_a_job_whose_place_was_taken_away_shows_no_retry_but_when_it_is_started_again() -> None:
+    detail = {"over": 1, "reason": "its node was taken away", "displacements": 1, "wait_seconds": 10.0}
+    seen = Status(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
+    assert shown(seen, 22.0)[-1] == "another attempt in 8 s: its node was taken away"
+
+
 def test_a_job_that_waits_for_its_retry_is_not_counted_as_preempted() -> None:
     detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
     failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))

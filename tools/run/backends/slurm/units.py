@@ -246,7 +246,7 @@ class SlurmUnit:
         said, folder = self._said(), self._files.path
         if self.srun is not None or any(words in said for words in _OF_NODES):
             why = said or f"srun has not ended after {START_S:.0f} s"
-            return UnitStatus("lost", displaced=f"nothing starts on node {self.node}: {why}")
+            return UnitStatus("lost", displaced=f"nothing starts on node {self.node}: {why}", began=False)
         if self._code == 0 or "No such file" in said or not said:
             said = ": ".join(
                 filter(None, [f"node {self.node} does not see {folder}: it must be shared", said])

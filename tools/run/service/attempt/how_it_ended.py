@@ -32,6 +32,8 @@ class Verdict:
     message: str = ""
     samples_done: float | None = None
     """Samples trained so far; None: the script does not say."""
+    began: bool = True
+    """False: a part of it never ran, so the job cannot have brought its end about."""
 
 
 def judge(
@@ -58,9 +60,9 @@ def judge(
     )
     if elastic and any(said in verdict.message for said in _OWN_GROUP):
         verdict = replace(verdict, message=f"{_NO_OWN_GROUP} ({verdict.message})")
-    displaced = next((unit.displaced for unit in (*at_break, *units) if unit.displaced), "")
-    if displaced and not stop_requested and verdict.end != "done":
-        return Verdict("displaced", displaced, verdict.samples_done)
+    taken = next((unit for unit in (*at_break, *units) if unit.displaced), None)
+    if taken is not None and not stop_requested and verdict.end != "done":
+        return Verdict("displaced", taken.displaced, verdict.samples_done, taken.began)
     if stop_requested and verdict.end == "failed":
         return Verdict("stopped", verdict.message, verdict.samples_done)
     if not stop_requested and verdict.end == "stopped":

@@ -16,7 +16,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.log.retry_rule import given_up, wait_s
+from pliant.tools.run.statedir.log.retry_rule import BELIEVED, given_up, wait_s
 
 
 def run_event(
@@ -138,8 +138,26 @@ def failure_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retr
     return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
 
 
-def displaced_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
-    """An attempt is over, and has not failed: its place was taken away. The job waits again."""
+def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int) -> Event:
+    """An attempt is over: its place was taken away, and the job waits again.
+
+    It has not failed, unless that happens again and again without progress: see ``retry_rule.py``.
+    """
+    row = job.next_displacement(time_s)
+    detail: dict[str, Any]
+    if row <= BELIEVED:
+        detail = {"over": attempt, "reason": reason, "displacements": row, "wait_seconds": wait_s(row)}
+        return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
+    why = f"{reason}, {row} times in a row without progress"
+    failure = failure_event(job, time_s, attempt, why, retries=retries)
+    detail = {**(failure.detail or {}), "displacements": row}
+    if failure.event == "requeue":
+        detail["wait_seconds"] = max(detail["wait_seconds"], wait_s(row))
+    return replace(failure, detail=detail)
+
+
+def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
+    """An attempt is over before it began: nothing starts in its place. The job waits again."""
     detail = {"over": attempt, "reason": reason}
     return Event(time_s, "requeue", job_id, gpus=0, placement=(), detail=detail)
 

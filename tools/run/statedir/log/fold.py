@@ -19,14 +19,14 @@ How ``run`` uses the log:
 - What changes a job's GPUs, or takes them away, says in ``samples_done`` and ``loss`` how far it was.
 - ``requeue``: the job lost its GPUs without the policy's doing and waits again; detail: ``reason``, and
   ``attempt`` where an attempt of it failed (not where the run was interrupted), ``over`` where one is over
-  that has not failed: somebody else took its place away.
+  that has not failed: somebody else took its place away. ``displacements``: how often in a row that was so.
 - ``shrink`` also says (``setback`` in its detail) that new workers died and the others train on without
   them. Then ``slot_down`` follows
   for each slot that the job (or, without a job, everybody) does not get for some ``seconds``; ``by`` names
   the job whose worker died. ``slot_up``: a worker has grown old there. Where the job's workers died on one
   slot after the other, it gets no further GPU for ``wait_seconds``.
-- A ``requeue`` after a failure also says the ``failures`` in a row, how many ``retries`` there are, and for
-  how many ``wait_seconds`` the job is not started.
+- A ``requeue`` after a failure also says the ``failures`` in a row and how many ``retries`` there are. After
+  that, or where an attempt is over, the job is not started for ``wait_seconds``.
 - ``fail`` (after too many failures), ``finish``, ``reject`` and ``cancel`` end a job; gpus 0.
 - ``hold`` and ``unhold``: the owner of the directory took a job out of the policy's hands, or gave it back;
   detail: ``user`` and the number of the ``order``. ``priority``: likewise, with the new ``priority``.
@@ -95,8 +95,12 @@ class JobLog:
     """The most samples it had done at the first failure of the row."""
     failed_s: tuple[float, ...] = ()
     """When attempts failed, as far back as it matters."""
+    displacements: int = 0
+    """Attempts in a row whose place was taken away, without progress in between."""
+    displaced_at: float = -1.0
+    """The most samples it had done at the first one of the row."""
     retry_s: float | None = None
-    """Not to be started before this time, after a failure."""
+    """Not to be started before this time, after a failure or a displacement."""
     retries: int = 0
     """Failures in a row that are retried, as of the last one."""
     launched_s: float = 0.0
@@ -140,11 +144,21 @@ class JobLog:
 
     def next_failure(self, time_s: float) -> Record:
         """Failures in a row and lately, were it to fail now."""
-        gained = self.furthest - self.failed_at if self.failed_at >= 0 else 0.0
-        checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
-        restarts = is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
+        restarts = self._made_progress(self.failed_at, time_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
         return Record(1 if restarts else self.failures + 1, recent)
+
+    def next_displacement(self, time_s: float) -> int:
+        """Displacements in a row, were its place taken away now. An attempt of an hour begins a new row."""
+        lasted_s = time_s - self.launched_s
+        restarts = lasted_s >= WINDOW_S or self._made_progress(self.displaced_at, time_s)
+        return 1 if restarts else self.displacements + 1
+
+    def _made_progress(self, since: float, time_s: float) -> bool:
+        """Whether it did since a row of ends began, at that many samples; negative: none has begun."""
+        gained = self.furthest - since if since >= 0 else 0.0
+        checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
+        return is_worth_its_while(gained, self.total_samples, time_s - self.launched_s, checkpoint_s)
 
     def add(self, event: Event) -> None:
         """Take up one event of this job."""
@@ -200,6 +214,10 @@ class JobLog:
         attempt = detail.get("attempt")
         over = int(detail.get("over", 0) if attempt is None else attempt)
         self.over_attempt = max(self.over_attempt, over)
+        if "displacements" in detail:
+            self.displacements = int(detail["displacements"])
+            self.displaced_at = self.furthest if self.displacements == 1 else self.displaced_at
+            self.retry_s = time_s + float(detail.get("wait_seconds", 0.0))
         if attempt is None:
             return
         self.failures = int(detail.get("failures", self.next_failure(time_s).failures))

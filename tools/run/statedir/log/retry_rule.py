@@ -4,6 +4,10 @@ Failures in a row count up to a limit. What ends the row is progress that is wor
 the job's work, or training beyond where it was, in an attempt that lasted as long as the time between two
 checkpoints. A job that crashes a little further each time is thus given up like one that does not move, and
 so is one that fails too often within an hour, however far it gets in between.
+
+An attempt whose place was taken away has not failed. But a job can bring that about itself, by a signal to
+all processes of its group: where it happens to short attempts without progress, one after the other, they
+have failed from the fourth on.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ LONGEST_S: Final = 300.0
 WINDOW_S: Final = 3600.0
 MOST: Final = 5
 """Times the failures that are allowed in a row; that number is allowed within :data:`WINDOW_S`."""
+BELIEVED: Final = 3
+"""Attempts in a row whose place was taken away, before further ones count as failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Record:
 
 
 def wait_s(failures: int) -> float:
-    """Before the retry after a number of failures in a row: 1 s, 2 s, 4 s, …"""
+    """Before the retry after a number of failures, or of displacements, in a row: 1 s, 2 s, 4 s, …"""
     return min(LONGEST_S, 2.0 ** min(failures - 1, 16))
 
 

@@ -40,7 +40,7 @@ from pliant.tools.schedule.session.withheld import Withheld
 from pliant.tools.schedule.snapshot import Change
 
 SCHEMA: Final = "pliant.snapshot/1"
-MEANING: Final = 7
+MEANING: Final = 8
 """To be raised where events come to mean something else, so that older snapshots are made again."""
 _JOB: Final = TypeAdapter(JobLog)
 _RUN: Final = TypeAdapter(RunLog)

@@ -140,7 +140,8 @@ def test_a_lease_that_slurm_ends_costs_no_job_a_failure(site: SlurmSite, live: S
     live.command("scancel", f"--name={lease_prefix(site.state)}{node}")
     until(lambda: any(event.event == "requeue" for event in site.events()))
     (requeue,) = [event for event in site.events() if event.event == "requeue"]
-    assert requeue.detail == {"over": 1, "reason": f"Slurm has ended what ran on node {node}"}
+    reason = f"Slurm has ended what ran on node {node}"
+    assert requeue.detail == {"over": 1, "reason": reason, "displacements": 1, "wait_seconds": 1.0}
     site.gate.touch()
     assert run.wait() == 0, site.said()
     found = site.log().jobs["a"]

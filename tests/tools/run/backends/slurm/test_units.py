@@ -91,6 +91,7 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     unit.srun = 1 if hangs else None
     found = unit.starting(Place("8", "", "none"), Seen(0.0, None), {}, 2 * units.START_S)
     assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
+    assert found.began is not displaced
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
 
 

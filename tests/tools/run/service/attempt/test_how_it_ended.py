@@ -65,6 +65,12 @@ def test_an_attempt_whose_place_was_taken_away_has_not_failed(
     assert verdict(outcomes, *units, asked=True).end == "stopped"
 
 
+def test_an_attempt_that_found_no_place_is_known_to_have_had_no_part_in_it() -> None:
+    nowhere = UnitStatus("lost", displaced="nothing starts on node n0", began=False)
+    assert verdict({}, nowhere, FAILED).began is False
+    assert verdict({}, TAKEN, FAILED).began is True
+
+
 def test_a_place_that_is_taken_away_from_a_job_that_is_done_changes_nothing() -> None:
     assert verdict({0: said("done"), 1: said("done")}, TAKEN, TAKEN).end == "done"
 

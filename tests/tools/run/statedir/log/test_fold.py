@@ -16,7 +16,6 @@ from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.reports import Ended, Hindered, Said, report_events
 from pliant.tools.run.statedir.log.events import (
     decision_event,
-    displaced_event,
     on_clock,
     release_event,
     run_event,
@@ -95,10 +94,64 @@ def test_failures_without_progress_add_up() -> None:
 
 
 def test_an_attempt_that_is_over_without_having_failed_counts_for_nothing() -> None:
-    found = of(START, progress(12.0, 50.0), displaced_event("a", 13.0, 1, "its node was taken away"))
+    over = {"over": 1, "reason": "its node was taken away"}
+    found = of(START, progress(12.0, 50.0), event(13.0, "requeue", gpus=0, placement=(), detail=over))
     assert (found.phase, found.gpus, found.reason) == ("preempted", 0, "its node was taken away")
     assert (found.failures, found.failed_attempt, found.over_attempt, found.retry_s) == (0, 0, 1, None)
+    assert found.displacements == 0, "older logs do not say how often it was so"
     assert of(START, failed(13.0, 2)).over_attempt == 2
+
+
+def taken(known: RunLog, time_s: float, attempt: int) -> Event:
+    """The place of an attempt is taken away; what the log says of it."""
+    verdict = Verdict("displaced", "its node was taken away")
+    (told,) = report_events(Ended("a", attempt, verdict), known, time_s, retries=2)
+    known.add(told)
+    return told
+
+
+def test_a_job_whose_place_is_taken_away_in_each_attempt_has_failed_from_the_fourth_time_on() -> None:
+    """A script that sends SIGTERM to all processes of its group, as it fails, looks like that."""
+    known, told = log(), list[Event]()
+    for attempt in range(1, 7):
+        known.add(replace(START, time=1000.0 * attempt))
+        told.append(taken(known, 1000.0 * attempt + 10.0, attempt))
+    details = [one.detail or {} for one in told]
+    assert [detail.get("wait_seconds") for detail in details] == [1.0, 2.0, 4.0, 8.0, 16.0, None]
+    assert [detail.get("failures", 0) for detail in details] == [0, 0, 0, 1, 2, 3]
+    assert [one.event for one in told] == ["requeue"] * 5 + ["fail"]
+    assert known.jobs["a"].reason == "its node was taken away, 6 times in a row without progress"
+
+
+def test_a_place_where_nothing_starts_counts_for_nothing_however_often() -> None:
+    known = log()
+    for attempt in range(1, 9):
+        known.add(replace(START, time=100.0 * attempt))
+        verdict = Verdict("displaced", "nothing starts on node n0", began=False)
+        (told,) = report_events(Ended("a", attempt, verdict), known, 100.0 * attempt + 30.0, retries=0)
+        known.add(told)
+    found = known.jobs["a"]
+    assert (found.phase, found.failures, found.displacements, found.retry_s) == ("preempted", 0, 0, None)
+    assert found.over_attempt == 8
+
+
+def test_a_job_is_not_started_at_once_where_its_place_was_taken_away() -> None:
+    known = log(START)
+    taken(known, 20.0, 1)
+    assert known.jobs["a"].retry_s == 21.0
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["it gets on", "it says nothing for an hour"])
+def test_a_job_that_gets_on_may_lose_its_place_as_often_as_it_likes(reports: bool) -> None:
+    known = log()
+    for attempt in range(1, 9):
+        begin_s = 10000.0 * attempt
+        known.add(replace(START, time=begin_s))
+        if reports:
+            known.add(progress(begin_s + 5.0, 100.0 * attempt, attempt))
+        taken(known, begin_s + (10.0 if reports else 3600.0), attempt)
+    found = known.jobs["a"]
+    assert (found.failures, found.displacements, found.over_attempt) == (0, 1, 8)
 
 
 def test_a_failure_after_progress_is_the_first_one_again() -> None:
