@@ -148,7 +148,7 @@ def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, re
     if row <= BELIEVED:
         detail = {"over": attempt, "reason": reason, "displacements": row, "wait_seconds": wait_s(row)}
         return Event(time_s, "requeue", job.job.id, gpus=0, placement=(), detail=detail)
-    why = f"{reason}, {row} times in a row without progress"
+    why = f"{reason} (or its script, which signals its whole process group), {row} times without progress"
     failure = failure_event(job, time_s, attempt, why, retries=retries)
     detail = {**(failure.detail or {}), "displacements": row}
     if failure.event == "requeue":

@@ -164,3 +164,20 @@ def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, l
     wanted = ["start a 4", "shrink a 2", "node_down None", "node_up None", "grow a 4", "finish a 0"]
     assert in_order(wanted, site.story()), site.story()
     assert site.samples() == {"a": 1e5}
+
+
+ENDS_ITS_GROUP = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.kill(0, signal.SIGTERM)
+sys.exit(3)
+"""
+
+
+def test_a_script_that_signals_its_whole_group_as_it_fails_ends_after_four_attempts(site: SlurmSite) -> None:
+    """Its keeper takes that for a signal of Slurm."""
+    site.job("a", text=ENDS_ITS_GROUP, elastic="none")
+    run = site.run("run", site.schedule("fifo"), "--until-done", "--retries", 0)
+    assert run.wait() == 5, site.said()
+    (end,) = [event for event in site.events() if event.event == "fail"]
+    assert (end.detail or {})["displacements"] == 4

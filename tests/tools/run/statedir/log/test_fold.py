@@ -120,7 +120,8 @@ def test_a_job_whose_place_is_taken_away_in_each_attempt_has_failed_from_the_fou
     assert [detail.get("wait_seconds") for detail in details] == [1.0, 2.0, 4.0, 8.0, 16.0, None]
     assert [detail.get("failures", 0) for detail in details] == [0, 0, 0, 1, 2, 3]
     assert [one.event for one in told] == ["requeue"] * 5 + ["fail"]
-    assert known.jobs["a"].reason == "its node was taken away, 6 times in a row without progress"
+    assert known.jobs["a"].reason.startswith("its node was taken away (or its script, which signals")
+    assert known.jobs["a"].reason.endswith("6 times without progress")
 
 
 def test_a_place_where_nothing_starts_counts_for_nothing_however_often() -> None:
