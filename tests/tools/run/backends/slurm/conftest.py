@@ -69,6 +69,11 @@ class Launcher:
         until(lambda: (self.poll(handle), (self.dirs.path / name).exists())[1])
         return (self.dirs.path / name).read_text()
 
+    def until_pid(self, name: str, handle: Handle) -> int:
+        """Wait until a script has written a whole line with a number into a file, which it makes first."""
+        until(lambda: self.until_file(name, handle).endswith("\n"))
+        return int(self.until_file(name, handle))
+
 
 def ended(statuses: Statuses) -> bool:
     return all(status.state != "running" for status in statuses)

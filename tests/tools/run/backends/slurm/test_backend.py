@@ -88,7 +88,7 @@ def test_what_does_not_heed_is_killed_with_all_that_it_started(launcher: Launche
 
 def test_a_keeper_that_stands_still_is_ended_through_slurm(launcher: Launcher) -> None:
     job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
-    keeper = int(launcher.until_file("pid", job))
+    keeper = launcher.until_pid("pid", job)
     os.kill(keeper, signal.SIGSTOP)
 
     def gone() -> bool:
@@ -316,7 +316,7 @@ def test_a_node_that_is_not_heard_of_has_lost_its_units(
     """Before Slurm knows: its keepers are silent. What comes back finds the order to end."""
     monkeypatch.setattr(units, "DEAD_S", 4.0)
     job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
-    keeper = int(launcher.until_file("pid", job))
+    keeper = launcher.until_pid("pid", job)
     os.kill(keeper, signal.SIGSTOP)
     assert launcher.until(job, ended) == (UnitStatus("lost"),)
     assert [node.reason for node in launcher.backend.nodes()] == ["nothing is heard of it", ""]
