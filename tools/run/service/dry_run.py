@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pliant.tools.run.service.allocation.change_steps import Step, Target
+from pliant.tools.run.service.allocation.startable import startable
 from pliant.tools.run.service.attempt.commands import units
 from pliant.tools.run.service.attempt.launching import next_handle
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import Prepared
-from pliant.tools.run.service.loop import startable
 from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog

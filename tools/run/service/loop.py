@@ -19,6 +19,7 @@ from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.service.allocation.change_steps import Step
+from pliant.tools.run.service.allocation.startable import startable
 from pliant.tools.run.service.arrivals import Arrivals
 from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
@@ -42,7 +43,6 @@ from pliant.tools.run.statedir.log.events import (
     reject_event,
     release_event,
 )
-from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.schedule_file import ScheduleFile
 from pliant.tools.run.statedir.share import Share, shares_of
@@ -286,7 +286,7 @@ class Loop:
         now = self.clock()
         prepare = partial(self._prepare, decisions, now=now)
         found = decisions.decide(now - self._origin_s, self._held, prepare)
-        self._ended.put_away(self._ended.made() - self._ends_to_hear())
+        self._put_ended_away()
         if isinstance(found, _Change):
             self._carry_out(found)
             return
@@ -309,10 +309,10 @@ class Loop:
         decision = event(forecasts=forecasts, admissions=waiting)
         return replace(change, events=[decision, *rejected, *change.events])
 
-    def _ends_to_hear(self) -> set[str]:
-        """Jobs that have ended, which the policy has not heard of."""
-        left = {change.job.id for change in self.session.changes if change.job is not None}
-        return left & self._ended.keys()
+    def _put_ended_away(self) -> None:
+        """Keep jobs that have ended as text, but for those whose end the policy has not heard of."""
+        unheard = {change.job.id for change in self.session.changes if change.job is not None}
+        self._ended.put_away(self._ended.made() - unheard)
 
     def _end_turned_away(self, reason: str, now: float) -> None:
         """The policy has failed; the jobs that it has turned away before it did are out."""
@@ -380,33 +380,6 @@ class Loop:
     def _count_idle(self) -> None:
         if self._decisions is not None:
             self._decisions.idle_limit.count(idle=self._idle)
-
-
-def startable(log: RunLog, schedule: Schedule, now_s: float) -> dict[str, Share]:
-    """What a schedule gives to jobs, on top of a log.
-
-    Jobs that have ended stay ended, and those that failed lately are left out until their time has come, as
-    are those that are held, and those that would come to a node that was drained since, or went down. One
-    that would grow there keeps what it holds.
-    """
-    waiting = {job_id for job_id, job in log.active.items() if job.held or (job.retry_s or 0.0) > now_s}
-    out = (log.jobs.keys() - log.active.keys()) | waiting
-    given = {job_id: share for job_id, share in shares_of(schedule).items() if job_id not in out}
-    found = {job_id: _on_open_nodes(share, log) for job_id, share in given.items()}
-    return {job_id: share for job_id, share in found.items() if share is not None}
-
-
-def _on_open_nodes(share: Share, log: RunLog) -> Share | None:
-    """A share, or as much of it as its job has already where the rest is on nodes that get no work now."""
-    job = log.active.get(share.job.id)
-    held, wanted = {} if job is None else dict(job.placement), dict(share.placement)
-    if not any(
-        name in log.down or (name in log.drained and count > held.get(name, 0))
-        for name, count in wanted.items()
-    ):
-        return share
-    grows = all(name not in log.down and count <= wanted.get(name, 0) for name, count in held.items())
-    return job.share if job is not None and held and grows else None
 
 
 def _reasons(schedule: Schedule) -> dict[str, str]:

@@ -19,9 +19,10 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.allocation.startable import startable
 from pliant.tools.run.service.attempt.plan_file import read_plan
 from pliant.tools.run.service.attempt.timeouts import Timeouts
-from pliant.tools.run.service.loop import Loop, startable
+from pliant.tools.run.service.loop import Loop
 from pliant.tools.run.service.options import Options
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
