@@ -87,7 +87,7 @@ class State:
         for event in batch:
             self.log.add(event)
         about = {event.job for event in batch if event.job is not None}
-        self._jobs.put_away(job_id for job_id in about - self.log.active.keys() if job_id in self._jobs)
+        self._jobs.put_away(about - self.log.active.keys())
         self._keep_snapshot()
         for sink in tuple(self._sinks):
             self._tell(sink, batch)

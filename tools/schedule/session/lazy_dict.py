@@ -65,7 +65,7 @@ class LazyDict(MutableMapping[str, T], Generic[T]):
         return set(self._made)
 
     def put_away(self, names: Iterable[str]) -> None:
-        """Keep these values as bytes, which take a fraction of the memory; there are values of all names."""
+        """Keep these values, as far as there are any, as bytes: they take a fraction of the memory."""
         for name in self._made.intersection(names):
             value = self._values[name]
             if not isinstance(value, bytes):

@@ -122,8 +122,10 @@ class SavedSession:
         return _SavedState(job_id, from_json(raw), self.spec_of)
 
 
-def states_kept_small(states: Mapping[str, JobState], spec_of: Callable[[str], Job]) -> LazyDict[JobState]:
-    """States of jobs that can be put away.
+def states_kept_small(
+    states: Mapping[str, bytes | JobState], spec_of: Callable[[str], Job]
+) -> LazyDict[JobState]:
+    """States of jobs, as they are or as bytes, that can be put away.
 
     :param spec_of: the job of an id, its submit_time on the session's clock.
     """
@@ -206,7 +208,7 @@ def take_up(session: Session, saved: SavedSession) -> list[Event]:
     vars(session.withheld).update({name: _shaped(value) for name, value in facts.withheld.items()})
     session.jobs = {job_id: saved.state_of(job_id, saved.jobs[job_id]) for job_id in facts.active}
     ended = {job_id: saved.jobs[job_id] for job_id in facts.ended}
-    session.ended = LazyDict(ended, saved.state_of, encode_state)
+    session.ended = states_kept_small(ended, saved.spec_of)
     for state in session.jobs.values():
         session.free.take(session.counted(state))
     session.past = Past(facts.changes, ChainMap(session.jobs, session.ended), session.free)
