@@ -62,7 +62,7 @@ def test_a_figure_may_have_a_limit_on_both_sides() -> None:
 
 
 def soaked(grows: float, leaks: float) -> list[soak.Sample]:
-    """Half an hour with a job every 5 s: it grows so many MiB by the fourth minute, and each job leaks."""
+    """Half an hour with a job every 5 s: it grows by some MiB until the fourth minute, and each job leaks."""
     return [
         soak.Sample(time_s, 40 + grows * min(1.0, time_s / 240) + leaks * (time_s // 5), 30, time_s // 5)
         for time_s in range(1801)
