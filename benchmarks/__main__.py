@@ -1,6 +1,11 @@
 """``python -m benchmarks NAME…`` runs benchmarks and writes benchmarks/results/; NAME ``all`` runs all.
 
-Without a name it lists what there is.
+Without a name it lists what there is, and which figures are older than the code that they measure.
+
+A benchmark is a module with ``figures()``, which raises :class:`NotMeasurableError` where data or means are
+not there: its record then stays as it is. ``smallest()`` is the same work in its smallest form, which the
+tests run. ``MEASURES`` names the paths whose commits make its figures old. ``record``, where there is one,
+writes the results in the place of :func:`benchmarks.parts.figure.write`.
 """
 
 from __future__ import annotations
@@ -8,9 +13,18 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Final
 
 from benchmarks.parts import figure
+from benchmarks.parts.figure import Figure, NotMeasurableError
+
+NOT_MEASURED: Final = 66
+"""Exit code where the data or the machine that a benchmark needs are not there."""
+_SHOWN: Final = 3
+"""Newer commits that are named for each benchmark."""
 
 
 def benchmarks() -> dict[str, str]:
@@ -21,7 +35,7 @@ def benchmarks() -> dict[str, str]:
 
 
 def main(wanted: list[str]) -> int:
-    """Run them; 2 for a name that does not exist."""
+    """Run them; 2 for a name that does not exist, 66 where one could not be measured."""
     known = benchmarks()
     unknown = [name for name in wanted if name not in (*known, "all")]
     if unknown:
@@ -30,15 +44,43 @@ def main(wanted: list[str]) -> int:
     if not wanted:
         print("make bench NAME=…, or NAME=all:")
         print("\n".join(f"  {name:16s} {measures}" for name, measures in known.items()))
+        _list_old(known)
+    ended = 0
     for name in known if "all" in wanted else wanted:
-        measured = importlib.import_module(f"benchmarks.{name}").figures()
-        path = figure.write(name, measured)
-        for row in measured:
-            limit = "" if row.limit is None else f"  (limit {row.limit:g})"
-            value = "-" if row.value is None else f"{row.value:.6g}"
-            print(f"{row.name:40s} {value:>12s} {row.unit}{limit}")
-        print(f"written to {path.relative_to(Path.cwd())}", file=sys.stderr)
-    return 0
+        try:
+            _run(name, _load(name))
+        except NotMeasurableError as error:
+            print(f"{name}: {error}; benchmarks/results/{name}.json stays as it is", file=sys.stderr)
+            ended = NOT_MEASURED
+    return ended
+
+
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def _run(name: str, module: ModuleType) -> None:
+    measured: Sequence[Figure] = module.figures()
+    path = getattr(module, "record", figure.write)(name, measured)
+    for row in measured:
+        limit = "" if row.limit is None else f"  (limit {row.limit:g})"
+        value = "-" if row.value is None else f"{row.value:.6g}"
+        print(f"{row.name:40s} {value:>12s} {row.unit}{limit}")
+    print(f"written to {path.relative_to(Path.cwd())}", file=sys.stderr)
+
+
+def _list_old(names: Sequence[str] | dict[str, str]) -> None:
+    """Say which records are older than the code that they measure."""
+    try:
+        old = {name: found for name in names if (found := figure.newer_commits(name, _load(name).MEASURES))}
+    except NotMeasurableError as error:
+        print(f"\nWhich figures are older than their code is not known: {error}.")
+        return
+    if old:
+        print("\nFigures older than the code that they measure:")
+    for name, commits in old.items():
+        print(f"  {name:16s} {len(commits)} commits since, to {', '.join(_load(name).MEASURES)}")
+        print("\n".join(f"  {'':16s}   {line[:90]}" for line in commits[:_SHOWN]))
 
 
 if __name__ == "__main__":

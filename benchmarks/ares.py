@@ -23,6 +23,8 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.session.session import Session
 
+MEASURES: Final = ("tools/schedule/policies/ares", "tools/schedule/session")
+
 SEED: Final = 20250117
 CLUSTERS: Final = (64, 512, 2048, 16384)
 LIMITS_MS: Final[Mapping[int, float]] = {2048: 5.0}
@@ -59,6 +61,11 @@ def figures(
             for gpus, taken in taken_ms.items()
         ),
     ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(clusters=(64, 128), events=10, warm_up_s=60)
 
 
 def _decisions_ms(gpus: int, events: int, warm_up_s: float) -> list[float]:

@@ -18,11 +18,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Final
 
 from benchmarks.parts.figure import Figure
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.tools.run.blows import BLOWS, ON_SLURM
 from tests.tools.run.chaos import Storm
+
+MEASURES: Final = ("tools/run",)
 
 SEED = 1
 MINUTES = 10.0
@@ -52,6 +55,11 @@ def figures(minutes: float = MINUTES, seed: int = SEED, slurm: SlurmCluster | No
     lost = len(storm.wanted) - len(phases)
     by_phase = [Figure(f"jobs {name}", float(phases.count(name)), "jobs") for name in sorted(set(phases))]
     return [*counts, *by_phase, Figure("jobs lost", float(max(0, lost)), "jobs", 0.0)]
+
+
+def smallest() -> list[Figure]:
+    """A few seconds of it."""
+    return figures(minutes=0.05)
 
 
 @contextmanager

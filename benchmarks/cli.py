@@ -8,14 +8,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from pliant.cli.main import COMMANDS, GROUPS
 
+MEASURES: Final = ("cli", "schemas")
+
 PLIANT = (sys.executable, "-m", "pliant.cli")
 RUNS = 9
+ALL: Final = tuple(name for name, *_ in (*COMMANDS, *GROUPS))
 LIMIT_S = 0.4
 HELP_LIMIT_S = 0.5
 """Of a single command: Typer loads Rich and pydantic for it."""
@@ -23,21 +28,25 @@ PARQUET_LIMIT_S = 0.6
 """Where pyarrow and numpy are needed."""
 
 
-def figures() -> list[Figure]:
+def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
     """Median over fresh processes of user plus system time; byte code is cached, as after installing."""
     with tempfile.TemporaryDirectory() as folder:
         jobs, cluster = _inputs(Path(folder))
         schedule = ["schedule", "--jobs", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
         events = str(Path(folder) / "fifo.parquet")
         subprocess.run([*PLIANT, "replay", *schedule[1:], "-o", events], check=True, capture_output=True)
-        names = [name for name, *_ in (*COMMANDS, *GROUPS)]
-        slowest_help_s = max(_cpu_s([name, "--help"], folder, runs=3) for name in names)
+        slowest_help_s = max(_cpu_s([name, "--help"], folder, min(runs, 3)) for name in commands)
         return [
-            Figure("cli_help_cpu_s", _cpu_s(["--help"], folder), "s", LIMIT_S),
+            Figure("cli_help_cpu_s", _cpu_s(["--help"], folder, runs), "s", LIMIT_S),
             Figure("cli_slowest_help_cpu_s", slowest_help_s, "s", HELP_LIMIT_S),
-            Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, folder), "s", LIMIT_S),
-            Figure("cli_report_cpu_s", _cpu_s(["report", events], folder), "s", PARQUET_LIMIT_S),
+            Figure("cli_schedule_fifo_cpu_s", _cpu_s(schedule, folder, runs), "s", LIMIT_S),
+            Figure("cli_report_cpu_s", _cpu_s(["report", events], folder, runs), "s", PARQUET_LIMIT_S),
         ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(runs=1, commands=["replay"])
 
 
 def _inputs(folder: Path) -> tuple[Path, Path]:
@@ -53,7 +62,7 @@ def _inputs(folder: Path) -> tuple[Path, Path]:
     return jobs, cluster
 
 
-def _cpu_s(arguments: list[str], cache: str, runs: int = RUNS) -> float:
+def _cpu_s(arguments: list[str], cache: str, runs: int) -> float:
     cached = as_installed(cache)
     spent = []
     for _ in range(runs + 1):

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.parts.figure import Figure
 
+MEASURES: Final = ("examples", "tools")
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300
+_SMALL_JOB: Final[dict[str, Any]] = {
+    "id": "one",
+    "submit_time": 0,
+    "model": "char_transformer",
+    "command": [str(ROOT / "examples" / "char_transformer.py"), "--epochs", "1"],
+    "gpus": {"requested": 1},
+    "batch": {"size": 64},
+    "work": {"gpu_seconds": 10},
+}
 
 
 def figures() -> list[Figure]:
@@ -21,6 +35,21 @@ def figures() -> list[Figure]:
         out = Path(folder) / "demo"
         started = time.monotonic()
         subprocess.run(["bash", str(ROOT / "examples" / "demo.sh"), str(out)], check=True, cwd=ROOT)
+        wall_s = time.monotonic() - started
+        return [Figure("demo_wall_s", wall_s, "s", LIMIT_S), *_ratios(out), *_losses(out)]
+
+
+def smallest() -> list[Figure]:
+    """The commands of the demo on one small job, whose profile is not measured, and its reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        jobs, schedule = out / "jobs.jsonl", str(out / "schedule.json")
+        jobs.write_text(json.dumps(_SMALL_JOB) + "\n")
+        inputs = ("--jobs", str(jobs), "--cluster", "examples/cluster.json", "--policy", "fifo")
+        started = time.monotonic()
+        _pliant("schedule", *inputs, "-o", schedule)
+        _pliant("run", schedule, "--state", str(out / "state"), "--until-done")
+        _pliant("replay", *inputs, "-o", str(out / "replay.parquet"))
         wall_s = time.monotonic() - started
         return [Figure("demo_wall_s", wall_s, "s", LIMIT_S), *_ratios(out), *_losses(out)]
 
@@ -44,6 +73,11 @@ def _losses(out: Path) -> list[Figure]:
 
 
 def _csv(out: Path, *options: str) -> list[dict[str, str]]:
-    command = ["pliant", "report", str(out / "state" / "events.jsonl"), "--format", "csv", *options]
-    text = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    text = _pliant("report", str(out / "state" / "events.jsonl"), "--format", "csv", *options)
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def _pliant(*words: str) -> str:
+    """Stdout of a command."""
+    command = [sys.executable, "-m", "pliant.cli", *words]
+    return subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout

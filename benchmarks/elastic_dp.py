@@ -27,6 +27,8 @@ from experiments.elastic_scaling.live import LIMITS, RECORD
 from pliant.tools.schedule.policies.elastic_dp.gains import Floats, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
 
+MEASURES: Final = ("tools/schedule/policies/elastic_dp", "tools/replay", "experiments/elastic_scaling")
+
 SEED: Final = 20201124
 INSTANCES: Final = 5000
 """Small instances compared with all possible allocations."""
@@ -76,6 +78,11 @@ def figures(
         *_live(record),
         *(published("elastic-scaling", SWEEPS, TABLES) if tables else ()),
     ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(instances=5, repeats=1, scale=100, tables=False)
 
 
 def _live(record: Path) -> Iterator[Figure]:

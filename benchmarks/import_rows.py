@@ -20,6 +20,8 @@ from typing import Final
 from benchmarks.parts.figure import Figure
 from pliant.tools.replay.importers.run import import_trace
 
+MEASURES: Final = ("tools/replay/importers",)
+
 ROWS: Final = 100_000
 SEED: Final = 20250117
 _START_S: Final = 1_500_000_000
@@ -39,6 +41,11 @@ def figures(rows: int = ROWS) -> list[Figure]:
         folder = Path(name)
         rates = [_rate(kind, folder / kind, rows) for kind in WRITERS]
         return [*rates, _peak(folder / "philly", folder / "peak.jsonl")]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(rows=50)
 
 
 def write(kind: str, folder: Path, rows: int, seed: int = SEED) -> tuple[Path, str | None]:

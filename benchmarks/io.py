@@ -7,11 +7,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from benchmarks.parts.figure import Figure
 from pliant.schemas import io
 from pliant.schemas.event import Event
 from pliant.schemas.job import Gpus, Job, SampleWork
+
+MEASURES: Final = ("schemas",)
 
 JOBS = 100_000
 EVENTS = 300_000
@@ -19,20 +22,25 @@ SEED = 20250117
 LIMIT_S = 5.0
 
 
-def figures() -> list[Figure]:
+def figures(jobs: int = JOBS, events: int = EVENTS) -> list[Figure]:
     """One reading and one writing of each form; writing includes making the records."""
     with tempfile.TemporaryDirectory() as folder:
-        jobs, lines, table = (
+        listed, lines, table = (
             Path(folder) / name for name in ("jobs.jsonl", "events.jsonl", "events.parquet")
         )
         return [
-            _figure("io_write_100k_jobs_s", lambda: io.write_jobs(_jobs(), jobs), None),
-            _figure("io_read_100k_jobs_s", lambda: io.read_jobs(jobs)),
-            _figure("io_write_300k_events_s", lambda: io.write_events(_events(), lines), None),
+            _figure("io_write_100k_jobs_s", lambda: io.write_jobs(_jobs(jobs), listed), None),
+            _figure("io_read_100k_jobs_s", lambda: io.read_jobs(listed)),
+            _figure("io_write_300k_events_s", lambda: io.write_events(_events(events), lines), None),
             _figure("io_read_300k_events_s", lambda: io.read_events(lines)),
-            _figure("io_write_300k_events_parquet_s", lambda: io.write_events(_events(), table), None),
+            _figure("io_write_300k_events_parquet_s", lambda: io.write_events(_events(events), table), None),
             _figure("io_read_300k_events_parquet_s", lambda: io.read_events(table)),
         ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(jobs=100, events=300)
 
 
 def _figure(name: str, work: Callable[[], object], limit: float | None = LIMIT_S) -> Figure:
@@ -41,7 +49,7 @@ def _figure(name: str, work: Callable[[], object], limit: float | None = LIMIT_S
     return Figure(name, round(time.process_time() - before, 3), "s", limit)
 
 
-def _jobs() -> list[Job]:
+def _jobs(count: int) -> list[Job]:
     return [
         Job(
             id=f"job-{i}",
@@ -50,11 +58,11 @@ def _jobs() -> list[Job]:
             gpus=Gpus(requested=1 + i % 8),
             work=SampleWork(samples=1e6),
         )
-        for i in range(JOBS)
+        for i in range(count)
     ]
 
 
-def _events() -> list[Event]:
+def _events(count: int) -> list[Event]:
     """Their times differ as those of a replay do: a file of equal steps is refused as expanding too far."""
     drawn = random.Random(SEED)  # noqa: S311
     return [
@@ -68,5 +76,5 @@ def _events() -> list[Event]:
             float(i),
             detail={"reason": "grew"},
         )
-        for i in range(EVENTS)
+        for i in range(count)
     ]

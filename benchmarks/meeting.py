@@ -12,13 +12,15 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.parts.figure import Figure
+
+MEASURES: Final = ("tools/run/elastic",)
 
 ROUNDS: Final = 15
 UNASKED_ROUNDS: Final = 3
@@ -29,15 +31,22 @@ LIMIT: Final = timedelta(seconds=60)
 WAYS: Final = ("files", "tcp")
 
 
-def figures() -> list[Figure]:
+def figures(
+    rounds: int = ROUNDS, unasked_rounds: int = UNASKED_ROUNDS, workers: Sequence[int] = WORKERS
+) -> list[Figure]:
     """Median seconds by way, number of workers, and memory of the hosts."""
     found = []
-    for memory, rounds in (("", ROUNDS), ("_memory", ROUNDS), ("_unasked", UNASKED_ROUNDS)):
+    for memory, times in (("", rounds), ("_memory", rounds), ("_unasked", unasked_rounds)):
         for way in WAYS:
-            for workers in WORKERS:
-                seconds = meet(way, workers, rounds, memory)
-                found.append(Figure(f"meet_{way}{memory}_{workers}_s", seconds, "s"))
+            for count in workers:
+                seconds = meet(way, count, times, memory)
+                found.append(Figure(f"meet_{way}{memory}_{count}_s", seconds, "s"))
     return found
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(rounds=1, unasked_rounds=1, workers=(2,))
 
 
 def meet(way: str, workers: int, rounds: int, memory: str = "") -> float:

@@ -29,6 +29,12 @@ from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.session.session import Session
 
+MEASURES: Final = (
+    "tools/schedule/policies/oasis",
+    "tools/schedule/policies/multi_resource",
+    "experiments/oasis",
+)
+
 INSTANCES: Final = 20
 WIDEST: Final = (1, 100)
 """Of γ1, in the worlds of the offline optimum."""
@@ -47,6 +53,11 @@ def figures(
         *offline(range(SEEDS.start, SEEDS.start + max(1, len(SEEDS) // scale))),
         *ratios(scale, run=utilities),
     ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(repeats=1, instances=1, scale=50, utilities=False)
 
 
 def times(repeats: int, scale: int = 1) -> Iterator[Figure]:

@@ -12,9 +12,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks.parts.evolution import SEED, comes_close, generation_s, small_instance
-from benchmarks.parts.figure import Figure
+from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.gains_of_ones import gains
 from benchmarks.parts.progress_coverage import interval_coverage
+
+MEASURES: Final = ("tools/schedule/policies/ones", "tools/profile/predictor", "experiments/ones")
 
 INSTANCES: Final = 200
 
@@ -27,6 +29,7 @@ def figures(
     :param scale: divides the numbers of GPUs.
     :param with_gains: replay the paper's comparison, which takes minutes.
     """
+    need_data("ones")
     rng = np.random.default_rng(SEED)
     small, large = (generation_s(gpus // scale, rng, repeats) for gpus in (64, 1024))
     solved = sum(comes_close(small_instance(rng), rng) for _ in range(instances))
@@ -37,3 +40,8 @@ def figures(
         interval_coverage(),
         *(gains() if with_gains else ()),
     ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(instances=2, repeats=1, scale=8, with_gains=False)

@@ -23,6 +23,8 @@ from pliant.tools.schedule.policies.pollux.fit import Fit
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.session.session import Session
 
+MEASURES: Final = ("tools/schedule/policies/pollux",)
+
 SEED: Final = 20210714
 JOBS: Final = 160
 NODES: Final = 16
@@ -41,6 +43,11 @@ def figures(jobs: int = JOBS, nodes: int = NODES, rounds: int = ROUNDS) -> list[
         Figure("pollux_decision_median_units", median_s / unit_s, "units"),
         Figure("pollux_decision_median_ms", 1000 * median_s, "ms"),
     ]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(jobs=4, nodes=2, rounds=2)
 
 
 def decisions_s(jobs: int, nodes: int, rounds: int, seed: int = SEED) -> list[float]:

@@ -1,15 +1,14 @@
 """How far off the predicted starts of waiting jobs are, against their starts in a replay.
 
-The trace is the Philly workload of the Sia artifact, 160 jobs on 16 nodes of 4 GPUs (its data are looked for
-in PLIANT_DATA). Each job that has to wait when it arrives is predicted once, at that moment, from the events
-until then, as ``pliant schedule --explain`` and ``pliant status`` do it. Jobs that arrive later are unknown
-to a prediction. With ``_rough`` so are the true speeds: each model is profiled too fast or too slow by a
-factor that is drawn once, lognormal with a sigma of 0.2, and nothing that was measured since corrects it.
+The trace is the Philly workload of the Sia artifact, 160 jobs on 16 nodes of 4 GPUs. Each job that has to
+wait when it arrives is predicted once, at that moment, from the events until then, as ``pliant schedule
+--explain`` and ``pliant status`` do it. Jobs that arrive later are unknown to a prediction. With ``_rough``
+so are the true speeds: each model is profiled too fast or too slow by a factor that is drawn once, lognormal
+with a sigma of 0.2, and nothing that was measured since corrects it.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,17 +17,27 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.parts.figure import Figure
-from benchmarks.replay_speed import DATA, PROFILE
+from benchmarks.parts.figure import Figure, need_data
+from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_cluster, read_events, read_profile, write_cluster
+from pliant.schemas.io import (
+    read_cluster,
+    read_events,
+    read_jobs,
+    read_profile,
+    write_cluster,
+    write_jobs,
+)
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.importers.run import JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
 from pliant.tools.schedule.decide import History, Question, decide_from_history
+
+MEASURES: Final = ("tools/schedule", "tools/replay")
 
 SEED: Final = 20170825
 SIGMA: Final = 0.2
@@ -47,22 +56,25 @@ class Wait:
     """None: the prediction did not reach so far."""
 
 
-def figures() -> list[Figure]:
-    """Median and 90th percentile of the error for each policy; none where the data are not there."""
-    if not (DATA / "sia").is_dir():
-        print(f"{DATA / 'sia'} is not there: no figures of predicted starts", file=sys.stderr)
-        return []
+def figures(jobs_limit: int | None = None, policies: Sequence[str] = POLICIES) -> list[Figure]:
+    """Median and 90th percentile of the error for each policy."""
+    need_data("sia")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         import_philly(folder)
-        return [figure for policy in POLICIES for figure in _of_policy(folder, policy)]
+        if jobs_limit is not None:
+            write_jobs(read_jobs(folder / JOBS)[:jobs_limit], folder / JOBS)
+        return [figure for policy in policies for figure in _of_policy(folder, policy)]
+
+
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(jobs_limit=30, policies=("fifo",))
 
 
 def import_philly(folder: Path) -> None:
     """Write trace, profile and cluster of the workload into a folder."""
-    from pliant.tools.replay.importers.run import import_trace
-
-    source = DATA / "sia"
+    source = data_folder() / "sia"
     (workload,) = sorted((source / "workloads" / "philly").glob("*.csv"))
     import_trace("sia", [str(source)], str(folder), workload=str(workload))
     nodes = ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "aws"},)

@@ -2,19 +2,19 @@
 
 16 nodes of 4 GPUs. Tiresias and Optimus are deterministic; Pollux searches with random numbers, so its figure
 is the median of five seeds, with the least and the most beside it. Published for workload-6: 3469.69375,
-5301.875 and 2446.13 s. Without the data (its folder is ``$PLIANT_DATA``) every value is null.
+5301.875 and 2446.13 s.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts.figure import Figure
+from benchmarks.parts.figure import Figure, need_data
+from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
 from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE, import_trace
@@ -22,33 +22,39 @@ from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 
+MEASURES: Final = ("tools/replay", "tools/schedule/policies")
+
 WORKLOADS: Final = (6, 1)
 SEEDS: Final = 5
 _CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "t4"},)}
-_DATA: Final = Path(__file__).parents[1].parent / "shared" / "data"
 
 
 def figures(
     workloads: Sequence[int] = WORKLOADS, seeds: int = SEEDS, jobs_limit: int | None = None
 ) -> list[Figure]:
     """Five figures for each workload, in seconds."""
-    data = Path(os.environ.get("PLIANT_DATA", _DATA)) / "pollux"
-    found = []
-    for workload in workloads:
-        trace = inputs(data, workload, jobs_limit) if data.is_dir() else None
-        found += _figures(f"pollux_w{workload}", trace, seeds)
-    return found
+    need_data("pollux")
+    data = data_folder() / "pollux"
+    return [
+        figure
+        for workload in workloads
+        for figure in _figures(f"pollux_w{workload}", inputs(data, workload, jobs_limit), seeds)
+    ]
 
 
-def _figures(prefix: str, trace: Inputs | None, seeds: int) -> list[Figure]:
-    fixed = {name: average_jct_s(trace, name) for name in ("tiresias", "optimus") if trace}
-    drawn = [average_jct_s(trace, "pollux", seed) for seed in range(seeds)] if trace else []
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(workloads=(6,), seeds=1, jobs_limit=3)
+
+
+def _figures(prefix: str, trace: Inputs, seeds: int) -> list[Figure]:
+    drawn = [average_jct_s(trace, "pollux", seed) for seed in range(seeds)]
     values = {
-        "tiresias_s": fixed.get("tiresias"),
-        "optimus_s": fixed.get("optimus"),
-        "pollux_s": statistics.median(drawn) if drawn else None,
-        "pollux_min_s": min(drawn, default=None),
-        "pollux_max_s": max(drawn, default=None),
+        "tiresias_s": average_jct_s(trace, "tiresias"),
+        "optimus_s": average_jct_s(trace, "optimus"),
+        "pollux_s": statistics.median(drawn),
+        "pollux_min_s": min(drawn),
+        "pollux_max_s": max(drawn),
     }
     return [Figure(f"{prefix}_{name}", value, "s") for name, value in values.items()]
 

@@ -6,7 +6,7 @@ per event with 100,000 jobs over that with 1,000, both on 64 GPUs in steady stat
 CPU time of a fixed loop, the unit in which replays of other simulators are measured.
 
 The figures of ``w6`` replay the Pollux artifact's workload-6 as its simulator does (``--compat pollux``); its
-data are looked for in PLIANT_DATA. ``engine``: from inputs in memory to events in memory; ``process``: all.
+data are published ones. ``engine``: from inputs in memory to events in memory; ``process``: all.
 Each is the least of several processes, in units of the least of as many calibrations around them. Byte code
 is cached, as after installing. What that simulator takes was recorded once, in the same units, and is printed
 beside.
@@ -15,15 +15,16 @@ beside.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.parts.installed import as_installed
+from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
@@ -32,11 +33,13 @@ from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
 
+MEASURES: Final = ("tools/replay", "tools/schedule", "schemas")
+
 if TYPE_CHECKING:
     from benchmarks.parts.figure import Figure
 
 SEED: Final = 20250117
-DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA: Final = data_folder()
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 W6_LIMITS: Final = {
@@ -52,7 +55,7 @@ PEERS: Final = {"tiresias": 11.6, "optimus": 44.0, "pollux": 1640.0}
 its search rewritten for current libraries. It takes no seed."""
 FIFO_LIMIT: Final = 540.0
 """Units of a million jobs under fifo, whole process."""
-_PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1}
+PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1}
 _JOBS_PER_GPU_HOUR: Final = 640 / 2048
 _LOAD: Final = 0.85
 _SIGMA: Final = 1.5
@@ -60,10 +63,23 @@ _MEDIAN_S: Final = 3600 * _LOAD / _JOBS_PER_GPU_HOUR / 3.0802
 """The mean of a lognormal is exp(sigma^2 / 2) = 3.0802 times its median."""
 
 
-def figures(large: int = 1_000_000, medium: int = 100_000, small: int = 1_000) -> list[Figure]:
-    """All figures; the sizes of the traces are only ever smaller in a test."""
+def figures(
+    large: int = 1_000_000,
+    medium: int = 100_000,
+    small: int = 1_000,
+    rows: int | None = None,
+    processes: Mapping[str, int] = PROCESSES,
+) -> list[Figure]:
+    """All figures.
+
+    :param large: jobs of the largest trace, as ``medium`` and ``small`` of the others.
+    :param rows: of each file to import; None: as many as the benchmark of the importers has.
+    :param processes: by policy that replays workload-6, how many the least is taken of.
+    """
     from benchmarks import import_rows
-    from benchmarks.parts.figure import Figure
+    from benchmarks.parts.figure import Figure, need_data
+
+    need_data("pollux")
 
     before_s = calibration_s()
     ares, fifo = _measured("process", "ares", medium, 2048), _measured("process", "fifo", large, 2048)
@@ -76,37 +92,42 @@ def figures(large: int = 1_000_000, medium: int = 100_000, small: int = 1_000) -
         Figure("fifo_1m_jobs_units", round(fifo["cpu_s"] / unit_s, 1), "units", FIFO_LIMIT),
         Figure("fifo_1m_jobs_peak_mb", round(fifo["peak_mb"]), "MB"),
         Figure("cost_per_event_growth", round(per_event[1] / per_event[0], 2), "ratio", 3),
-        *_workload_6(),
-        *import_rows.figures(),
+        *_workload_6(processes),
+        *(import_rows.figures() if rows is None else import_rows.figures(rows)),
     ]
 
 
-def _workload_6() -> list[Figure]:
-    """Costs in calibration units; none where the data are not there."""
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(large=60, medium=40, small=20, rows=50, processes={"tiresias": 1})
+
+
+def _workload_6(processes: Mapping[str, int]) -> list[Figure]:
+    """Costs in calibration units."""
     from benchmarks.parts.figure import Figure
     from pliant.tools.replay.importers.run import import_trace
 
     source = DATA / "pollux"
-    if not source.is_dir():
-        print(f"{source} is not there: no figures of workload-6", file=sys.stderr)
-        return []
+    limits = {key: limit for key, limit in W6_LIMITS.items() if key[0] in processes}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         import_trace("pollux", [str(source)], name, workload=str(source / "workloads" / "workload-6.csv"))
         write_cluster(_cluster(16, 4, "t4"), folder / "cluster.json")
         found = [
-            Figure(f"{policy}_w6_{what}_units", _units(what, folder, policy), "units", limit)
-            for (policy, what), limit in W6_LIMITS.items()
+            Figure(
+                f"{policy}_w6_{what}_units", _units(what, folder, policy, processes[policy]), "units", limit
+            )
+            for (policy, what), limit in limits.items()
         ]
-    for (policy, what), figure in zip(W6_LIMITS, found, strict=True):
+    for (policy, what), figure in zip(limits, found, strict=True):
         command = f"python -m benchmarks.replay_speed {what} FOLDER {policy}"
         print(f"{figure.name} {figure.value:g} ({command}, seed 0); simulator.py {PEERS[policy]:g}")
     return found
 
 
-def _units(what: str, folder: Path, policy: str) -> float:
+def _units(what: str, folder: Path, policy: str, processes: int) -> float:
     """The least of several processes over the least of the calibrations between them."""
-    measured = [(_child(what, folder, policy)["cpu_s"], calibration_s()) for _ in range(_PROCESSES[policy])]
+    measured = [(_child(what, folder, policy)["cpu_s"], calibration_s()) for _ in range(processes)]
     return round(min(spent_s for spent_s, _ in measured) / min(unit_s for _, unit_s in measured), 3)
 
 

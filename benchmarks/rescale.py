@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.parts import library_cpu
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import SLOTS, running
 from pliant.tools.run.service.allocation.change_steps import Target
+from pliant.tools.run.service.allocation.slot_use import SlotUse
 from pliant.tools.run.service.attempt.gang import Gang
 from pliant.tools.run.service.executor import Executor
+
+MEASURES: Final = ("tools/run/elastic", "tools/run/service")
 
 ROUNDS: Final = 10
 BATCH: Final = 12
@@ -90,22 +94,37 @@ if job.rank == 0:
         json.dump(took, file)
 '''
 BIG: Final = "[false, 1200, 100000]"
+SMALL: Final = "[true, 1200, 100000]"
 """Words for the script: the small model in steps of 10 ms or the big one; samples; epochs."""
 
 
 class Relaunching(Executor):
     """Knows only the other way."""
 
-    def switch(self, gang: Gang, target: Target | None) -> None:
+    def switch(self, gang: Gang, target: Target | None, use: SlotUse) -> None:
         """Checkpoint, leave, launch."""
         self.stop(gang, "measured")
 
 
-def figures(rounds: int = ROUNDS, kills: int = KILLS, epochs: int = EPOCHS) -> list[Figure]:
-    """Stalls in place and by relaunch, their parts and ratio, and what the library costs a job at rest."""
-    in_place, parts = stalls(Executor, rounds)
-    relaunched, _ = stalls(Relaunching, min(rounds, RELAUNCHES))
-    killed = kill_stalls(kills)
+def figures(
+    rounds: int = ROUNDS,
+    kills: int = KILLS,
+    epochs: int = EPOCHS,
+    cpu_epochs: Mapping[str, int] = library_cpu.EPOCHS,
+    words: str = BIG,
+    *,
+    with_loss: bool = True,
+) -> list[Figure]:
+    """Stalls in place and by relaunch, their parts and ratio, and what the library costs a job at rest.
+
+    :param epochs: of the job that says what the library adds to a step.
+    :param cpu_epochs: by model, those of the comparison of processor times.
+    :param words: for the script whose stalls are measured.
+    :param with_loss: compare the losses of a job that is changed with those of one that is not.
+    """
+    in_place, parts = stalls(Executor, rounds, words)
+    relaunched, _ = stalls(Relaunching, min(rounds, RELAUNCHES), words)
+    killed = kill_stalls(kills, words)
     ratios = [relaunched[change] / in_place[change] for change in in_place]
     return [
         *(Figure(f"stall_{change}_s", value, "s", STALL_LIMIT_S) for change, value in in_place.items()),
@@ -115,16 +134,21 @@ def figures(rounds: int = ROUNDS, kills: int = KILLS, epochs: int = EPOCHS) -> l
         Figure("stall_ratio_min", min(ratios), "ratio", RATIO_LIMIT, at_least=True),
         *(Figure(f"stall_{name}_s", value, "s") for name, value in parts.items()),
         Figure("library_overhead_ratio", overhead_ratio(epochs), "ratio", OVERHEAD_LIMIT),
-        *library_cpu.figures(),
-        Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT),
+        *library_cpu.figures(cpu_epochs),
+        *([Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT)] if with_loss else ()),
     ]
 
 
-def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(1, 1, 2, {"mlp": 2}, SMALL, with_loss=False)
+
+
+def stalls(kind: type[Executor], rounds: int, words: str) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
-    with running(kind, SCRIPT, BIG, BATCH) as training:
+    with running(kind, SCRIPT, words, BATCH) as training:
         training.go_to(1)
         for _ in range(rounds):
             before = 1
@@ -141,10 +165,10 @@ def stalls(kind: type[Executor], rounds: int) -> tuple[dict[str, float], dict[st
     return _medians(found), _medians(parts)
 
 
-def kill_stalls(count: int) -> list[float]:
+def kill_stalls(count: int, words: str) -> list[float]:
     """What the survivors lose when one of three workers is killed: each worker in turn."""
     taken = []
-    with running(Executor, SCRIPT, BIG, BATCH) as training:
+    with running(Executor, SCRIPT, words, BATCH) as training:
         training.go_to(3)
         for number in range(count):
             training.kill(number % SLOTS)

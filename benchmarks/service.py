@@ -34,6 +34,8 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster
 from tests.tools.run.stories import Story
 
+MEASURES: Final = ("tools/run", "cli")
+
 EVENTS: Final = 100_000
 SEED: Final = 1
 POLICY: Final = "fair-share"
@@ -47,8 +49,16 @@ CLOSED_STDOUT: Final = ("sh", "-c", 'exec "$@" >&-', "sh")
 PLIANT: Final = (sys.executable, "-m", "pliant.cli")
 
 
-def figures(events: int = EVENTS) -> list[Figure]:
-    """CPU seconds of the commands with a snapshot and without, then the figures of the loop."""
+def figures(
+    events: int = EVENTS,
+    gangs: tuple[int, int] = (service_tick.FEW, service_tick.MANY),
+    seconds: float = service_tick.SECONDS,
+) -> list[Figure]:
+    """CPU seconds of the commands with a snapshot and without, then the figures of the loop.
+
+    :param gangs: numbers of gangs whose turns are compared.
+    :param seconds: how long each of them is measured.
+    """
     with tempfile.TemporaryDirectory(prefix="pliant-service-") as folder:
         dirs = StateDir(Path(folder) / "state")
         past = story(events)
@@ -69,8 +79,13 @@ def figures(events: int = EVENTS) -> list[Figure]:
         Figure("jobs_ended", float(len(past.session.ended)), "jobs"),
         Figure("log_bytes", float(len(log)), "bytes"),
         Figure("snapshot_bytes", float(len(kept)), "bytes"),
-        *service_tick.figures(),
+        *service_tick.figures(*gangs, seconds),
     ]
+
+
+def smallest() -> list[Figure]:
+    """The commands on a short log, and the loop with few gangs."""
+    return figures(events=3000, gangs=(1, 2), seconds=1.0)
 
 
 def story(events: int) -> Story:

@@ -8,8 +8,7 @@ its work.
 time in which it was to end (``used``), and the jobs that ended after it, by curves that these physics do not
 follow in every epoch; ``tight`` with a grace of :data:`TIGHT`.
 ``makespan_mode``: with a worth of GPUs to jobs to come, :data:`FUTURE`. The limits of the unfair fraction and
-the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's. Without the data
-(PLIANT_DATA) values are null.
+the worst FTF are those of Ares on the same jobs, that of the makespan is Pollux's.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.parts import mistaken_work
-from benchmarks.parts.figure import Figure
+from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.pollux_workloads import (
     IN_PLACE,
     WORKLOADS,
     fixed,
     inputs,
-    is_there,
     outcome,
     unknown,
 )
@@ -41,6 +39,8 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
+
+MEASURES: Final = ("tools/schedule/policies/shadow_price", "tools/schedule/session", "tools/replay")
 
 SEED: Final = 20261122
 FUTURE: Final = 0.7
@@ -62,15 +62,16 @@ def figures(
     with_pollux: bool = True,
 ) -> list[Figure]:
     """All figures."""
+    need_data("pollux", "sia")
     return [
-        *(_replays(workloads, jobs_limit, with_pollux=with_pollux) if is_there() else _no_replays(workloads)),
+        *_replays(workloads, jobs_limit, with_pollux=with_pollux),
         *(Figure(f"sp_decision_ms_{gpus}", decision_ms(gpus), "ms", most) for gpus, most in clusters.items()),
     ]
 
 
-def _no_replays(workloads: Sequence[str]) -> Iterator[Figure]:
-    yield from (Figure(f"sp_{name}_s", None, "s", FREE_S[name]) for name in workloads)
-    yield from (Figure(f"sp_fixed_{name}_s", None, "s", FIXED_S[name]) for name in workloads)
+def smallest() -> list[Figure]:
+    """All of it, small."""
+    return figures(workloads=("w6",), clusters={16: 5.0}, jobs_limit=3, with_pollux=False)
 
 
 def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: bool) -> Iterator[Figure]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from experiments.harness.data import missing
 from pliant.tools.report.expectation import Expectation
 
 RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+
+
+class NotMeasurableError(Exception):
+    """What a benchmark needs is not on this machine; its record stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,39 @@ def renew(name: str, figures: Sequence[Figure]) -> Path:
     before = json.loads(path.read_text()) if path.exists() else []
     rows = {row["name"]: row for row in before}
     return _write(name, [*(rows | {one.name: one.row(_command(name)) for one in figures}).values()])
+
+
+def newer_commits(name: str, paths: Sequence[str]) -> list[str]:
+    """Commits to these paths since the figures of a benchmark were recorded, newest first.
+
+    Empty where figures were never recorded, or are recorded again and not committed yet.
+
+    :param paths: what the benchmark measures, below the repository's root.
+    :raises NotMeasurableError: there is no history to look at.
+    """
+    record = str(RESULTS / f"{name}.json")
+    if not Path(record).exists() or _git("status", "--porcelain", "--", record):
+        return []
+    recorded = _git("log", "-1", "--format=%H", "--", record)
+    return _git("log", "--format=%h %cs %s", f"{recorded[0]}..HEAD", "--", *paths) if recorded else []
+
+
+def need_data(*names: str) -> None:
+    """Check that folders of published data are there.
+
+    :raises NotMeasurableError: some are not.
+    """
+    if absent := missing(names):
+        folders = " and no ".join(map(str, absent))
+        raise NotMeasurableError(f"no {folders} (PLIANT_DATA names the folder of published data)")
+
+
+def _git(*words: str) -> list[str]:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NotMeasurableError("there is no git history here") from error
+    return done.stdout.splitlines()
 
 
 def _command(name: str) -> str:

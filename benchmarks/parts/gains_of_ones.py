@@ -17,19 +17,18 @@ from experiments.harness.spec import load
 from experiments.ones.artifact import GAINS
 from experiments.ones.experiment import NEAR
 from experiments.ones.scenes import ALSO, MAIN
-from experiments.ones.workloads import DATA
 
 OVER: Final = {"drl": MAIN, "tiresias": MAIN, "optimus": MAIN, "pollux": ALSO, "ares": ALSO}
 
 
 def gains(*, smoke: bool = False) -> Iterator[Figure]:
-    """A gain over each, null without the data; the published ones have limits ten points around them."""
-    outcomes = _outcomes(smoke=smoke) if smoke or (DATA / "ones").is_dir() else None
+    """A gain over each; the published ones have limits ten points around them."""
+    outcomes = _outcomes(smoke=smoke)
     for policy, scene in OVER.items():
-        value = None if outcomes is None else _gain(outcomes, scene.name, policy)
+        gain = _gain(outcomes, scene.name, policy)
         published = GAINS.get(policy)
         low, high = (None, None) if published is None else (published - NEAR, published + NEAR)
-        yield Figure(f"ones_gain_over_{policy}", value, "ratio", high, low=low)
+        yield Figure(f"ones_gain_over_{policy}", gain, "ratio", high, low=low)
 
 
 def _outcomes(*, smoke: bool) -> Mapping[str, Outcome]:

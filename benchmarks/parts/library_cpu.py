@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.parts.figure import Figure
@@ -122,11 +123,14 @@ if job.rank == 0:
 """
 
 
-def figures() -> list[Figure]:
-    """The ratios for a small model, whose steps are short, and for a large one, whose state is large."""
+def figures(epochs: Mapping[str, int] = EPOCHS) -> list[Figure]:
+    """The ratios for a small model, whose steps are short, and for a large one, whose state is large.
+
+    :param epochs: of each model that is measured.
+    """
     found = []
-    for name in BATCH:
-        overall, median = cpu_ratios(name)
+    for name, count in epochs.items():
+        overall, median = cpu_ratios(name, count)
         found += [
             Figure(
                 f"library_cpu_ratio_{name}",
@@ -140,9 +144,9 @@ def figures() -> list[Figure]:
     return found
 
 
-def cpu_ratios(name: str) -> tuple[float, float]:
+def cpu_ratios(name: str, epochs: int) -> tuple[float, float]:
     """Plain processor time by the library's, both workers together: of all epochs, and their median."""
-    words = json.dumps([name, BATCH[name], SAMPLES[name], EPOCHS[name], WORKERS])
+    words = json.dumps([name, BATCH[name], SAMPLES[name], epochs, WORKERS])
     with running(Executor, SCRIPT, words, BATCH[name]) as training:
         training.go_to(WORKERS)
         training.finish()

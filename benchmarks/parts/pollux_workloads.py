@@ -1,18 +1,18 @@
 """Replays of the Pollux and Sia workloads under the physics of the Pollux simulator, and their figures.
 
 Jobs of every workload are those applications that the Pollux artifact measured, on 16 nodes of 4 T4. The
-data are looked for in PLIANT_DATA.
+measurements and traces are published data.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from experiments.harness.data import data_folder
 from experiments.harness.replays import Outcome, outcome_of
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
@@ -24,7 +24,7 @@ from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
 
-DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Final = data_folder()
 WORKLOADS: Final = {
     "w6": "pollux/workloads/workload-6.csv",
     "w1": "pollux/workloads/workload-1.csv",
@@ -36,11 +36,6 @@ LONG: Final = {"newtrace1": "sia/workloads/newtrace/workload-1.csv"}
 IN_PLACE: Final = SimulatedCluster(start_cost=Cost(30.0), rescale_cost=Cost(1.0))
 """A change of size that keeps its processes."""
 _CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 16, "gpu_type": "t4"},)}
-
-
-def is_there() -> bool:
-    """Whether there are data."""
-    return (DATA / "pollux").is_dir() and (DATA / "sia").is_dir()
 
 
 def folder_of(workload: str, folder: Path) -> None:

@@ -5,7 +5,6 @@ On the published history of ONES (``$PLIANT_DATA/ones``), imported as ``pliant t
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.parts.figure import Figure
+from experiments.harness.data import data_folder
 from pliant.schemas.io import read_events
 from pliant.tools.profile.predictor.calibration import inside
 from pliant.tools.profile.predictor.epochs import EndedJob
@@ -23,14 +23,12 @@ from pliant.tools.replay.importers.run import HISTORY, import_trace
 
 LOW: Final = 0.85
 HIGH: Final = 0.95
-_DATA: Final = Path(__file__).parents[3] / "shared" / "data"
 
 
 def interval_coverage() -> Figure:
-    """The part that the interval holds; null without the data."""
-    folder = Path(os.environ.get("PLIANT_DATA", _DATA)) / "ones"
-    value = coverage(published_history(folder)) if folder.is_dir() else None
-    return Figure("ones_interval_coverage", value, "share", HIGH, low=LOW)
+    """The part that the interval holds."""
+    held = coverage(published_history(data_folder() / "ones"))
+    return Figure("ones_interval_coverage", held, "share", HIGH, low=LOW)
 
 
 def published_history(folder: Path) -> list[EndedJob]:

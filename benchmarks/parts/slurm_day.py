@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts.figure import Figure
+from benchmarks.parts.figure import Figure, NotMeasurableError
 from benchmarks.parts.first_step import PATIENCE_S
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster, write_jobs
@@ -95,12 +95,14 @@ class Day:
 
 
 def figures(jobs: int = JOBS) -> list[Figure]:
-    """The figures, where a Slurm can be started; else none."""
+    """The figures.
+
+    :raises NotMeasurableError: no Slurm can be started here.
+    """
     try:
         found = live(jobs)
     except NoSlurmError as error:
-        print(f"no day on Slurm: {error}", file=sys.stderr)
-        return []
+        raise NotMeasurableError(str(error)) from error
     ratio = found.simulated_jct_s / found.jct_s
     return [
         Figure("slurm_jobs_lost", float(found.lost), "jobs", 0.0),

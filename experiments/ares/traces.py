@@ -9,7 +9,6 @@ many GPUs a job asks for, the paper leaves open: see :data:`Requests`.
 from __future__ import annotations
 
 import csv
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +16,13 @@ from typing import Final, Literal
 
 import numpy as np
 
+from experiments.harness.data import data_folder
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.run import import_trace
 
-DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Final = data_folder()
 FAMILIES: Final = {"philly": "Philly", "saturn": "Helios (Saturn)", "newtrace": "newTrace"}
 """Workloads by folder, and what the paper calls them."""
 TABLE_2: Final[Mapping[str, Mapping[str, tuple[int, int]]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from experiments.harness.data import data_folder
 from experiments.ones.model import (
     BY_NAME,
     GPU_TYPE,
@@ -30,7 +30,7 @@ from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.formats.ones import read_workload
 
-DATA: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Final = data_folder()
 SIZES: Final = (16, 32, 48, 64)
 """GPUs of the clusters, figure 17."""
 _SMALLER, _FEW_JOBS = 4, 12

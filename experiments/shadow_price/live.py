@@ -41,7 +41,7 @@ RECORD: Final = Path(__file__).with_name("live.json")
 """The comparison that the page shows."""
 SHORTER: Final = 3
 """The twenty jobs are this many times shorter than those of elastic-scaling's comparison."""
-_STEPS: Final = "30"
+_STEPS: Final = 30
 _POLL_S: Final = 1.0
 _LONGEST_S: Final = 1800.0
 _STOPS_S: Final = 90.0
@@ -54,9 +54,12 @@ def workload(name: str, slots: int) -> list[Job]:
     return list(live_jobs(20, slots, shorter=SHORTER))
 
 
-def run_live(name: str, jobs: Iterable[Job], folder: Path, slots: int) -> dict[str, Any]:
+def run_live(
+    name: str, jobs: Iterable[Job], folder: Path, slots: int, *, steps: int = _STEPS
+) -> dict[str, Any]:
     """Profile, run, replay and compare; everything is left in ``folder``, which is emptied first.
 
+    :param steps: measured for each point of the profile.
     :raises JobsFailedError: a command failed, or the jobs did not end.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +71,7 @@ def run_live(name: str, jobs: Iterable[Job], folder: Path, slots: int) -> dict[s
     write_jobs(jobs, jobs_file)
     node = {"name": "local", "gpus": slots, "gpu_type": "cpu"}
     write_cluster(Cluster.model_validate({"slots": "cpu", "backend": "local", "nodes": (node,)}), cluster)
-    pliant("profile", jobs_file, "--cluster", cluster, "--iterations", _STEPS, "--costs", "-o", profile)
+    pliant("profile", jobs_file, "--cluster", cluster, "--iterations", str(steps), "--costs", "-o", profile)
     world = ("--policy", POLICY, "--cluster", cluster, "--profile", profile)
     events = Path(state) / "events.jsonl"
     with _service("run", "--follow", "--state", state, *world) as service:

@@ -1,26 +1,128 @@
-"""``make bench`` without a name lists what there is."""
+"""What ``make bench`` says and does, and every benchmark in its smallest form."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import math
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.__main__ import benchmarks, main
+from benchmarks import __main__ as runner
+from benchmarks import shadow_price
+from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
+from benchmarks.parts import figure
+from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 
 
 def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
+    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(benchmarks())
     assert all(len(line.split()) > 3 for line in lines)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", benchmarks())
-def test_each_has_figures(name: str) -> None:
-    assert callable(importlib.import_module(f"benchmarks.{name}").figures)
+def test_each_runs_in_its_smallest_form(name: str) -> None:
+    try:
+        found = importlib.import_module(f"benchmarks.{name}").smallest()
+    except NotMeasurableError as error:
+        pytest.skip(str(error))
+    assert found
+    assert len({row.name for row in found}) == len(found)
+    assert all(row.value is None or math.isfinite(row.value) for row in found)
+    assert any(row.value is not None for row in found)
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_what_each_measures_is_there(name: str) -> None:
+    paths = importlib.import_module(f"benchmarks.{name}").MEASURES
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nope"]) == 2
     assert "no benchmark 'nope'; there are: ares, ares_experiments, chaos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["ares_experiments", "ones", "predicted_start", "replay_fidelity", "replay_speed", "shadow_price"]
+)
+def test_without_its_data_a_benchmark_leaves_the_record_and_says_what_is_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    (tmp_path / f"{name}.json").write_text("[]")
+    assert main([name]) == NOT_MEASURED
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"{name}: no {tmp_path}/nowhere/" in said.err
+    assert "PLIANT_DATA" in said.err
+    assert f"results/{name}.json stays as it is" in said.err
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
+
+
+def test_others_are_run_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
+    there = SimpleNamespace(figures=lambda: [Figure("a", 1.0, "s")])
+    monkeypatch.setattr(runner, "_load", lambda name: shadow_price if name == "shadow_price" else there)
+    assert main(["shadow_price", "io"]) == NOT_MEASURED
+    assert json.loads((tmp_path / "io.json").read_text())[0]["value"] == 1.0
+    assert not (tmp_path / "shadow_price.json").exists()
+
+
+def git(*words: str, folder: Path) -> None:
+    name = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_figures_are_old_once_what_they_measure_is_committed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figure, "ROOT", tmp_path)
+    monkeypatch.setattr(figure, "RESULTS", tmp_path / "results")
+    git("init", "-q", folder=tmp_path)
+
+    def commit(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        git("add", "-A", folder=tmp_path)
+        git("commit", "-qm", f"{path} says {text}", folder=tmp_path)
+
+    commit("code/a.py", "1")
+    assert figure.newer_commits("x", ["code"]) == []  # never recorded
+    commit("results/x.json", "[1]")
+    commit("other/b.py", "1")
+    assert figure.newer_commits("x", ["code"]) == []
+    commit("code/a.py", "2")
+    commit("code/c.py", "1")
+    newer = figure.newer_commits("x", ["code"])
+    assert [line.split(maxsplit=2)[2] for line in newer] == ["code/c.py says 1", "code/a.py says 2"]
+    (tmp_path / "results" / "x.json").write_text("[2]")
+    assert figure.newer_commits("x", ["code"]) == []  # recorded again just now
+    commit("results/x.json", "[2]")
+    assert figure.newer_commits("x", ["code"]) == []
+
+
+def test_old_figures_are_named_and_no_history_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = ["abc 2026-01-02 Do it", "def 2026-01-01 Begin"]
+    monkeypatch.setattr(figure, "newer_commits", lambda name, _paths: commits if name == "rescale" else [])
+    assert main([]) == 0
+    old = capsys.readouterr().out.split("\n\n")[1]
+    assert "rescale          2 commits since, to tools/run/elastic" in old
+    assert "abc 2026-01-02 Do it" in old
+    assert "shadow_price" not in old
+    monkeypatch.undo()
+    monkeypatch.setattr(figure, "ROOT", tmp_path / "nowhere")
+    assert main([]) == 0
+    assert "is not known: there is no git history here" in capsys.readouterr().out

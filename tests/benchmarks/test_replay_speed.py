@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import import_rows, replay_speed
+from benchmarks import import_rows
+from benchmarks.parts import figure
 from benchmarks.replay_speed import figures, main
 from pliant.schemas.io import read_cluster, read_jobs
 from pliant.schemas.job import GpuTimeWork
@@ -24,8 +25,8 @@ def test_the_load_is_0_85_of_the_gpus(tmp_path: Path) -> None:
 
 def test_every_figure_is_measured_and_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_rows, "figures", list)
-    monkeypatch.setattr(replay_speed, "DATA", Path("/nowhere"))
-    measured = {row.name: row for row in figures(large=60, medium=40, small=20)}
+    monkeypatch.setattr(figure, "need_data", lambda *_: None)
+    measured = {row.name: row for row in figures(large=60, medium=40, small=20, processes={})}
     assert {name: row.limit for name, row in measured.items() if row.limit is not None} == {
         "ares_100k_jobs_cpu_s": 60,
         "ares_100k_jobs_peak_mb": 2048,

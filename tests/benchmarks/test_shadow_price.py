@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from benchmarks.parts import mistaken_work, pollux_workloads
-from benchmarks.shadow_price import decision_ms, figures
+from benchmarks.parts import mistaken_work
+from benchmarks.shadow_price import decision_ms
 from pliant.tools.schedule.registry import make_policy, policy_names
 from tests.builders import cluster, job, session
-
-
-def test_without_the_data_only_decisions_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(pollux_workloads, "DATA", tmp_path)
-    found = figures(clusters={16: 5.0})
-    assert [figure.name for figure in found[:2]] == ["sp_w6_s", "sp_w1_s"]
-    assert [figure.value for figure in found[:-1]] == [None] * (len(found) - 1)
-    assert found[-1].name == "sp_decision_ms_16"
 
 
 def test_decisions_are_measured_under_load():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.parts.figure import Figure
-from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, interval_coverage, published_history
+from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
 from tests.tools.profile.predictor.histories import history, progress_of
 
 
@@ -28,11 +28,7 @@ def test_every_job_is_predicted_by_all_others() -> None:
     )
 
 
-def test_the_figure_has_two_limits_and_is_null_without_the_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PLIANT_DATA", str(tmp_path))
-    assert interval_coverage().value is None
+def test_the_figure_has_two_limits() -> None:
     values = {value: Figure("x", value, "share", HIGH, low=LOW) for value in (0.8, 0.9, 0.96)}
     assert [figure.holds for figure in values.values()] == [False, True, False]
     assert values[0.9].row("make")["low"] == LOW
