@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,8 @@ AUTO = "auto"
 NO_JOBS = "no jobs to measure: name a file, pipe one in, or give --import ROWS"
 ITERATIONS = 10
 WARMUP = 3
+ERROR_SAID = 0.1
+"""Median error of the model on held-out rows above which it is warned of."""
 
 
 def profile(
@@ -287,7 +290,17 @@ def _measured(
     ):
         keeper.keep(measured.profile, nodes)
     _show_errors(measured.profile)
+    _name_disturbed(measured.profile)
     return measured
+
+
+def _name_disturbed(measured: Profile) -> None:
+    """Say which rows could not be measured in peace."""
+    from pliant.tools.schedule.assumptions import speeds_disturbed
+
+    rows = [(row.model, row.busy_share) for row in measured.rows if row.kind == "train"]
+    for found in speeds_disturbed({model for model, _ in rows}, rows):
+        note(f"warning: {found.text}")
 
 
 def _show_errors(measured: Profile) -> None:
@@ -309,3 +322,8 @@ def _show_errors(measured: Profile) -> None:
     headers = ("model", "GPUs", "local batch", "accum", "measured ms", "predicted ms", "error")
     table = Section("Throughput model on measured rows held out", headers, tuple(rows))
     stderr().print(as_table([table], width_for(sys.stderr)), end="", soft_wrap=True, markup=False)
+    off = median(abs(found.error) for found in errors)
+    if off > ERROR_SAID:
+        note(
+            f"warning: the model is {off:.0%} off in the median of these rows: expect predictions to be, too"
+        )

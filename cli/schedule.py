@@ -121,15 +121,19 @@ def _name_rejected(found: Schedule) -> None:
 
 def _assumed(found: Schedule) -> Sequence[Assumption]:
     """The speeds that a schedule takes for granted, and the priorities that its policy passes over."""
-    from pliant.tools.schedule.assumptions import priorities_ignored, speeds_assumed
+    from pliant.tools.schedule.assumptions import priorities_ignored, speeds_assumed, speeds_disturbed
     from pliant.tools.schedule.registry import policy_class
 
-    profile, measured = found.profile, None
+    profile, measured, shares = found.profile, None, []
     if profile is not None:
         rows = zip(profile["kind"], profile["model"], profile["gpu_type"], strict=True)
         measured = [(model, gpu_type) for kind, model, gpu_type in rows if kind == "train"]
+        if "busy_share" in profile:
+            shares = list(zip(profile["model"], profile["busy_share"], strict=True))
+    models = {job.model for job in found.jobs}
     return [
-        *speeds_assumed({job.model for job in found.jobs}, found.cluster, measured),
+        *speeds_assumed(models, found.cluster, measured),
+        *speeds_disturbed(models, shares),
         *priorities_ignored(found.jobs, policy_class(found.policy.name)),
     ]
 

@@ -90,6 +90,14 @@ class ProfileRow:
             added=True,
         ),
     ] = None
+    busy_share: Annotated[
+        float | None,
+        About(
+            "part of the measured time in which other processes kept the workers from their cores; above 0.1 the step is that of a busy machine; null: not known",
+            least=0,
+            added=True,
+        ),
+    ] = None
     beside_model: Annotated[
         str | None, About("pair: the model of the other job on these GPUs; else null", added=True)
     ] = None

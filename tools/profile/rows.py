@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean
+from typing import Final
 
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.throughput import Placement
 
+BUSY: Final = 0.1
+"""A ``busy_share`` above which a row is that of a busy machine."""
 Key = tuple[str, str, str, Placement, int, int, int, str, int]
 
 

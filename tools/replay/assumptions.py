@@ -9,7 +9,12 @@ from pliant.schemas.text.wording import counted, listed
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.schedule.assumptions import kinds_measured, sharing_assumed, speeds_assumed
+from pliant.tools.schedule.assumptions import (
+    kinds_measured,
+    sharing_assumed,
+    speeds_assumed,
+    speeds_disturbed,
+)
 from pliant.tools.schedule.policy import Policy
 
 
@@ -19,6 +24,9 @@ def assumed(
     """All that one replay takes for granted, each thing once however many jobs it concerns."""
     measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
+    rows = () if inputs.profile is None else inputs.profile.rows
+    shares = ((row.model, row.busy_share) for row in rows if row.kind == "train")
+    speeds += speeds_disturbed(inputs.models, shares)
     sharing = sharing_assumed(inputs.cluster, policy)
     return (*speeds, *sharing, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
 

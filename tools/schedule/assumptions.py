@@ -10,7 +10,8 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption
-from pliant.schemas.text.wording import listed
+from pliant.schemas.text.wording import counted, listed
+from pliant.tools.profile.rows import BUSY
 from pliant.tools.profile.throughput import stand_in
 from pliant.tools.schedule.policy import Policy
 
@@ -43,6 +44,25 @@ def speeds_assumed(
             if known != gpu_type:
                 found.setdefault((gpu_type, known), []).append(model)
     return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
+
+
+def speeds_disturbed(models: Collection[str], rows: Iterable[tuple[str, float | None]]) -> list[Assumption]:
+    """One assumption where rows of these models were measured while the machine was busy.
+
+    :param rows: model and ``busy_share`` of each training row of the profile.
+    """
+    shares = [(model, share or 0.0) for model, share in rows if model in models]
+    busy = [(model, share) for model, share in shares if share > BUSY]
+    if not busy:
+        return []
+    names = listed(sorted({model for model, _ in busy}))
+    most = max(share for _, share in busy)
+    which = f"{len(busy)} of {counted(len(shares), 'row')} of the profile ({names}) are of a busy machine"
+    text = (
+        f"{which}: for up to {most:.0%} of the time others held cores that the workers needed; measure them "
+        "again when it is quiet"
+    )
+    return [Assumption(kind="busy_profile", text=text)]
 
 
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:

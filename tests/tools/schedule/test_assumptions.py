@@ -8,7 +8,7 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.schedule.assumptions import refuse, sharing_assumed, speeds_assumed
+from pliant.tools.schedule.assumptions import refuse, sharing_assumed, speeds_assumed, speeds_disturbed
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.lucid.policy import Lucid
 from tests.builders import cluster
@@ -81,3 +81,14 @@ def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
     assert not sharing_assumed(together, Fifo)
     assert not sharing_assumed(nodes, Lucid), "none share"
     assert not sharing_assumed(together.model_copy(update={"backend": "slurm"}), Lucid)
+
+
+def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_them() -> None:
+    rows = [("net", 0.02), ("net", None), ("net", 0.4), ("other", 0.9), ("third", 0.11), ("third", 0.1)]
+    (found,) = speeds_disturbed({"net", "third"}, rows)
+    assert found.kind == "busy_profile"
+    assert found.text == (
+        '2 of 5 rows of the profile ("net", "third") are of a busy machine: for up to 40% of the time '
+        "others held cores that the workers needed; measure them again when it is quiet"
+    )
+    assert speeds_disturbed({"net"}, [("net", 0.1), ("net", None)]) == []

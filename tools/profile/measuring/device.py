@@ -1,4 +1,4 @@
-"""Clocks and memory meters of the two kinds of device, with the workers' agreement built in.
+"""Clocks and memory meters of the two kinds of device, and of other load; the workers agree on each.
 
 Every figure is the largest over all workers, so that each of them comes to the same conclusions.
 """
@@ -10,7 +10,9 @@ import os
 import resource
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -30,20 +32,89 @@ def largest(values: list[float], device: torch.device) -> list[float]:
     return [float(value) for value in tensor.tolist()]
 
 
+def total(value: float, device: torch.device) -> float:
+    """Sum over the workers."""
+    if world()[0] == 1:
+        return value
+    tensor = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    return float(tensor.item())
+
+
+class OtherLoad:
+    """How much other processes keep the workers of this machine from its cores, from its making on.
+
+    Two signs have to come together. A worker's threads were ready and had no core (the kernel's scheduler
+    keeps count, and of what a hypervisor takes): alone, that may be the workers' own doing. And cores worked
+    for others than the workers: alone, those may have been cores that the workers do not need.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = _Load.now()
+
+    def share(self) -> float | None:
+        """The part of the time, 0 to 1; None: this system does not say. To be called by all workers."""
+        ended = _Load.now()
+        known = self._began is not None and ended is not None
+        if largest([float(not known)], self._device)[0] or self._began is None or ended is None:
+            return None
+        began = self._began
+        passed_s = max(1e-9, ended.time_s - began.time_s)
+        cores = os.cpu_count() or 1
+        stolen_s = max(0.0, ended.stolen_s - began.stolen_s)
+        waited_s = max(0.0, ended.waited_s - began.waited_s) + stolen_s / cores
+        others_s = max(0.0, ended.busy_s - began.busy_s) + stolen_s
+        (waited_s,) = largest([waited_s], self._device)
+        others_s -= total(ended.own_s - began.own_s, self._device)
+        return round(min(1.0, max(0.0, min(waited_s, others_s)) / passed_s), 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Clocks of this process and of the machine, in seconds."""
+
+    time_s: float
+    own_s: float
+    """Processor time of this process."""
+    waited_s: float
+    """Time in which its threads were ready and had no core."""
+    busy_s: float
+    """Time of all cores in processes."""
+    stolen_s: float
+    """Time of all cores that a hypervisor gave to others."""
+
+    @classmethod
+    def now(cls) -> Self | None:
+        """Now; None: the system does not say."""
+        try:
+            waits = [
+                int((task / "schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()
+            ]
+            user, nice, system, _idle, _iowait, irq, softirq, stolen = (
+                int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+        ticks = os.sysconf("SC_CLK_TCK")
+        busy_s = (user + nice + system + irq + softirq) / ticks
+        return cls(time.monotonic(), time.process_time(), sum(waits) / 1e9, busy_s, stolen / ticks)
+
+
 class CpuDevice:
     """A CPU slot: wall clock, resident memory of the process."""
 
     def __init__(self, memory_limit: int | None) -> None:
         self.name = "cpu"
         self.driver = ""
-        self._device = torch.device("cpu")
+        self.torch_device = torch.device("cpu")
         self._limit = memory_limit
         if memory_limit is not None:
             _cap_growth(memory_limit)
 
     def align(self) -> None:
         """An all-reduce of one number is a barrier."""
-        largest([0.0], self._device)
+        largest([0.0], self.torch_device)
 
     def mark(self) -> object:
         """Now."""
@@ -52,7 +123,7 @@ class CpuDevice:
     def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
         """Seconds between pairs of marks, the largest over the workers."""
         own = [float(end) - float(begin) for begin, end in marks]  # type: ignore[arg-type]
-        return largest(own, self._device)
+        return largest(own, self.torch_device)
 
     def reset_peak(self) -> None:
         """Reset the kernel's high-water mark; where that is not allowed the peak is the process's own."""
@@ -61,7 +132,7 @@ class CpuDevice:
 
     def peak(self) -> int:
         """Largest resident memory of any worker since the reset, bytes."""
-        return int(largest([float(_status_bytes("VmHWM"))], self._device)[0])
+        return int(largest([float(_status_bytes("VmHWM"))], self.torch_device)[0])
 
     def over_limit(self) -> bool:
         """Whether any worker has had more resident memory than it may."""
@@ -72,7 +143,7 @@ class CudaDevice:
     """A GPU: events on the current stream, memory that the caching allocator has reserved."""
 
     def __init__(self, device: torch.device, memory_limit: int | None) -> None:
-        self._device = device
+        self.torch_device = device
         properties = torch.cuda.get_device_properties(device)
         self.name = str(properties.name)
         self.driver = _driver_version()
@@ -89,23 +160,23 @@ class CudaDevice:
     def mark(self) -> object:
         """An event on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
     def seconds(self, marks: Sequence[tuple[object, object]]) -> list[float]:
         """Seconds between pairs of marks, the largest over the workers."""
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.torch_device)
         own = [begin.elapsed_time(end) / 1e3 for begin, end in marks]  # type: ignore[attr-defined]
-        return largest(own, self._device)
+        return largest(own, self.torch_device)
 
     def reset_peak(self) -> None:
         """Give cached memory back and forget the largest so far."""
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def peak(self) -> int:
         """Largest memory reserved by any worker since the reset, bytes."""
-        return int(largest([float(torch.cuda.max_memory_reserved(self._device))], self._device)[0])
+        return int(largest([float(torch.cuda.max_memory_reserved(self.torch_device))], self.torch_device)[0])
 
     def over_limit(self) -> bool:
         """Never: the allocator itself refuses to go beyond the limit."""

@@ -10,7 +10,7 @@ from functools import partial
 from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.measuring.launch import Ended
 from pliant.tools.profile.measuring.points import Measured, PointsFile
-from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point
+from pliant.tools.profile.measuring.request import MeasurementRequest, Outcome, Point, best_visits
 from pliant.tools.profile.measuring.search import is_measured
 
 
@@ -77,7 +77,10 @@ class LaunchLog:
 
     def rows(self, model: str, gpu_type: str, workers: int) -> list[ProfileRow]:
         """The profile rows of all points; those of training steps that fit have the costs of the launch."""
-        rows = [_row(found, point, model, gpu_type, workers) for found, point in self._points]
+        best = {id(point) for point in best_visits(point for _, point in self._points)}
+        rows = [
+            _row(found, point, model, gpu_type, workers) for found, point in self._points if id(point) in best
+        ]
         if (costs := self._costs) is None:
             return rows
         with_costs = partial(
@@ -129,6 +132,7 @@ def _row(found: Measured, point: Point, model: str, gpu_type: str, workers: int)
         parameters=found.parameters,
         feasible=point.feasible,
         measured_at=found.measured_at,
+        busy_share=point.busy_share if point.feasible else None,
     )
     if point.weights:
         return replace(row, kind="allreduce", model="", parameters=point.weights)

@@ -6,15 +6,19 @@ One request is one launch of torchrun: several batches on one number of workers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from pliant.schemas.file_io.record import NonNegativeFloat, NonNegativeInt, PositiveInt, Record
+from pliant.tools.profile.rows import BUSY
 
 ENV_PROFILE: Final = "PLIANT_PROFILE"
 """Environment variable with the path of the request; the elastic library then serves the sweep."""
 MOST: Final = 20
 """Short steps are measured at most this many times as often as requested."""
+VISITS: Final = 3
+"""How often a point is measured at most while the machine is busy."""
 
 
 class Point(Record):
@@ -30,6 +34,27 @@ class Point(Record):
     """Seconds of the same steps without gradient synchronisation; empty with one worker."""
     peak_memory: NonNegativeInt | None = None
     """Bytes, the largest over the workers."""
+    busy_share: NonNegativeFloat | None = None
+    """Part of the time in which other processes kept a worker from a core; null: the system does not say."""
+
+
+def is_disturbed(point: Point) -> bool:
+    """Whether other processes kept the workers from their cores too long for its times to be trusted."""
+    return point.busy_share is not None and point.busy_share > BUSY
+
+
+def best_visits(points: Iterable[Point]) -> list[Point]:
+    """Each configuration once, in order of its first visit: the visit that was disturbed least.
+
+    One that did not fit stays so, whatever else was measured.
+    """
+    best: dict[tuple[int, int, int], Point] = {}
+    for point in points:
+        key = (point.local_batch, point.accum, point.weights)
+        known = best.get(key, point)
+        worse = (known.feasible, known.busy_share or 0.0) > (point.feasible, point.busy_share or 0.0)
+        best[key] = point if worse else known
+    return list(best.values())
 
 
 class MeasurementRequest(Record):

@@ -36,12 +36,15 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, device_of, world
+from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, world
 from pliant.tools.profile.measuring.request import (
     ENV_PROFILE,
+    VISITS,
     MeasurementRequest,
     Outcome,
     Point,
+    best_visits,
+    is_disturbed,
     out_of_memory_mark,
 )
 from pliant.tools.profile.measuring.search import PointSearch
@@ -98,13 +101,24 @@ class Sweep:
         search = PointSearch(self._request, self._workers)
         while (cut := search.next()) is not None:
             yield from self._serve(*cut)
-            search.tell(cut, fits=self._record.last.feasible)
+            search.tell(cut, fits=self._record.points[-1].feasible)
+        yield from self._serve_again()
         if self._request.costs and self._changes is not None:
             self._record.costs(self._changes, self._workers)
         self._record.finish()
         if dist.is_initialized():
             dist.destroy_process_group()
         raise SystemExit(0)
+
+    def _serve_again(self) -> Iterator[Any]:
+        """Serve points again that other load has disturbed, until a whole round has found none in peace."""
+        for _ in range(VISITS - 1):
+            disturbed = [point for point in best_visits(self._record.points) if is_disturbed(point)]
+            for point in disturbed:
+                yield from self._serve(point.local_batch, point.accum)
+            again = self._record.points[len(self._record.points) - len(disturbed) :]
+            if all(is_disturbed(point) for point in again):
+                return
 
     def _serve(self, local: int, accum: int) -> Iterator[Any]:
         """Serve the steps of one point; the first of a fresh process warms up for as long as it measures."""
@@ -118,11 +132,12 @@ class Sweep:
         if not self._device.over_limit():
             count = self._request.rounds(self._device.seconds(warm[-self._kinds :])[0])
             yield from self._rounds(data, accum, count if fresh else 0, [])
+            load = OtherLoad(self._device.torch_device)
             yield from self._rounds(data, accum, count, marks)
         if self._device.over_limit():  # the second batch is read while the first is still held
             self._record.end(Point(local_batch=local, accum=accum, feasible=False))
         else:
-            self._record.end(self._point(local, accum, self._device.seconds(marks)))
+            self._record.end(self._point(local, accum, self._device.seconds(marks), load.share()))
 
     def _rounds(self, data: Iterator[Any], accum: int, count: int, marks: list[Marks]) -> Iterator[Any]:
         """Steps with, and where there are several workers in turn without, synchronised gradients."""
@@ -133,13 +148,14 @@ class Sweep:
             self._record.stepped()
             marks.append((begin, self._device.mark()))
 
-    def _point(self, local: int, accum: int, seconds: list[float]) -> Point:
+    def _point(self, local: int, accum: int, seconds: list[float], busy_share: float | None) -> Point:
         return Point(
             local_batch=local,
             accum=accum,
             step_s=tuple(seconds[:: self._kinds]),
             compute_s=tuple(seconds[1::2]) if self._kinds == 2 else (),
             peak_memory=self._device.peak(),
+            busy_share=busy_share,
         )
 
     def _step(self, data: Iterator[Any], accum: int, *, synchronise: bool) -> Iterator[Any]:
@@ -169,9 +185,9 @@ class Recorder:
         )
 
     @property
-    def last(self) -> Point:
-        """The point measured last."""
-        return self._outcome.points[-1]
+    def points(self) -> tuple[Point, ...]:
+        """What was measured so far, one visit after the other."""
+        return self._outcome.points
 
     @property
     def is_fresh(self) -> bool:

@@ -19,7 +19,12 @@ from pliant.schemas.profile import ProfileRow
 from pliant.tools.profile.by_size import ThroughputBySize
 from pliant.tools.profile.measuring.launch import Script, launch
 from pliant.tools.profile.measuring.plan import Options
-from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome
+from pliant.tools.profile.measuring.request import (
+    ENV_PROFILE,
+    MeasurementRequest,
+    Outcome,
+    best_visits,
+)
 from pliant.tools.profile.measuring.run import measure
 from tests.builders import job
 from tests.tools.run.site import until
@@ -104,7 +109,7 @@ def test_a_batch_far_too_large_ends_the_launch_but_not_the_search() -> None:
     request = QUICK.model_copy(update={"local_batches": (4, 4096), "memory_limit": 900 * MEGABYTE})
     ended = launch(script("4"), 1, request, quiet)
     assert ended.out_of_memory
-    assert [point.local_batch for point in ended.outcome.points] == [4]
+    assert [point.local_batch for point in best_visits(ended.outcome.points)] == [4]
     assert ended.outcome.current is not None
     assert ended.outcome.current.local_batch == 4096
 
@@ -128,7 +133,9 @@ def test_a_script_without_the_library_is_told_so(tmp_path: Path) -> None:
 def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELASTIC)
     request = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
-    points = launch(Script("net", ("train.py",), str(tmp_path)), 2, request, quiet).outcome.points
+    points = best_visits(
+        launch(Script("net", ("train.py",), str(tmp_path)), 2, request, quiet).outcome.points
+    )
     assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 2)]
     assert all(len(point.step_s) == len(point.compute_s) == 2 for point in points)
 
@@ -159,7 +166,7 @@ def test_where_sigint_was_ignored_at_the_start_the_measurement_goes_on() -> None
         ended = launch(script(), 2, QUICK, lambda _done: signal.raise_signal(signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [point.local_batch for point in ended.outcome.points] == [4]
+    assert [point.local_batch for point in best_visits(ended.outcome.points)] == [4]
 
 
 def test_sigterm_ends_a_measurement_in_the_background_of_a_script(tmp_path: Path) -> None:

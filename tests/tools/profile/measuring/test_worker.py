@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from pliant.tools.profile.measuring.device import device_of
+from pliant.tools.profile.measuring import device, worker
+from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of
 from pliant.tools.profile.measuring.launch import read_outcome
-from pliant.tools.profile.measuring.request import MeasurementRequest, Point
-from pliant.tools.profile.measuring.worker import Recorder
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits
+from pliant.tools.profile.measuring.worker import Recorder, Sweep
+from pliant.tools.profile.rows import BUSY
 
 pytestmark = pytest.mark.torch
 
@@ -22,11 +26,131 @@ def test_nothing_more_is_measured_for_a_launcher_that_was_killed(tmp_path: Path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     request = MeasurementRequest(result=str(tmp_path / "outcome.json"), launcher_pid=gone.pid)
-    device = device_of(torch.device("cpu"), None)
+    meter = device_of(torch.device("cpu"), None)
     with pytest.raises(SystemExit, match="who started it is gone"):
-        Recorder(request, 0, 1, device).begin(Point(local_batch=1))
+        Recorder(request, 0, 1, meter).begin(Point(local_batch=1))
     waiting = request.model_copy(update={"launcher_pid": os.getpid()})
-    Recorder(waiting, 0, 1, device).begin(Point(local_batch=1))
+    Recorder(waiting, 0, 1, meter).begin(Point(local_batch=1))
     found = read_outcome(tmp_path / "outcome.json")
     assert found is not None
     assert found.current == Point(local_batch=1)
+
+
+def load(time_s: float, **clocks: float) -> _Load:
+    names = ("own_s", "waited_s", "busy_s", "stolen_s")
+    return _Load(time_s, **dict.fromkeys(names, 0.0) | clocks)
+
+
+@pytest.mark.parametrize(
+    ("ended", "share"),
+    [
+        (load(10.0, own_s=9.9, busy_s=10.0), 0.0),  # alone
+        (load(10.0, own_s=7.0, waited_s=3.0, busy_s=7.0), 0.0),  # its own threads wait for each other
+        (
+            load(10.0, own_s=9.9, waited_s=0.1, busy_s=19.9),
+            0.01,
+        ),  # others work on other cores
+        (load(10.0, own_s=5.0, waited_s=5.0, busy_s=20.0), 0.5),
+        (load(10.0, own_s=9.0, waited_s=4.0, busy_s=11.0), 0.2),  # half of what it waited was its own doing
+        (load(10.0, own_s=6.0, busy_s=6.0, stolen_s=4.0), 0.4),  # a hypervisor took its core
+        (load(10.0, own_s=1.0, waited_s=20.0, busy_s=40.0), 1.0),
+    ],
+)
+def test_other_load_is_what_a_worker_waited_while_cores_worked_for_others(
+    monkeypatch: pytest.MonkeyPatch, ended: _Load, share: float
+) -> None:
+    monkeypatch.setattr(device.os, "cpu_count", lambda: 1)
+    times = iter([load(0.0), ended])
+    monkeypatch.setattr(_Load, "now", lambda: next(times))
+    assert OtherLoad(torch.device("cpu")).share() == pytest.approx(share, abs=1e-3)
+
+
+def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "Path", lambda path: Path("/nowhere") / path.lstrip("/"))
+    assert OtherLoad(torch.device("cpu")).share() is None
+
+
+def test_processes_that_take_the_cores_away_are_noticed() -> None:
+    spin = "print('here', flush=True)\nwhile True: pass"
+    there = [
+        subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+        for _ in range(3 * (os.cpu_count() or 1))
+    ]
+    try:
+        assert [process.stdout.readline() for process in there if process.stdout] == [b"here\n"] * len(there)
+        seen = OtherLoad(torch.device("cpu"))
+        until_s = time.process_time() + 0.5
+        while time.process_time() < until_s:
+            pass
+        share = seen.share()
+    finally:
+        for process in there:
+            process.kill()
+            process.communicate()
+    if share is None:
+        pytest.skip("this system does not count the time in which threads wait for a core")
+    assert share > BUSY
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[float]]) -> list[Point]:
+    """What a sweep over local batches measures whose visits are disturbed as told, batch by batch."""
+    under_way: list[int] = []
+    left = {batch: iter(each) for batch, each in shares.items()}
+
+    class Told:
+        def __init__(self, _device: torch.device) -> None:
+            pass
+
+        def share(self) -> float:
+            return next(left[under_way[-1]])
+
+    def batches(lists: Iterable[list[int]]) -> Iterator[torch.Tensor]:
+        for indices in lists:
+            under_way.append(len(indices))
+            yield torch.zeros(len(indices), 1)
+
+    monkeypatch.setattr(worker, "OtherLoad", Told)
+    request = MeasurementRequest(
+        result=str(folder / "outcome.json"),
+        local_batches=tuple(shares),
+        iterations=1,
+        warmup=1,
+        least_seconds=0.0,
+    )
+    with pytest.raises(SystemExit):
+        for _ in Sweep(request, torch.nn.Linear(1, 1), 8, batches):
+            pass
+    found = read_outcome(folder / "outcome.json")
+    assert found is not None
+    assert found.done
+    return list(found.points)
+
+
+def test_disturbed_points_are_measured_again_after_all_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    points = swept(monkeypatch, tmp_path, {1: [0.5, 0.0], 2: [0.0], 4: [0.3, 0.2, 0.25]})
+    assert [(point.local_batch, point.busy_share) for point in points] == [
+        *((1, 0.5), (2, 0.0), (4, 0.3)),
+        *((1, 0.0), (4, 0.2)),
+        (4, 0.25),
+    ]
+    best = {point.local_batch: point.busy_share for point in best_visits(points)}
+    assert best == {1: 0.0, 2: 0.0, 4: 0.2}
+
+
+def test_on_a_machine_that_stays_busy_a_second_visit_is_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    points = swept(monkeypatch, tmp_path, {1: [0.5, 0.6], 2: [0.9, 0.4]})
+    assert [point.local_batch for point in points] == [1, 2, 1, 2]
+
+
+def test_in_peace_every_point_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    points = swept(monkeypatch, tmp_path, {1: [0.0], 2: [BUSY]})
+    assert [point.local_batch for point in points] == [1, 2]
+
+
+def test_a_batch_that_did_not_fit_stays_so_whatever_was_measured() -> None:
+    fits, misfit = Point(local_batch=4, busy_share=0.0), Point(local_batch=4, feasible=False)
+    assert best_visits([fits, misfit]) == best_visits([misfit, fits]) == [misfit]
