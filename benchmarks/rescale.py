@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchmarks.parts import library_cpu
@@ -111,8 +111,9 @@ def figures(
     kills: int = KILLS,
     epochs: int = EPOCHS,
     cpu_epochs: Mapping[str, int] = library_cpu.EPOCHS,
-    words: str = BIG,
     *,
+    words: str = BIG,
+    path: Sequence[int] = PATH,
     with_loss: bool = True,
 ) -> list[Figure]:
     """Stalls in place and by relaunch, their parts and ratio, and what the library costs a job at rest.
@@ -120,10 +121,11 @@ def figures(
     :param epochs: of the job that says what the library adds to a step.
     :param cpu_epochs: by model, those of the comparison of processor times.
     :param words: for the script whose stalls are measured.
+    :param path: numbers of workers that one round goes through, from one on.
     :param with_loss: compare the losses of a job that is changed with those of one that is not.
     """
-    in_place, parts = stalls(Executor, rounds, words)
-    relaunched, _ = stalls(Relaunching, min(rounds, RELAUNCHES), words)
+    in_place, parts = stalls(Executor, rounds, words, path)
+    relaunched, _ = stalls(Relaunching, min(rounds, RELAUNCHES), words, path)
     killed = kill_stalls(kills, words)
     ratios = [relaunched[change] / in_place[change] for change in in_place]
     return [
@@ -141,10 +143,12 @@ def figures(
 
 def smallest() -> list[Figure]:
     """All of it, small."""
-    return figures(1, 1, 2, {"mlp": 2}, SMALL, with_loss=False)
+    return figures(1, 1, 2, {"mlp": 2}, words=SMALL, path=(2, 1), with_loss=False)
 
 
-def stalls(kind: type[Executor], rounds: int, words: str) -> tuple[dict[str, float], dict[str, float]]:
+def stalls(
+    kind: type[Executor], rounds: int, words: str, path: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
@@ -152,7 +156,7 @@ def stalls(kind: type[Executor], rounds: int, words: str) -> tuple[dict[str, flo
         training.go_to(1)
         for _ in range(rounds):
             before = 1
-            for workers in PATH:
+            for workers in path:
                 name = f"{before}_to_{workers}"
                 began_s = time.time()
                 event = training.go_to(workers)

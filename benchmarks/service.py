@@ -170,8 +170,9 @@ def spent(*words: str, until: Callable[[], bool] | None = None) -> float:
     if until is not None:
         process.send_signal(signal.SIGTERM)
     said = process.stderr.read() if process.stderr is not None else b""
-    _, code, usage = os.wait4(process.pid, 0)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     expected = 0 if until is None else 128 + signal.SIGTERM
-    if os.waitstatus_to_exitcode(code) != expected:
+    if process.returncode != expected:
         raise RuntimeError(f"pliant {' '.join(words)} failed: {said.decode()}")
     return usage.ru_utime + usage.ru_stime
