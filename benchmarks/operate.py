@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from benchmarks import dead_node, predicted_start
-from benchmarks.parts import fault_sequences, figure, first_step, reconcile, slurm_day, soak
-from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts import fault_sequences, figure, first_step, parted, reconcile, slurm_day, soak
+from benchmarks.parts.figure import Figure
+from benchmarks.parts.parted import Part
 
 MEASURES: Final = ("tools/run",)
 
 NAME: Final = "operate"
-Part = Callable[[], Sequence[Figure]]
 PARTS: Final[dict[str, Part]] = {
     "first-step": first_step.figures,
     "reconcile": reconcile.figures,
@@ -34,7 +34,7 @@ PARTS: Final[dict[str, Part]] = {
 
 def figures() -> list[Figure]:
     """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
-    return [row for name in PARTS for row in _measured(name, PARTS[name])]
+    return parted.measured(NAME, PARTS)
 
 
 def smallest() -> list[Figure]:
@@ -58,20 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     options.add_argument("--minutes", type=float, default=soak.MINUTES)
     wanted = options.parse_args(arguments)
     parts = {**PARTS, "soak": partial(soak.figures, wanted.minutes)}
-    for name in wanted.parts:
-        rows = _measured(name, parts[name])
-        figure.renew(NAME, rows)
-        for row in rows:
-            print(f"{row.name:32s} {'-' if row.value is None else f'{row.value:.6g}':>10s} {row.unit}")
+    parted.renew(NAME, {name: parts[name] for name in wanted.parts})
     return 0
-
-
-def _measured(name: str, part: Part) -> Sequence[Figure]:
-    try:
-        return part()
-    except NotMeasurableError as error:
-        print(f"{NAME} {name}: {error}; its rows stay as they are", file=sys.stderr)
-        return ()
 
 
 if __name__ == "__main__":

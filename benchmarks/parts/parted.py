@@ -1,0 +1,31 @@
+"""Benchmarks of several parts, each of which can be measured alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.parts import figure
+from benchmarks.parts.figure import Figure, NotMeasurableError
+
+Part = Callable[[], Sequence[Figure]]
+
+
+def measured(name: str, parts: Mapping[str, Part]) -> list[Figure]:
+    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
+    found: list[Figure] = []
+    for part, make in parts.items():
+        try:
+            found += make()
+        except NotMeasurableError as error:
+            print(f"{name} {part}: {error}; its rows stay as they are", file=sys.stderr)
+    return found
+
+
+def renew(name: str, parts: Mapping[str, Part]) -> None:
+    """Measure parts, and renew their rows alone; each is on disk when the next one begins."""
+    for part, make in parts.items():
+        rows = measured(name, {part: make})
+        figure.renew(name, rows)
+        for row in rows:
+            print(f"{row.name:40s} {'-' if row.value is None else f'{row.value:.6g}':>10s} {row.unit}")
