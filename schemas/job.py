@@ -199,7 +199,8 @@ class Job(Record):
     priority: BoundedFloat = 0.0
     """Larger is more important, for the policies that look at it (``pliant policies NAME`` says how)."""
     command: tuple[PlainText, ...] | None = None
-    """Script and arguments that torchrun starts in each worker. Absent in a pure trace."""
+    """Script and arguments of each worker. torchrun starts them where a job that is not elastic has several
+    GPUs, or where they begin with ``torchrun``; else Python does. Absent in a pure trace."""
     workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
@@ -219,8 +220,8 @@ class Job(Record):
     """Whether another job may train on its GPUs at the same time, under a policy that packs jobs."""
     checkpoint_seconds: PositiveFloat | None = None
     """Seconds between checkpoints while running. Default: 60."""
-    seed: Seed = 0
-    """Seed of the job's own randomness: initial weights, sample order."""
+    seed: Seed | None = None
+    """Seed of the job's own randomness: initial weights, sample order. Default: what its script says."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Free map, carried through untouched."""
 
@@ -245,6 +246,17 @@ class Job(Record):
     def minor(self) -> int:
         """1: it refuses to share its GPUs."""
         return int(not self.shares_gpus)
+
+    @property
+    def names_torchrun(self) -> bool:
+        """Whether its command begins with ``torchrun`` and a script, without options of torchrun."""
+        first, second = (*(self.command or ()), "", "")[:2]
+        return first == "torchrun" and bool(second) and (second == "-m" or not second.startswith("-"))
+
+    @property
+    def script(self) -> tuple[str, ...]:
+        """What Python starts: its command, without ``torchrun``."""
+        return (self.command or ())[int(self.names_torchrun) :]
 
     @property
     def min_gpus(self) -> int:

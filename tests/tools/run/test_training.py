@@ -197,6 +197,27 @@ def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
     assert read_log(site.state).jobs["a"].samples_done == 80 * 64
 
 
+def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again_at_once(site: Site) -> None:
+    """The worker that trains goes on alone, and is disturbed once."""
+    first, rest = ELASTIC.split("    for inputs, wanted in loader:")
+    text = f"""{first}    for inputs, wanted in loader:
+        if job.rank == 1:
+            raise FileNotFoundError("no such cache: /scratch/tokens"){rest}"""
+    train(site, "long", text, (16, 0.4), samples=16 * 64, high=2)
+    train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
+    with pliant_run(site, site.schedule("fair-share"), "--state", site.state, "--retries", 0) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    story = site.of("long")
+    assert story[:4] == ["submit long", "start long 1", "grow long 2", "shrink long 1"]
+    assert story[-1] == "finish long 0"
+    shrunk, *later = [event for event in site.events() if event.event in {"grow", "shrink"}][1:]
+    reason = (shrunk.detail or {})["reason"]
+    assert "FileNotFoundError: no such cache: /scratch/tokens" in reason
+    assert "is left out for 60 s" in reason
+    assert not later or later[0].time - shrunk.time >= 60, "a slow machine gets to another try"
+
+
 def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(site: Site) -> None:
     train(site, "a", PLAIN, gpus=2)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
@@ -251,6 +272,48 @@ def test_an_elastic_job_that_makes_its_own_group_is_told_who_connects_its_worker
     reason = read_log(site.state).jobs["a"].reason or ""
     assert reason.startswith(OWN_GROUP)
     assert torch_says in reason
+
+
+SHARDED = "import torch\nfrom torch.distributed.fsdp import fully_shard\nfully_shard(torch.nn.Linear(2, 2))\n"
+
+
+def test_an_elastic_job_that_shards_its_model_is_told_to_leave_that_out(site: Site) -> None:
+    train(site, "a", SHARDED + ELASTIC, (2, 0.0), high=1)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
+        run.communicate(timeout=200)
+    reason = read_log(site.state).jobs["a"].reason or ""
+    assert reason.startswith("the elastic library connects the workers: leave out fully_shard; every worker")
+
+
+DISTRIBUTED_OR_NOT = """
+import os, sys, torch
+
+ddp = int(os.environ.get("RANK", -1)) != -1  # as a torchrun run is told from a single process
+if ddp:
+    torch.distributed.init_process_group("gloo")
+    torch.cuda.set_device(f"cuda:{os.environ['LOCAL_RANK']}")
+print("several" if ddp else "one", sys.argv[1:], {name for name in os.environ if "WORLD_SIZE" in name})
+"""
+
+
+def test_a_rigid_script_on_one_slot_runs_as_by_python(site: Site) -> None:
+    """A script that takes RANK for a sign of several workers trains alone, on this slot without a GPU."""
+    train(site, "a", DISTRIBUTED_OR_NOT, ("--lr", 1))
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
+    assert output == ["one ['--lr', '1'] set()\n"]
+
+
+def test_a_rigid_script_on_one_slot_gets_a_torchrun_where_its_command_names_one(site: Site) -> None:
+    spec = site.job("a", text=PLAIN.replace("- 2", "- 1"))
+    site.jobs[0] = spec.model_copy(update={"command": ("torchrun", *(spec.command or ()))})
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
+    assert output == ["of 1 with 1 thread\n"]
 
 
 def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:

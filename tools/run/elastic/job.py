@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -33,8 +33,8 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
     """Find out how this process was started.
 
     ``batch_size``: samples per optimizer step over all workers; the plan's word counts where it has one.
-    ``seed``: of the sample order and, where given or planned, of all random generators. ``backend``: of the
-    process group; default gloo on CPUs, gloo and NCCL on GPUs.
+    ``seed``: of the sample order and, where given or planned, of all random generators; the job's counts
+    where it has one. ``backend``: of the process group; default gloo on CPUs, gloo and NCCL on GPUs.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
@@ -44,7 +44,11 @@ def init(batch_size: int | None = None, seed: int | None = None, backend: str | 
         torch.cuda.set_device(context.device)
     membership: Membership | None = None
     if isinstance(context, WorkerContext):
-        membership, seed = Membership(context, backend), context.plan.seed
+        membership = Membership(context, backend)
+        if context.plan.seed is not None:
+            if context.rank == 0 and (other := _other_seed(context.plan.seed, seed)):
+                membership.note(other)
+            seed = context.plan.seed
         if isinstance(answer := membership.check_needed(), Leave):
             raise SystemExit(answer.code)
     else:
@@ -126,22 +130,24 @@ class ElasticJob:
         gradients = Gradients(inner)
         averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
         model = self._among_workers(inner, averaging)
-        plan = self._context.plan
         loop = TrainingLoop(
             self._context,
-            Training(inner, optimizer, self._helpers, 1.0 if plan is None else plan.lr_scale),
+            self._training(inner, optimizer),
             gradients,
             averaging,
             batch_size=self._batch_size,
             drop_last=drop_last,
-            seed=self._seed or 0,
             membership=self._membership,
+            dataset_size=source.size,
         )
+        averaging.training = loop.train
         guard_optimizer(optimizer, ("step",), loop.quiet, loop.whole_step, self._checked)
         loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
-        if self._seed is not None and self.rank > 0:
-            seed_everything(self._seed, 0, self.rank)  # the same weights everywhere, but different dropout
+        if self.rank > 0 and (self._seed is not None or self._membership is not None):
+            seed_everything(
+                self._seed or 0, 0, self.rank
+            )  # the same weights everywhere, but different dropout
         return model, optimizer, loader
 
     def register(self, *objects: Stateful, **named: Stateful) -> None:
@@ -199,6 +205,13 @@ class ElasticJob:
         """
         return self._trained().agree(value)
 
+    def _training(self, model: nn.Module, optimizer: Optimizer) -> Training:
+        plan = self._context.plan
+        if plan is None:
+            return Training(model, optimizer, self._helpers, seed=self._seed or 0)
+        seed, former_seed = self._seed or 0, plan.seed or 0
+        return Training(model, optimizer, self._helpers, plan.lr_scale, seed=seed, former_seed=former_seed)
+
     def _among_workers(self, model: nn.Module, averaging: Averaging) -> nn.Module:
         if self._membership is None and self.world_size == 1:
             return model
@@ -228,3 +241,16 @@ class ElasticJob:
         if self._loop is None:
             raise UsageError("call job.prepare(model, optimizer, dataset) first")
         return self._loop
+
+
+_UNSEEDED: Final = 67280421310721
+"""What PyTorch's generator begins with where no script seeds it."""
+
+
+def _other_seed(seed: int, given: int | None) -> str:
+    """A warning where the script has another seed than its job; empty where it has none, or the same."""
+    own = torch.initial_seed() if given is None else given
+    if own == seed or (given is None and own == _UNSEEDED):
+        return ""
+    where = "torch.manual_seed" if given is None else "elastic.init"
+    return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"

@@ -73,6 +73,11 @@ class Measurement:
     def log(self, loss: object, metric: object) -> None:
         """Losses of a measurement mean nothing."""
 
+    @property
+    def steps_done(self) -> int:
+        """None: every measurement begins at the start of an epoch."""
+        return 0
+
     def __len__(self) -> int:
         return self._source.size
 

@@ -52,7 +52,7 @@ def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     found = job_problems(job, source)
     if found or not check_script:
         return found
-    obstacle = script_obstacle(job.command or (), Path(job.workdir or ""))
+    obstacle = script_obstacle(job.script, Path(job.workdir or ""))
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 

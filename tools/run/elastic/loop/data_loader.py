@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
@@ -139,40 +140,56 @@ class ElasticLoader:
     def __len__(self) -> int:
         return self._loop.cut.steps_per_epoch(self._size)
 
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of the epoch that are trained, of batches as large as now.
+
+        A worker may begin in the middle of an epoch, and a step may be tried twice. So a loop that does not
+        take all batches ends by this, before it trains one: ``if loader.steps_done == 100: break``.
+        """
+        self._loop.asked_for_steps = True
+        return math.ceil(self._loop.training.counters.epoch_samples / self._loop.cut.global_batch)
+
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop
-        loop.begin_pass()
+        number = loop.begin_pass()
         division = -1
         try:
-            while division != loop.division:
+            while division != loop.division and not loop.is_through:
                 division = loop.division
-                yield from self._until_divided_again(division)
+                if not (yield from self._until_divided_again(division, number)):
+                    return
         except GeneratorExit:
-            loop.leave_loop()
+            loop.leave_loop(number)
             raise
         loop.end_pass()
 
-    def _until_divided_again(self, division: int) -> Iterator[Any]:
-        """Batches to the end of the epoch, or until other workers share it or share it otherwise."""
-        loop = self._loop
+    def _until_divided_again(self, division: int, number: int) -> Generator[Any, None, bool]:
+        """Batches to the end of the epoch, or until other workers share it or share it otherwise.
+
+        :param number: of the pass.
+        :returns: false if the epoch was over when the pass was continued.
+        """
+        loop, epoch = self._loop, self._loop.training.counters.epoch
         step = loop.training.counters.step
-        self._generator.manual_seed(mixed_seed(loop.seed, step, loop.context.rank))
+        self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         trained, rank = loop.training.counters.epoch_samples, loop.context.rank
         found = micro_batches(self._size, trained, loop.cut, rank, resumed=loop.resumed)
         micros, self._read_ahead = tee(found)
         for micro, batch in zip(micros, self._source.on_device(self._batches), strict=True):
             loop.begin(micro)
-            if loop.division != division:
-                return
             yield batch
-            loop.end()
+            if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
+                return False
+            loop.end(batch)
             if loop.division != division:
-                return
+                break
+        return True
 
     def indices(self) -> Iterator[list[int]]:
         """The samples of every micro-batch that is left of the epoch."""
         counters, loop = self._loop.training.counters, self._loop
-        order = epoch_order(self._size, counters.epoch, loop.seed, shuffle=self._shuffle).numpy()
+        order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 

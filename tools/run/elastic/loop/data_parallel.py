@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,6 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.tolerant import TolerantGroup
 from pliant.tools.run.elastic.membership.vote import world
+
+_not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
+"""For what ``torch.compile`` is not to look into: it is about workers, which come and go."""
+_left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)
+"""The same, but what is called in it is compiled: the author's model."""
 
 
 class Averaging:
@@ -30,6 +35,8 @@ class Averaging:
         self._gradients, self._find_unused = gradients, find_unused_parameters
         self._group: TolerantGroup | None = None
         self._device = torch.device("cpu")
+        self.training: Callable[[], None] = lambda: None
+        """Called before the model is, where gradients are recorded."""
 
     @property
     def error(self) -> RuntimeError | None:
@@ -40,6 +47,12 @@ class Averaging:
     def failed(self) -> bool:
         """Whether the step's gradients are void."""
         return self._group is not None and self._group.error is not None
+
+    def void(self, error: RuntimeError) -> None:
+        """The step's gradients are void: a worker was lost."""
+        if self._group is None:
+            raise error
+        self._group.error = self._group.error or error
 
     def begin(self, module: nn.Module, device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
@@ -109,15 +122,20 @@ class ElasticDataParallel(nn.Module):
         self.module = module
         self.averaging = averaging
 
+    @_left_out_of_compiling
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The model's own."""
+        return self._now()(*inputs, **named)
+
+    @_not_compiled
+    def _now(self) -> nn.Module:
+        """What the model is at the moment, alone or among the other workers."""
         if not torch.is_grad_enabled():
-            return self.module(*inputs, **named)
+            return self.module
+        self.averaging.training()
         self.averaging.follow_trained()
         ddp = self.averaging.ddp
-        if ddp is None or self.averaging.failed:
-            return self.module(*inputs, **named)
-        return ddp(*inputs, **named)
+        return self.module if ddp is None or self.averaging.failed else ddp
 
     def no_sync(self) -> AbstractContextManager[None]:
         """As that of DistributedDataParallel."""
@@ -136,6 +154,15 @@ class _Tolerant(DistributedDataParallel):
 
     averaging: Averaging
 
+    @_left_out_of_compiling
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+
+    @_not_compiled
+    def _post_forward(self, output: Any) -> Any:
+        return super()._post_forward(output)  # type: ignore[no-untyped-call]
+
+    @_not_compiled
     def _pre_forward(self, *inputs: Any, **named: Any) -> Any:
         try:
             return super()._pre_forward(*inputs, **named)  # type: ignore[no-untyped-call]

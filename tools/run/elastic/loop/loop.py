@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -40,15 +42,15 @@ class TrainingLoop:
         *,
         batch_size: int | None,
         drop_last: bool,
-        seed: int,
         membership: Membership | None,
+        dataset_size: int,
     ) -> None:
         """:param batch_size: what the script says; the plan comes first.
 
         :raises UsageError: there is no batch size, or one that is too small for the workers.
         """
-        self.context, self.training, self.seed = context, training, seed
-        self._batch_size, self._drop_last = batch_size, drop_last
+        self.context, self.training = context, training
+        self._batch_size, self._drop_last, self.dataset_size = batch_size, drop_last, dataset_size
         self.cut = self._cut_now()
         self.division = 0
         """Counts how often the work was divided."""
@@ -57,6 +59,20 @@ class TrainingLoop:
         self._step_start = StepStart()
         self._micro: MicroBatch | None = None
         self._mid_step = False
+        self._since_s = 0.0
+        """When the step under way began (monotonic)."""
+        self._trains = False
+        """The step under way is trained: its batch was not only looked at."""
+        self._passes = 0
+        """Loops over the loader that have begun; the last of them may take batches."""
+        self._touched = False
+        """The model has seen the micro-batch that was given out last."""
+        self._passed_over: list[weakref.ref[Any]] = []
+        """What the last batch held for which the model was not called before the next was asked for."""
+        self._begun_at = 0
+        """Samples of the epoch that were trained when this process began its part of it."""
+        self.asked_for_steps = False
+        """The script has asked how many steps of the epoch are done."""
         self._in_loop = False
         """The author's code is in the loop over the loader."""
         self._stepped = False
@@ -90,6 +106,7 @@ class TrainingLoop:
                 self._asked = 0
                 if self.training.phase == IN_EPOCH:
                     self._in_epoch, self._passed = True, False
+                    self._begun_at, self.asked_for_steps = self.training.counters.epoch_samples, False
                     yield self.training.counters.epoch
                     self._in_epoch = False
                 self._end_epoch()
@@ -138,8 +155,8 @@ class TrainingLoop:
         self._stepped = True
         return self.training.scaled_lr()
 
-    def begin_pass(self) -> None:
-        """A loop over the loader begins.
+    def begin_pass(self) -> int:
+        """A loop over the loader begins: its number.
 
         :raises UsageError: ``epochs`` is not running, or the epoch has had its pass.
         """
@@ -152,37 +169,92 @@ class TrainingLoop:
             )
         self._settle()
         self._in_loop = True
+        self._passes += 1
+        return self._passes
+
+    def goes_on(self, number: int, epoch: int, *, is_last: bool) -> bool:
+        """Whether a loop over the loader, which is asked for its next batch, may have one.
+
+        It may not where its epoch is over; that is no mistake if it had no more batches.
+
+        :param number: of the loop, which was begun in ``epoch``.
+        :param is_last: whether it was given the last batch of that epoch.
+        :raises UsageError: the batches that it has left are not its own any more.
+        """
+        now = self.training.counters.epoch
+        if now == epoch and self._in_epoch and number == self._passes:
+            return True
+        if now != epoch or not self._in_epoch:
+            if is_last:
+                return False
+            raise UsageError(
+                f"a loop over the loader that was begun in epoch {epoch} was continued after that epoch: "
+                "begin one in every epoch of job.epochs"
+            )
+        raise UsageError(
+            "a loop over the loader was continued after another one had begun: take all batches of an epoch "
+            "from one, and other samples from a DataLoader of their own"
+        )
+
+    @property
+    def is_through(self) -> bool:
+        """Whether other workers have trained all of the epoch that there is to train."""
+        return self.training.phase == EPOCH_THROUGH
 
     def end_pass(self) -> None:
         """The loader has served all of the epoch."""
         self._passed, self._in_loop = True, False
 
-    def leave_loop(self) -> None:
-        """The author has left the loop over the loader by ``break``, or by an exception."""
-        self._in_loop = False
+    def leave_loop(self, number: int) -> None:
+        """The author has left a loop over the loader by ``break``, or by an exception."""
+        if number == self._passes:
+            self._in_loop = False
 
     def begin(self, micro: MicroBatch) -> None:
-        """The loop body gets a micro-batch."""
+        """The loop body gets a micro-batch. It may only look at it: nothing is exchanged here."""
         if not self._mid_step:
-            self._stepped = False
+            self._stepped = self._trains = False
+            self._since_s = time.monotonic()
             self._gradients.forget()
-            if self._membership is not None and not self._obey(
-                self._membership.step_begins(micro.steps_left)
-            ):
-                return
             self._step_start.note()
-        self._mid_step = True
+        self._mid_step, self._touched = True, False
         self._micro = micro
         self._averaging.follow_trained()
         self._gradients.begin(micro)
 
-    def end(self) -> None:
+    def train(self) -> None:
+        """The model is called for the micro-batch, before the workers exchange anything about it.
+
+        :raises UsageError: the loader was asked for the next batch before.
+        """
+        self._touched = True
+        if self._passed_over and any(one() is not None for one in self._passed_over):
+            raise UsageError(
+                "a batch is trained after the loader was asked for the next one: train each batch before "
+                "taking the next (job.prepare reads ahead by itself: num_workers=1 or more)"
+            )
+        self._passed_over = []
+        self._take_part()
+
+    def _take_part(self) -> None:
+        """The step under way is one: all workers agree meanwhile on what to do after it."""
+        if self._micro is None or self._trains:
+            return
+        self._trains = True
+        if self._membership is not None:
+            error = self._membership.step_begins(self._micro.steps_left, self._since_s)
+            if error is not None:
+                self._averaging.void(error)
+
+    def end(self, batch: object) -> None:
         """The loop body is through with its micro-batch.
 
         The boundary after the last step of an epoch is at the end of the epoch: no checkpoint ever has an
         epoch of which only the author's code after the steps is left.
         """
         micro = self._micro
+        if micro is not None and not self._touched:
+            self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -252,7 +324,7 @@ class TrainingLoop:
         training.unpack(state)
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
         if fresh:
-            seed_everything(self.seed, training.counters.step, self.context.rank)
+            seed_everything(training.seed, training.counters.step, self.context.rank)
 
     def _divide(self) -> None:
         """Train with the workers of the process group, by the plan of now."""
@@ -291,7 +363,9 @@ class TrainingLoop:
         micro, self._micro = self._micro, None
         if micro is None or not micro.last:
             return
-        self._mid_step = False
+        self._micro = micro
+        self._take_part()
+        self._micro, self._mid_step = None, False
         losses, self._losses = self._losses, Mean()
         if self._voided():
             return
@@ -328,6 +402,7 @@ class TrainingLoop:
         self._settle()
         epoch = self.training.counters.epoch
         self.training.phase = EPOCH_THROUGH
+        self._leave_together(epoch)
         loss = self._whole_loss(epoch)
         self._catching_up = False
         if self.training.counters.epoch == epoch:
@@ -336,6 +411,20 @@ class TrainingLoop:
             self.training.epoch_done()
             self.training.phase = BETWEEN_EPOCHS
         self._metric = None
+
+    def _leave_together(self, epoch: int) -> None:
+        """Let workers that train on in an epoch that this one has left midway leave it, too."""
+        counters, membership = self.training.counters, self._membership
+        if membership is None or counters.epoch_samples >= self.dataset_size:
+            return
+        if self._begun_at and not (self._passed or self._catching_up or self.asked_for_steps):
+            membership.warn(
+                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples, "
+                f"{self._begun_at} of which were trained before this process began: end such a loop by "
+                "loader.steps_done, not by a count of its own"
+            )
+        while self.training.counters.epoch == epoch and not self._obey(membership.epoch_left()):
+            pass
 
     def _whole_loss(self, epoch: int) -> float | None:
         """The loss of all workers; None also where a worker that was further has taken this one along."""
@@ -360,3 +449,15 @@ class TrainingLoop:
             self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
+
+
+def tensors_in(batch: object) -> Iterator[torch.Tensor]:
+    """The tensors in tuples, lists and dictionaries of a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors_in(value)

@@ -42,9 +42,9 @@ from pliant.tools.run.elastic.membership.transition import (
     Transition,
     share,
 )
-from pliant.tools.run.elastic.membership.vote import STOP, Vote, ballot
+from pliant.tools.run.elastic.membership.vote import STOP, LeftEpochError, Vote, ballot
 from pliant.tools.run.elastic.report.report import Change, Reporter
-from pliant.tools.run.elastic.state.cursor import Cursor
+from pliant.tools.run.elastic.state.cursor import IN_EPOCH, Cursor
 from pliant.tools.run.elastic.state.state import Mean
 from pliant.tools.run.elastic.state.training import Training
 from pliant.tools.run.statedir.contract.outcome import LOST_PEER
@@ -72,14 +72,22 @@ class Membership:
         self._training: Training
         """Once it begins."""
         self._transition = Transition()
+        self._notes: tuple[str, ...] = ()
+        """Warnings from before the training."""
         self._recurrence = Recurrence()
         self._agreed = 0
+        self._joined_epoch = -1
+        """The epoch in whose middle a worker has joined the others last."""
         self._is_known = True
         """The launcher can see which generation trains."""
         self._step_since_s: float | None = None
         """The beginning of the step, or the end of the one before if nothing but reading lies between."""
 
     # Before training
+
+    def note(self, text: str) -> None:
+        """Warn of something, once the training begins."""
+        self._notes = (*self._notes, text)
 
     def check_needed(self) -> Continue | Leave:
         """Whether to begin: a stop may have been asked for while this worker was starting.
@@ -112,13 +120,23 @@ class Membership:
 
     # While training
 
-    def step_begins(self, steps_left: int) -> Continue | Regroup:
-        """Start to agree on what to do after the step that begins; the epoch has ``steps_left`` after it."""
+    def step_begins(self, steps_left: int, since_s: float) -> RuntimeError | None:
+        """Start to agree on what to do after a step, which has begun; the epoch has ``steps_left`` after it.
+
+        :param since_s: when it began (monotonic).
+        :returns: what says that a worker was lost, so that the step is void.
+        """
         if self._step_since_s is None:
-            self._step_since_s = time.monotonic()
-        if self._vote.is_due() or steps_left == 1:
-            return self._together(partial(self._cast, before_last=steps_left == 1))
-        return CONTINUE
+            self._step_since_s = since_s
+        if not (self._vote.is_due() or steps_left == 1 or self._is_joined_midway):
+            return None
+        try:
+            self._cast(before_last=steps_left == 1)
+        except RuntimeError as error:
+            if not self._is_survived(error):
+                raise
+            return released(error)
+        return None
 
     def step_ends(self, losses: Mean) -> Continue | Regroup:
         """A step is complete; what was agreed is done at the next boundary."""
@@ -156,6 +174,11 @@ class Membership:
         """Do what was agreed, where a later attempt can go on."""
         if not self._agreed:
             return CONTINUE
+        if self._is_joined_midway:
+            # the others may have left the epoch after the step
+            answer = self._together(partial(self._vote.check_together, left=False))
+            if isinstance(answer, Regroup):
+                return answer
         agreed, self._agreed = self._agreed, 0
         generation, save = divmod(agreed, 2)
         newer: Plan | None = None
@@ -175,6 +198,16 @@ class Membership:
         answer = self._together(self._cast)
         return answer if isinstance(answer, Regroup) else self.hear()
 
+    def epoch_left(self) -> Continue | Regroup:
+        """See whether all workers have left an epoch midway, where one of them joined in its middle.
+
+        That one has trained fewer of its steps, so a script that counts them leaves it later there. Workers
+        that have left take it along.
+        """
+        if not self._is_joined_midway:
+            return CONTINUE
+        return self._together(partial(self._vote.check_together, left=True))
+
     def gather_loss(self) -> Continue | Regroup:
         """Let all workers know the loss of the epoch so far."""
         return self._together(partial(self._training.gather_loss, self._context.world_size))
@@ -187,6 +220,10 @@ class Membership:
         """An epoch is complete."""
         self._step_since_s = None
         self._reporter.epoch_done(self._training.counters, loss, metric)
+
+    def warn(self, text: str) -> None:
+        """Say what is not as the script's author will have meant it."""
+        self._reporter.warn(self._training.counters, text)
 
     # From one generation to the next
 
@@ -215,7 +252,8 @@ class Membership:
         # another kind
         self._make_known()
         self._reporter.turn_to(global_batch, transition.change)
-        for problem in transition.problems:
+        problems, self._notes = (*self._notes, *transition.problems), ()
+        for problem in problems:
             self._reporter.warn(training.counters, problem)
         if transition.lost is not None:
             error, before = transition.lost
@@ -246,18 +284,30 @@ class Membership:
         try:
             operation()
         except RuntimeError as error:
-            if self._context.device.type == "cuda" or not lost_peer(error):
+            if not self._is_survived(error):
                 raise
             found = released(error)
         else:
             return CONTINUE
         return self._lost(found, began_s)
 
+    def _is_survived(self, error: RuntimeError) -> bool:
+        """Whether the workers that are left meet after it."""
+        apart = isinstance(error, LeftEpochError)
+        return self._context.device.type != "cuda" and (apart or lost_peer(error))
+
+    @property
+    def _is_joined_midway(self) -> bool:
+        """Whether some workers have trained fewer steps of the epoch than others, as all of them know."""
+        return self._joined_epoch == self._training.counters.epoch
+
     def _lost(self, error: RuntimeError, since_s: float) -> Regroup:
         """A worker was lost: nothing counts that was done since then."""
         self._agreed, self._step_since_s = 0, None
-        change = Change(since_s, self._reporter.usual_step_s, lost=True)
-        self._transition = Transition(change, time.monotonic(), lost=(error, self._context.plan.workers))
+        apart = isinstance(error, LeftEpochError)
+        change = Change(since_s, self._reporter.usual_step_s, lost=not apart)
+        lost = None if apart else (error, self._context.plan.workers)
+        self._transition = Transition(change, time.monotonic(), lost=lost)
         return REGROUP
 
     def _meet(self, cursor: Cursor | None) -> NewDivision | Leave:
@@ -285,6 +335,7 @@ class Membership:
             if failed is not None:
                 again.check(failed, before, self._context.plan.workers, cursor)
             met_s = time.monotonic()
+            self._note_joiners(cursors)
             self._transition.timed("meet", began_s, met_s)
             try:
                 division, self._transition.problems = share(
@@ -302,6 +353,11 @@ class Membership:
         if self._rendezvous.shortage:
             self._transition.problems += (f"training has waited for room: {self._rendezvous.shortage}",)
         return self._divided(division)
+
+    def _note_joiners(self, cursors: list[Cursor | None]) -> None:
+        furthest = max((one for one in cursors if one), default=None)
+        if furthest is not None and furthest.phase == IN_EPOCH and None in cursors:
+            self._joined_epoch = furthest.epoch
 
     def _divided(self, division: NewDivision) -> NewDivision:
         self._context.settle()

@@ -41,12 +41,24 @@ class Training:
     """Model, optimizer, registered helpers and counters of one job on one worker."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, helpers: dict[str, Stateful], lr_scale: float = 1.0
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        helpers: dict[str, Stateful],
+        lr_scale: float = 1.0,
+        *,
+        seed: int = 0,
+        former_seed: int = 0,
     ) -> None:
+        """:param seed: of the order of the samples.
+
+        :param former_seed: that of a checkpoint that does not say which it has.
+        """
         self.model = model
         self.optimizer = optimizer
         self._groups = Groups(self.model, optimizer)
         self.helpers = helpers
+        self.seed, self._former_seed = seed, former_seed
         self.counters = Counters()
         self.phase = IN_EPOCH
         self.batch: tuple[int | None, int] = None, 0
@@ -73,6 +85,7 @@ class Training:
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
             "lr_scale": self._lr_scale,
+            "seed": self.seed,
             "agreed": tuple(self.agreed),
             "epoch_loss": (float(self.common_loss.total), self.common_loss.samples),
         }
@@ -115,7 +128,7 @@ class Training:
         # making a scheduler and loading it change learning rates: the saved ones count
         for group, kept in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: value for name, value in kept.items() if name != "params"})
-        self._lr_scale = saved["lr_scale"]
+        self._lr_scale, self.seed = saved["lr_scale"], saved.get("seed", self._former_seed)
         self.agreed = list(saved["agreed"])
         self.counters = Counters.from_dict(saved["counters"])
         self.common_loss = Mean(*saved["epoch_loss"])

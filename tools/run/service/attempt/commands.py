@@ -2,7 +2,8 @@
 
 An elastic job gets one process per slot, so that a worker that dies does not take its siblings along
 and each has logs of its own; its workers meet through files. A job that cannot be resized gets one
-``torchrun`` per node with a worker per slot, which is what any PyTorch script expects.
+``torchrun`` per node with a worker per slot, which is what any PyTorch script expects. On a single slot it is
+started as by ``python``: scripts take torchrun's variables for a sign of other workers.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ def units(
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
-        if job.elastic == "none":
-            argv = torchrun(job.command or (), len(slots), _rendezvous(target, index, nodes, port), logs)
+        if by_torchrun(target):
+            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs)
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
+        elif job.elastic == "none":
+            argv, own = one_worker(job.script, logs), {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.command or (), logs)
+            argv = one_worker(job.script, logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.elastic == "size+batch":
             own[ENV_NOISE] = "1"
@@ -69,6 +72,11 @@ def units(
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env))
     return made
+
+
+def by_torchrun(target: Target) -> bool:
+    """Whether torchrun starts its workers: it has several that do not change, or its command says so."""
+    return target.job.elastic == "none" and (len(target.slots) > 1 or target.job.names_torchrun)
 
 
 def groups_of(target: Target) -> list[list[Slot]]:

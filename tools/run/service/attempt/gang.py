@@ -18,23 +18,28 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
 
 from pliant.schemas.event import Event
-from pliant.tools.profile.torchrun.last_words import last_words
+from pliant.tools.profile.torchrun.last_words import ERROR_LINE, last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.how_to_rescale import Crew
 from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
+from pliant.tools.run.service.attempt.commands import by_torchrun
 from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, judge
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
 from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.plan_file import aborted, next_plan
 from pliant.tools.run.service.attempt.timeouts import Stage, Timeouts
+from pliant.tools.run.statedir.contract.outcome import LOST_PEER
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import ProgressFile
 from pliant.tools.run.statedir.log.tail import Tail
 from pliant.tools.run.statedir.share import Share
 
+_TRACE_LINES: Final = 200
+"""The most of a traceback that is looked at."""
 _log = logging.getLogger("pliant")
 
 
@@ -234,6 +239,7 @@ class Gang:
             stop_requested=self.plan.abort,
             at_break=self._at_break,
             words=self._last_words,
+            trace=self._last_lines,
         )
 
     def _last_words(self, place: int) -> str:
@@ -242,6 +248,20 @@ class Gang:
         unit = self.plan.workers[place] if elastic else place
         files = self.handle.files
         return last_words(files.worker_errors(unit), files.launcher_log(unit)) or "nothing on stderr"
+
+    def _reason_of(self, worker: int) -> str:
+        """What a worker died of in its own words; empty: it said nothing, or that another one was lost."""
+        said = self._members.message(worker)
+        if not said:
+            words = last_words(self.handle.files.worker_errors(worker))
+            said = words if ERROR_LINE.match(words) else ""
+        return "" if said.startswith(LOST_PEER) else said
+
+    def _last_lines(self) -> list[str]:
+        """The end of what its workers said on stderr, of the one that failed first."""
+        files = self.handle.files
+        errors = [path for unit in range(len(self.statuses)) for path in files.worker_errors(unit)]
+        return last_lines(errors, most=_TRACE_LINES)
 
     def _own(self) -> tuple[UnitStatus, ...]:
         """The units of the plan's workers; one that was not started yet runs as good as another."""
@@ -259,7 +279,8 @@ class Gang:
             return None
         trained = self._members.trained(trains)
         self._lost_workers.train({worker: self._members.slot(worker) for worker in trained}, now_s)
-        lost = self._members.lost(trained, self._running)
+        newcomers = self._lost_workers.newcomers(trained, now_s)
+        lost = self._members.lost(trained, self._running, newcomers)
         if not lost:
             return None
         left = [one for one in self.plan.members if one.worker not in lost]
@@ -269,9 +290,15 @@ class Gang:
         if not going_on or ended or (on_gpus and lost & trained):
             return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
-        bad = self._lost_workers.lose(slots, trained, self._members.message, now_s)
+        bad = self._lost_workers.lose(slots, trained, self._reason_of, now_s)
+        reasons = "".join(
+            f": {reason}" for reason in {self._reason_of(worker): None for worker in slots} if reason
+        )
         _log.warning(
-            "job %s: lost the workers on %s, goes on without", self.handle.job, listed(slots.values())
+            "job %s: lost the workers on %s, goes on without%s",
+            self.handle.job,
+            listed(slots.values()),
+            reasons,
         )
         self._backend.stop(self.handle, "kill", lost)
         if not lost & trained and bad is not None:
@@ -304,8 +331,11 @@ class Gang:
 
     def _idle(self) -> dict[int, float]:
         """Units that have nothing to do, and how long each may take to end (seconds)."""
-        if self.target.job.elastic == "none":  # its workers say nothing of themselves
-            return {unit: self._timeouts.exit_s for unit, status in enumerate(self.statuses) if status.idle}
+        if self.target.job.elastic == "none":  # its workers say nothing of themselves, a torchrun has some
+            idle = [
+                unit for unit, status in enumerate(self.statuses) if status.idle and by_torchrun(self.target)
+            ]
+            return dict.fromkeys(idle, self._timeouts.exit_s)
         return self._members.idle(self._running, self._timeouts)
 
     @property

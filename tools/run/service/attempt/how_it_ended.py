@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,28 @@ _OWN_GROUP: Final = (
     "initialize the default process group twice",
 )
 """What PyTorch says where the script of an elastic job calls ``init_process_group`` itself."""
-_NO_OWN_GROUP: Final = (
-    'the elastic library connects the workers: leave out init_process_group, or set "elastic" to "none"'
+_NO_GROUP: Final = "Default process group has not been initialized"
+"""What it says where something needs a group before the library has connected the workers."""
+_WHOLE: Final = "; every worker has a whole copy of the model"
+_CONNECTS: Final = (
+    (r"\bfully_shard\(|_fully_shard\.py", "fully_shard", _WHOLE),
+    (r"\bFullyShardedDataParallel\(|\bFSDP\(", "FullyShardedDataParallel", _WHOLE),
+    (r"\bDistributedDataParallel\(|\bDDP\(", "DistributedDataParallel", ": job.prepare makes it"),
+    (
+        r"\bAccelerator\(",
+        "Accelerator",
+        ": job.prepare takes the place of its prepare, loss.backward() that of its backward",
+    ),
+    (r"\bdeepspeed\.initialize\(", "deepspeed.initialize", _WHOLE),
+    (r"/lightning\w*/", "Lightning's Trainer or Fabric", ": job.prepare and job.epochs take their place"),
+    (r"\binit_device_mesh\(", "init_device_mesh", _WHOLE),
 )
+"""What connects workers, or needs them connected: how a traceback shows it, its name, what to do instead."""
+_LAUNCHED: Final = re.compile(
+    r"KeyError: '(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)'|environment variable \w+ expected"
+)
+"""What a script says that torchrun would have started."""
+_ASK_FOR_TORCHRUN: Final = 'a script on one GPU is started by python: let "command" begin with "torchrun"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +65,7 @@ def judge(
     stop_requested: bool,
     at_break: Sequence[UnitStatus] = (),
     words: Callable[[int], str] = lambda _unit: "",
+    trace: Callable[[], Sequence[str]] = tuple,
 ) -> Verdict:
     """The verdict on an attempt whose units have all ended.
 
@@ -52,14 +73,17 @@ def judge(
     :param at_break: the units when the first of them was found gone: whatever ended later was sent home.
     :param elastic: the script is one that uses the elastic library, so an outcome must be there.
     :param words: the last words on stderr of a unit, by its place in ``units``.
+    :param trace: the end of what workers wrote on stderr.
     :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
     """
     cause = describe(at_break or units, words)
     verdict = (
         _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
     )
-    if elastic and any(said in verdict.message for said in _OWN_GROUP):
-        verdict = replace(verdict, message=f"{_NO_OWN_GROUP} ({verdict.message})")
+    if elastic and (advice := _on_own_group(verdict.message, trace)):
+        verdict = replace(verdict, message=f"{advice} ({verdict.message})")
+    elif not elastic and ranks == 1 and _LAUNCHED.search(verdict.message):
+        verdict = replace(verdict, message=f"{_ASK_FOR_TORCHRUN} ({verdict.message})")
     taken = next((unit for unit in (*at_break, *units) if unit.displaced), None)
     if taken is not None and not stop_requested and verdict.end != "done":
         return Verdict("displaced", taken.displaced, verdict.samples_done, taken.began)
@@ -68,6 +92,19 @@ def judge(
     if not stop_requested and verdict.end == "stopped":
         return Verdict("failed", "stopped by somebody else", verdict.samples_done)
     return verdict
+
+
+def _on_own_group(message: str, trace: Callable[[], Sequence[str]]) -> str:
+    """What a script does that the elastic library does, and what to do instead; empty: nothing."""
+    makes = any(said in message for said in _OWN_GROUP)
+    if not makes and _NO_GROUP not in message:
+        return ""
+    text = "\n".join(trace())
+    found = next(((name, instead) for sign, name, instead in _CONNECTS if re.search(sign, text)), None)
+    if found is None and not makes:
+        return ""
+    name, instead = found or ("init_process_group", "")
+    return f'the elastic library connects the workers: leave out {name}{instead}, or set "elastic" to "none"'
 
 
 def _by_outcomes(

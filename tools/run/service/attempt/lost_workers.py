@@ -60,6 +60,17 @@ class LostWorkers:
             if now_s - self._since_s.setdefault(worker, now_s) >= YOUNG_S:
                 self._young[slot] = 0
 
+    def newcomers(self, trained: Set[int], now_s: float) -> frozenset[int]:
+        """Workers that have joined others and trained with them for a short time only.
+
+        What one of these fails by, the others have got past.
+
+        :param trained: the workers that train together.
+        """
+        since_s = {worker: self._since_s.get(worker, now_s) for worker in trained}
+        first_s = min(since_s.values(), default=now_s)
+        return frozenset(one for one, at_s in since_s.items() if first_s < at_s and now_s - at_s < YOUNG_S)
+
     def lose(
         self, slots: Mapping[int, Slot], trained: Set[int], message: Callable[[int], str], now_s: float
     ) -> Setback | None:
@@ -67,19 +78,24 @@ class LostWorkers:
 
         :param slots: by worker.
         :param trained: the workers that trained, how old they got is known where they were seen to; a slot on
-            which one did not get so far has failed at once.
+            which one did not get so far has failed at once. So has that of one that had just joined others
+            and says what it died of: another one would do the same, and each takes time from the others.
         :param message: what a worker said as its last word.
         """
-        early = [worker for worker in slots if worker not in trained]
+        new = self.newcomers(trained, now_s)
+        early = [worker for worker in slots if worker not in trained or (worker in new and message(worker))]
         blamed = {
-            slot: blame for worker, slot in slots.items() if (blame := self._count(worker, slot, now_s))
+            slot: blame
+            for worker, slot in slots.items()
+            if worker not in early and (blame := self._count(worker, slot, now_s))
         }
         bad = tuple(dict.fromkeys([*(slots[worker] for worker in early), *blamed]))
         if not bad:
             return None
         reasons = list(blamed.values())
         if early:
-            died = f"the new workers on {listed(slots[worker] for worker in early)} ended before they trained"
+            when = "in their first steps" if trained.issuperset(early) else "before they trained"
+            died = f"the new workers on {listed(slots[worker] for worker in early)} ended {when}"
             reasons.insert(0, ": ".join([died, *filter(None, map(message, early))][:2]))
         return Setback(bad, "; ".join(reasons))
 

@@ -94,10 +94,11 @@ class Members:
         found = self.outcome(worker)
         return "" if found is None else found.message
 
-    def lost(self, trained: Set[int], running: Set[int]) -> set[int]:
+    def lost(self, trained: Set[int], running: Set[int], newcomers: Set[int] = frozenset()) -> set[int]:
         """Workers that are gone without a word, silent, cut off, or gone with a word before they trained.
 
-        A crash of the script in training is the job's, and would happen to the others, too.
+        A crash of the script in training is the job's, and would happen to the others, too, which are not
+        ``newcomers``.
 
         :param running: units that run.
         """
@@ -105,7 +106,7 @@ class Members:
         parted = {
             worker
             for worker, end in said.items()
-            if end == "cut_off" or (end == "crashed" and worker not in trained)
+            if end == "cut_off" or (end == "crashed" and (worker not in trained or worker in newcomers))
         }
         return parted | {
             worker

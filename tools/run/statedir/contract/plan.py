@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import model_validator
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from pliant.schemas.file_io.record import Identifier, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
@@ -66,7 +66,8 @@ class Plan(Record):
     """Micro-steps per optimizer step, the same for all members."""
     lr_scale: PositiveFloat = 1.0
     """Factor on the author's learning rate."""
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt | None = None
+    """None: what the script says."""
     checkpoint_s: PositiveFloat = 60.0
     """Seconds between checkpoints."""
     progress_s: PositiveFloat = 1.0
@@ -81,6 +82,11 @@ class Plan(Record):
     """Stop at a step boundary: save a checkpoint, exit 0."""
     reason: str = ""
     """Why the attempt before this one had to be left; of a plan with ``abort``: why this one has to be."""
+
+    @model_serializer(mode="wrap")
+    def _without_no_seed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Workers of former versions know no plan without a seed, but one that does not name it."""
+        return {name: value for name, value in dump(self).items() if name != "seed" or value is not None}
 
     @property
     def workers(self) -> tuple[int, ...]:

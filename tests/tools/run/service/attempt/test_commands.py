@@ -82,6 +82,21 @@ def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
     assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
 
 
+def test_a_rigid_job_on_one_slot_is_one_process_without_torchrun_s_variables() -> None:
+    (unit,) = units(target(rigid(1), "n0/3"), FOLDER, ATTEMPT, GPU, 1)
+    logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
+    assert unit.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py")
+    assert not [name for name in unit.env if "RANK" in name or "WORLD_SIZE" in name]
+    assert (unit.env["PLIANT_SLOT"], unit.env["CUDA_VISIBLE_DEVICES"]) == ("rank", "3")
+
+
+def test_a_rigid_job_on_one_slot_has_a_torchrun_if_its_command_begins_with_it() -> None:
+    asks = rigid(1).model_copy(update={"command": ("torchrun", "train.py")})
+    (unit,) = units(target(asks, "n0/3"), FOLDER, ATTEMPT, GPU, 1)
+    assert unit.argv[:3] == TORCHRUN
+    assert unit.argv[-2:] == ("--", "train.py")
+
+
 def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
     nodes = {"n0": NodeInfo("n0", 4, address="10.0.0.1"), "n1": NodeInfo("n1", 4, address="10.0.0.2")}
     first, second = units(target(rigid(3), "n0/0", "n1/0", "n1/1"), FOLDER, ATTEMPT, nodes, 4711)

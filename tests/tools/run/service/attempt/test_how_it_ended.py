@@ -96,6 +96,60 @@ def test_a_group_that_the_script_makes_itself_is_named_as_the_mistake_of_an_elas
     assert verdict({0: twice}, FAILED, elastic=False).message == f"rank 0 crashed: {twice.message}"
 
 
+@pytest.mark.parametrize(
+    ("line", "message", "advice"),
+    [
+        (
+            "    fully_shard(model)",
+            "ValueError: environment variable MASTER_ADDR expected, but not set",
+            "leave out fully_shard; every worker has a whole copy of the model",
+        ),
+        (
+            "    accelerator = Accelerator()",
+            "ValueError: environment variable MASTER_ADDR expected, but not set",
+            (
+                "leave out Accelerator: job.prepare takes the place of its prepare, "
+                "loss.backward() that of its backward"
+            ),
+        ),
+        (
+            "    model = DDP(model)",
+            "ValueError: Default process group has not been initialized, please call it",
+            "leave out DistributedDataParallel: job.prepare makes it",
+        ),
+    ],
+)
+def test_what_connects_the_workers_beside_the_library_is_named(line: str, message: str, advice: str) -> None:
+    found = judge(
+        {0: said("crashed", message=message)},
+        [FAILED],
+        ranks=1,
+        elastic=True,
+        stop_requested=False,
+        trace=lambda: ["Traceback (most recent call last):", line, message],
+    )
+    assert found.message == (
+        f'the elastic library connects the workers: {advice}, or set "elastic" to "none" '
+        f"(rank 0 crashed: {message})"
+    )
+
+
+def test_a_group_that_is_missing_for_another_reason_is_told_as_it_is() -> None:
+    missing = "ValueError: Default process group has not been initialized, please call init_process_group."
+    assert verdict({0: said("crashed", message=missing)}, FAILED).message == f"rank 0 crashed: {missing}"
+
+
+@pytest.mark.parametrize(
+    "words", ["KeyError: 'LOCAL_RANK'", "ValueError: environment variable RANK expected"]
+)
+def test_a_script_on_one_gpu_that_needs_torchrun_is_told_how_to_ask_for_it(words: str) -> None:
+    found = judge({}, [FAILED], ranks=1, elastic=False, stop_requested=False, words=lambda _: words)
+    assert found.message == (
+        'a script on one GPU is started by python: let "command" begin with "torchrun" '
+        f"(exit code 1: {words})"
+    )
+
+
 def test_a_rank_without_a_word_was_killed() -> None:
     found = verdict({0: said("stopped")}, CLEAN, UnitStatus("exited", -9))
     assert (found.end, found.message) == ("failed", f"rank 1 vanished ({KILLED})")

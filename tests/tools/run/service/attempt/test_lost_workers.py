@@ -37,3 +37,21 @@ def test_one_that_grows_old_clears_its_slot_also_when_it_is_not_lost() -> None:
 def test_one_that_never_trained_gives_its_slot_away_at_once() -> None:
     found = lost(LostWorkers(), 3, THERE, 1.0, trained=False)
     assert found == Setback((THERE,), "the new workers on n0/1 ended before they trained: no memory")
+
+
+def test_a_newcomer_that_says_what_it_died_of_gives_its_slot_away_at_once() -> None:
+    losses = LostWorkers()
+    losses.train({0: HERE}, 1.0)
+    losses.train({0: HERE, 1: THERE}, 100.0)
+    assert losses.newcomers({0, 1}, 101.0) == {1}
+    found = losses.lose({1: THERE}, {0, 1}, lambda worker: "no memory", 101.0)
+    assert found == Setback((THERE,), "the new workers on n0/1 ended in their first steps: no memory")
+    assert losses.newcomers({0, 1}, 100.0 + YOUNG_S) == frozenset()
+
+
+def test_workers_that_began_together_are_no_newcomers() -> None:
+    losses = LostWorkers()
+    losses.train({0: HERE, 1: THERE}, 1.0)
+    assert losses.newcomers({0, 1}, 1.0) == frozenset()
+    found = losses.lose({1: THERE}, {0, 1}, lambda worker: "no memory", 1.5)
+    assert found is None, "the first of them may be bad luck"

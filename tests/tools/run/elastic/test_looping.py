@@ -1,0 +1,120 @@
+"""Ways to take batches from the loader: each trains what plain python trains, or is refused in one line."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.tools.run.statedir.contract.presence import life
+from tests.tools.run.elastic.gang import Gang, assert_same_weights, plain, seen
+
+pytestmark = pytest.mark.torch
+LOOPING = Path(__file__).with_name("looping.py")
+Make = Callable[..., Gang]
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[Make]:
+    made: list[Gang] = []
+
+    def make(**options: Any) -> Gang:
+        made.append(Gang(tmp_path, script=LOOPING, **options))
+        made[-1].patience_s = 60
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What plain python trains."""
+    known: dict[str, Path] = {}
+
+    def trained(shape: str) -> Path:
+        if shape not in known:
+            known[shape] = tmp_path_factory.mktemp("alone")
+            plain(known[shape], script=LOOPING, shape=shape)
+        return known[shape]
+
+    return trained
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["peek", "peek, kept", "first and rest", "generator", "with another", "steps done"],
+)
+def test_a_worker_joins_in_the_middle_of_an_epoch_and_the_other_is_killed_in_the_next(
+    gang: Make, alone: Callable[[str], Path], tmp_path: Path, shape: str
+) -> None:
+    job = gang(shape=shape, hold_in=[1, 2])
+    grows_in_the_second_epoch(job)
+    job.until((tmp_path / "holds-2-1").exists, "first step of the third epoch")
+    job.signal(0, signal.SIGKILL)
+    job.publish([1])
+    (tmp_path / "go-2").touch()
+    job.end()
+    assert job.outcome(1).outcome == "done", job.errors()
+    assert_trained(tmp_path, alone(shape))
+
+
+@pytest.mark.parametrize("shape", ["islice", "break", "a shorter one"])
+def test_a_worker_that_joins_in_an_epoch_leaves_it_when_the_others_have_counted_enough_batches(
+    gang: Make, alone: Callable[[str], Path], tmp_path: Path, shape: str
+) -> None:
+    """It has counted fewer of them and trains on, but that step does not count."""
+    job = gang(shape=shape, hold_in=[1])
+    grows_in_the_second_epoch(job)
+    job.end()
+    assert job.outcomes() == ["done", "done"], job.errors()
+    assert_same_weights(tmp_path, alone(shape))
+    assert [event.samples_done for event in job.events("epoch")] == [30, 60, 90]
+
+
+def grows_in_the_second_epoch(job: Gang) -> None:
+    """A second worker comes after the first step of that epoch."""
+    job.start(1)
+    job.until((job.out / "holds-1-0").exists, "first step of the second epoch")
+    job.publish(2)
+    job.add(1)
+    job.until(lambda: life(job.here.presence(1)) == "alive", "second worker")
+    (job.out / "go-1").touch()
+    job.reaches()
+
+
+def assert_trained(found: Path, expected: Path) -> None:
+    """The same samples in each epoch, some of them tried twice, and the same weights."""
+    assert_same_weights(found, expected)
+    trained = {epoch: sorted(set(samples)) for epoch, samples in seen(found).items()}
+    assert trained == {epoch: sorted(samples) for epoch, samples in seen(expected).items()}
+
+
+@pytest.mark.parametrize(
+    ("shape", "line"),
+    [
+        ("one ahead", "a batch is trained after the loader was asked for the next one"),
+        ("list", "a batch is trained after the loader was asked for the next one"),
+        ("side by side", "a loop over the loader was continued after another one had begun"),
+        ("continued", "a loop over the loader that was begun in epoch 0 was continued after that epoch"),
+    ],
+)
+def test_a_loop_that_cannot_be_resized_is_refused_from_its_first_epoch_on(
+    gang: Make, shape: str, line: str
+) -> None:
+    job = gang(shape=shape)
+    assert job.run(1) == ["crashed"]
+    assert line in job.outcome(0).message
+
+
+def test_one_pass_after_the_other_from_an_endless_generator(
+    gang: Make, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It takes as many batches an epoch as the loader has, and never lets a pass end by itself."""
+    job = gang(shape="endless")
+    assert job.run(2) == ["done", "done"]
+    assert_same_weights(tmp_path, alone("endless"))
