@@ -6,6 +6,7 @@ import atexit
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Alone:
         self.dir = JobDir(folder / "job")
         self.dir.path.mkdir()
         self.attempt = self.generation = 0
+        self.begin: Callable[[], ElasticJob] = partial(elastic.init, batch_size=10, seed=5)
+        """The first lines of every script."""
         self._leaving: list[Callable[[], None]] = []
         patch.setattr(atexit, "register", self._leaving.append)
         patch.setattr(sys, "excepthook", lambda *_: None)
@@ -54,7 +57,7 @@ class Alone:
         self.attempt += 1
         self.publish(**fields)
         try:
-            script(elastic.init(batch_size=10, seed=5))
+            script(self.begin())
         except SystemExit:
             pass
         except Exception as error:  # noqa: BLE001 as the interpreter does at its end
