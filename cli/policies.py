@@ -58,6 +58,14 @@ KNOWS: Final = {
 }
 
 
+def priority_in_words(means: str | None) -> str:
+    """What the priority of a job means to a policy.
+
+    :param means: as :attr:`Policy.priority_means` has it.
+    """
+    return "the policy does not say" if means is None else means or "it does not look at them"
+
+
 def page(found: Description) -> list[str]:
     """All about a policy, in lines."""
     lines = [
@@ -69,7 +77,7 @@ def page(found: Description) -> list[str]:
         f"decides: {found.decides}",
         f"knows: {KNOWS[found.knows]}",
         f"needs: {', '.join(found.needs) or 'nothing'}",
-        f"priorities of jobs: {found.priority or 'it does not look at them'}",
+        f"priorities of jobs: {priority_in_words(found.priority)}",
         "parameters:" if found.parameters else "parameters: none",
     ]
     lines[-1:-1] = [text.replace("`", "") for text in found.traits]

@@ -182,6 +182,16 @@ class Schedule(Record):
         return self
 
     @model_validator(mode="after")
+    def _rigid_jobs_get_what_they_asked_for(self) -> Self:
+        asked = {job.id: job.gpus.requested for job in self.jobs if job.elastic == "none"}
+        for index, given in enumerate(self.allocations):
+            requested = asked.get(given.job)
+            if requested is not None and given.gpus not in (0, requested):
+                text = f'is {given.gpus:,}, but job "{given.job}" is not elastic, expected {requested:,} or 0'
+                raise broken_rule(text, f"/allocations/{index}/gpus")
+        return self
+
+    @model_validator(mode="after")
     def _pairs_agree(self) -> Self:
         if all(given.beside is None for given in self.allocations):
             return self

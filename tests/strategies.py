@@ -124,13 +124,13 @@ placements = st.lists(st.tuples(names, counts), min_size=1, max_size=3).map(tupl
 
 
 @st.composite
-def allocations(draw: st.DrawFn, job: str) -> Allocation:
-    """What a job holds, its placement adding up to its GPUs."""
-    placement = draw(placements)
+def allocations(draw: st.DrawFn, job: Job) -> Allocation:
+    """What a job holds, its placement adding up to its GPUs: as many as it requests where it is rigid."""
+    placement = draw(placements) if job.elastic != "none" else ((draw(names), job.gpus.requested),)
     gpus = sum(count for _, count in placement)
-    batches = st.builds(plan_batch, st.integers(gpus, 9999), st.just(gpus), maybe(counts))
+    batches = st.builds(plan_batch, st.integers(gpus, gpus + 9999), st.just(gpus), maybe(counts))
     return Allocation(
-        job=job,
+        job=job.id,
         gpus=gpus,
         placement=placement,
         batch=draw(maybe(batches)),
@@ -183,7 +183,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(
         time=draw(amounts),
         policy=PolicyUse(name=draw(names), parameters=draw(json_objects), seed=draw(st.integers(0, 99))),
-        allocations=tuple(draw(allocations(job.id)) for job in trace[: cuts[0]]),
+        allocations=tuple(draw(allocations(job)) for job in trace[: cuts[0]]),
         waiting=tuple(Verdict(job=job.id, reason=draw(text)) for job in trace[cuts[0] : cuts[1]]),
         rejected=tuple(Verdict(job=job.id, reason=draw(text)) for job in trace[cuts[1] :]),
         cluster=draw(clusters()),

@@ -75,7 +75,9 @@ def test_the_page_works_as_typed(package: Path):
     assert described.returncode == 0, described.stderr
     assert "Highest priority first" in described.stdout
     assert "floor=0.0  a number" in described.stdout
+    assert "priorities of jobs: free GPUs go to waiting jobs of higher priority first" in described.stdout
     assert scheduled.returncode == 0, scheduled.stderr
+    assert "priorit" not in scheduled.stderr
     found = json.loads(scheduled.stdout)
     assert {given["job"]: given["gpus"] for given in found["allocations"]} == {"b": 2, "c": 1}
     assert found["policy"] == {"name": "important", "parameters": {"floor": 1.0}}

@@ -66,8 +66,8 @@ def speeds_disturbed(models: Collection[str], rows: Iterable[tuple[str, float | 
 
 
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
-    """One assumption where jobs state priorities and the policy does not look at them."""
-    stating = [job.id for job in jobs if job.priority] if not policy.priority_means else []
+    """One assumption where jobs state priorities and the policy says that it does not look at them."""
+    stating = [job.id for job in jobs if job.priority] if policy.priority_means == "" else []
     if not stating:
         return []
     who = f'job "{stating[0]}" states' if len(stating) == 1 else f"{len(stating)} jobs state"

@@ -107,8 +107,9 @@ class Policy:
     policy takes over are parted: the one that came later loses its GPUs before the policy is asked."""
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What it cannot decide without: the work of each job, a profile. Jobs without it are refused."""
-    priority_means: ClassVar[str] = ""
-    """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing."""
+    priority_means: ClassVar[str | None] = None
+    """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing. None: it does
+    not say, so no user is warned that priorities do not count."""
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 

@@ -85,8 +85,8 @@ class Description:
     needs: tuple[str, ...]
     traits: tuple[str, ...]
     """What else callers notice of it, in sentences."""
-    priority: str
-    """What priorities mean to it; empty: nothing."""
+    priority: str | None
+    """What priorities mean to it; empty: nothing; None: it does not say."""
     interval_s: float | None
     """Seconds between decisions; None: at every change."""
     interval_parameter: str | None

@@ -28,6 +28,7 @@ class InputRow:
     """One row of an input and where it stands; ``line`` is None where there are no lines.
 
     The methods return the field of a column and raise :class:`MalformedRowError` where it has another form.
+    A column that the file does not have states nothing: importers ask for those that they need in advance.
     """
 
     source: str
@@ -41,7 +42,7 @@ class InputRow:
 
     def optional_text(self, name: str) -> str:
         """A field without the blanks around it; empty where nothing is stated."""
-        value = str(self.values[name]).strip()
+        value = str(self.values.get(name, "")).strip()
         return "" if value.lower() in NOTHING else value
 
     def text(self, name: str) -> str:
@@ -79,7 +80,7 @@ class InputRow:
 
     def optional_timestamp(self, name: str) -> float | None:
         """Seconds since 1970, times without a zone taken as UTC; None where nothing is stated."""
-        return parse_timestamp(self.values[name], name)
+        return parse_timestamp(self.values.get(name), name)
 
     def timestamp(self, name: str) -> float:
         """Seconds since 1970, times without a zone taken as UTC."""

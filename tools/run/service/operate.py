@@ -71,10 +71,10 @@ def order_nodes(
 
 
 def deaf_to_priorities(state: Path) -> str | None:
-    """The policy that decided last there, where it does not look at priorities; else None."""
+    """The policy that decided last there, where it says that it does not look at priorities; else None."""
     try:
         name = read_schedule(StateDir(state.resolve()).schedule).policy.name
-        return None if policy_class(name).priority_means else name
+        return name if policy_class(name).priority_means == "" else None
     except PliantError:
         return None
 

@@ -57,6 +57,7 @@ class Allox(Policy):
 
     name: ClassVar[str] = "allox"
     knows: ClassVar[Knows] = "profile"
+    priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = _ROUND_S
 
     def __init__(self, most: int = 512) -> None:

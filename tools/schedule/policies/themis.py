@@ -54,6 +54,7 @@ class Themis(Policy):
 
     name: ClassVar[str] = "themis"
     knows: ClassVar[Knows] = "work"
+    priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = _ROUND_S
     rebuilds_state: ClassVar[bool] = False
 

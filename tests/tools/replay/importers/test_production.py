@@ -37,6 +37,40 @@ def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
     assert result.dropped == {"asked for no GPU": 1, "never started": 1, "ran for no time": 1}
 
 
+def test_an_acme_trace_which_has_no_virtual_clusters_is_read_as_helios(tmp_path: Path) -> None:
+    path = text(
+        tmp_path,
+        "trace_seren.csv",
+        "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue",
+        "d1,u1,2,16,64,Pretrain,COMPLETED,2023-03-01 00:00:05+08:00,2023-03-01 00:01:05+08:00,,600,60",
+        "d2,u2,1,0,8,Other,COMPLETED,2023-03-01 00:00:06+08:00,2023-03-01 00:01:06+08:00,,60,60",
+        "d3,u2,1,8,8,Evaluation,FAILED,2023-03-01 00:00:35+08:00,2023-03-01 00:00:36+08:00,,30,1",
+    )
+    result = run(tmp_path, "helios", path)
+    assert [(job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) for job in result.jobs] == [
+        ("d1", 0.0, 16, 9600.0),
+        ("d3", 30.0, 8, 240.0),
+    ]
+    assert result.jobs[0].labels == {"trace": "helios", "status": "COMPLETED", "nodes": "2"}
+    assert result.dropped == {"asked for no GPU": 1}
+
+
+def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
+    """Each format with no column but those: one job on two GPUs for 50 s."""
+    files = {
+        "helios": text(tmp_path, "h.csv", "job_id,gpu_num,submit_time,duration", "a,2,7,50"),
+        "tiresias": text(tmp_path, "t.csv", "job_id,num_gpu,submit_time,model_name,duration", "a,2,7,m,50"),
+        "alibaba-v2023": text(
+            tmp_path, "p.csv", "name,num_gpu,creation_time,deletion_time,scheduled_time", "a,2,7,60,10"
+        ),
+        "slurm": text(tmp_path, "s.csv", "JobID|Submit|Start|ElapsedRaw|AllocTRES", "1|7|9|50|gres/gpu=2"),
+        "philly": text(tmp_path, "y.csv", "timestamp,duration,num_gpus", "7,50,2"),
+    }
+    for name, path in files.items():
+        (job,) = run(tmp_path, name, path).jobs
+        assert (job.gpus.requested, gpu_seconds(job)) == (2, 100.0), name
+
+
 def test_two_clusters_with_the_same_ids_keep_all_jobs(tmp_path: Path) -> None:
     row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
     one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)

@@ -52,7 +52,7 @@ def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, iterations"),
+        (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, model_name"),
         (b"", "jobs.csv:1: has no column"),
         (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
         (HEADER.encode() + b"\n", "tiresias: no job in 0 rows"),

@@ -39,7 +39,7 @@ def test_jobs_start_in_the_folder_they_name_or_where_the_command_is_given(tmp_pa
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     found = schedule(
-        [job("a"), job("b", command=("t.py",), workdir="nowhere")],
+        [job("a", gpus=2), job("b", command=("t.py",), workdir="nowhere")],
         {"job": "c", "gpus": 1, "placement": [["n0", 1]]},
         {"job": "a", "gpus": 2, "placement": [["n0", 2]]},
         {"job": "b", "gpus": 1, "placement": [["n7", 1]]},
@@ -60,7 +60,7 @@ def test_gpus_without_a_place_are_refused(tmp_path: Path) -> None:
 
 def test_shares_are_what_jobs_hold_and_how_their_batch_is_cut() -> None:
     found = schedule(
-        [job("a"), job("b")],
+        [job("a"), job("b", gpus=2)],
         {"job": "a", "gpus": 0, "action": "preempt"},
         {
             "job": "b",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from typing import ClassVar
+
 import pytest
 
 from pliant.cli.policies import page
 from pliant.schemas.errors import BadInputError
 from pliant.tools.schedule.assumptions import priorities_ignored, refuse
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, session
@@ -78,6 +83,22 @@ def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_th
     text = f'policy "{policy}" does not look at priorities: job "b" states one'
     assert [each.text for each in ignored] in ([], [text])
     assert priorities_ignored(jobs[:1], policy_class(policy)) == []
+    assert not line.endswith("the policy does not say")
+
+
+def test_a_policy_of_another_package_that_says_nothing_about_priorities_is_not_said_to_ignore_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Strangers(Fifo):
+        """First come, first served."""
+
+        priority_means: ClassVar[str | None] = None
+
+    monkeypatch.setitem(BUILT_IN, "strangers", f"{__name__}:Strangers")
+    monkeypatch.setattr(sys.modules[__name__], "Strangers", Strangers, raising=False)
+    assert priorities_ignored([job("b", priority=2.0)], policy_class("strangers")) == []
+    assert "priorities of jobs: the policy does not say" in page(describe("strangers"))
+    assert Policy.priority_means is None
 
 
 def test_with_strict_priorities_that_mean_nothing_are_an_error():

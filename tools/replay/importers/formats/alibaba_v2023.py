@@ -27,11 +27,8 @@ from pliant.tools.replay.importers.format import (
 from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError
 from pliant.tools.replay.importers.text_input import first_line
 
-COLUMNS: Final = (
-    "name", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time",
-    "scheduled_time",
-)  # fmt: skip
-NODES: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+COLUMNS: Final = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
+NODES: Final = ("sn", "gpu", "model")
 _MEBIBYTE: Final = 1 << 20
 _SHARED: Final = "a pod with a share of a GPU holds a whole one (label gpu_milli)"
 
@@ -46,7 +43,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
-    gpus, milli = row.count("num_gpu"), row.count("gpu_milli")
+    gpus, milli = row.count("num_gpu"), row.count("gpu_milli") if "gpu_milli" in row.values else 1000
     if not gpus:
         raise DroppedRowError(NO_GPU)
     submit_time_s = row.number("creation_time")
@@ -98,8 +95,8 @@ def _node(row: InputRow) -> Node:
         name=row.text("sn"),
         gpus=gpus,
         gpu_type=row.text("model"),
-        cpus=row.number("cpu_milli") / 1000 or None,
-        memory=row.count("memory_mib") * _MEBIBYTE,
+        cpus=row.number("cpu_milli") / 1000 or None if "cpu_milli" in row.values else None,
+        memory=row.count("memory_mib") * _MEBIBYTE if "memory_mib" in row.values else None,
     )
 
 

@@ -1,4 +1,8 @@
-"""SenseTime's Helios traces: ``cluster_log.csv`` of each cluster."""
+"""SenseTime's Helios traces: ``cluster_log.csv`` of each cluster.
+
+Traces of the same form are read, too, such as those of Acme. Columns that are needed: job_id, gpu_num,
+submit_time and duration. user, vc, state, node_num and start_time are read where they are there.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,7 @@ from pliant.tools.replay.importers.format import (
 )
 from pliant.tools.replay.importers.input_row import InputRow
 
-COLUMNS: Final = (
-    "job_id", "user", "vc", "gpu_num", "node_num", "state", "submit_time", "start_time", "duration",
-)  # fmt: skip
+COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
@@ -38,7 +40,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     submit_time_s, gpus = row.timestamp("submit_time"), row.count("gpu_num")
     if not gpus:
         raise DroppedRowError(NO_GPU)
-    if row.optional_timestamp("start_time") is None:
+    if "start_time" in row.values and row.optional_timestamp("start_time") is None:
         raise DroppedRowError(NEVER_STARTED)
     seconds = row.optional_number("duration")
     if seconds is None:

@@ -24,7 +24,7 @@ from pliant.tools.replay.importers.format import FolderFormat, Imported
 from pliant.tools.replay.importers.input_row import InputRow
 
 JOBS: Final = (
-    "time", "model", "task", "epoch_size", "patience", "batch_size", "lr", "max_lr", "target_acc", "num_gpus",
+    "time", "model", "task", "epoch_size", "batch_size", "lr", "max_lr", "num_gpus",
 )  # fmt: skip
 EPOCHS: Final = (
     "id", "epoch", "epoch_size", "num_samples", "total_workload", "batch_size", "initial_loss", "loss", "acc",
@@ -95,7 +95,7 @@ def _job(job_id: str, epochs: Mapping[str, float], row: InputRow) -> Job:
         elastic="size+batch",
         work=EpochWork(epochs=known, dataset_size=row.positive_count("epoch_size")) if known else None,
         convergence=kind if known else None,
-        labels={"trace": "ones", **{name: row.optional_text(name) for name in names}},
+        labels={"trace": "ones", **{name: row.optional_text(name) for name in names if name in row.values}},
     )
 
 

@@ -31,8 +31,8 @@ from pliant.tools.replay.importers.text_input import open_text
 
 JOBS: Final = "pai_job_table"
 TASKS: Final = "pai_task_table"
-JOB_COLUMNS: Final = ("job_name", "user", "status", "start_time")
-TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu", "gpu_type")
+JOB_COLUMNS: Final = ("job_name", "start_time")
+TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
 _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 

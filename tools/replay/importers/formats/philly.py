@@ -27,7 +27,7 @@ from pliant.tools.replay.importers.input_row import InputRow, MalformedRowError,
 from pliant.tools.replay.importers.json_rows import json_rows
 from pliant.tools.replay.importers.text_input import first_line
 
-REDUCED: Final = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
+REDUCED: Final = ("timestamp", "duration", "num_gpus")
 _RESIZED: Final = "a job whose attempts had different numbers of GPUs requests the largest"
 _UNENDED: Final = "an attempt without an end was left out of its job's work"
 _BACKWARDS: Final = "an attempt that ended before it started took no time"

@@ -66,7 +66,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     if "." in job_id:
         raise DroppedRowError("are steps of jobs")
     submit_time_s = row.timestamp("Submit")
-    state = _optional(row, "State").partition(" ")[0]
+    state = row.optional_text("State").partition(" ")[0]
     gpus, gpu_type = _gpus(row)
     if row.optional_timestamp("Start") is None:
         raise DroppedRowError(NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
@@ -80,30 +80,26 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     labels = {
         "trace": "slurm",
         "status": state,
-        "partition": _optional(row, "Partition"),
-        "name": _optional(row, "JobName"),
-        "nodes": _optional(row, "NNodes"),
+        "partition": row.optional_text("Partition"),
+        "name": row.optional_text("JobName"),
+        "nodes": row.optional_text("NNodes"),
         "gpu_type": gpu_type,
     }
-    user = _optional(row, "User")
+    user = row.optional_text("User")
     return executed_job(
         conversion.new_id(job_id), submit_time_s, gpus, gpus * seconds, user=user, labels=labels
     )
 
 
-def _optional(row: InputRow, name: str) -> str:
-    return row.optional_text(name) if name in row.values else ""
-
-
 def _gpus(row: InputRow) -> tuple[int, str]:
     """GPUs of the whole job and their type, of the first column that names some."""
     for name in SIZES:
-        found = _optional(row, name)
+        found = row.optional_text(name)
         if name.endswith("TRES"):
             gpus, gpu_type = _counted(_TRES.findall(found))
         else:
             gpus, gpu_type = _counted(_GRES.findall(found))
-            gpus *= int(parse_number(_optional(row, "NNodes") or "1", "NNodes"))
+            gpus *= int(parse_number(row.optional_text("NNodes") or "1", "NNodes"))
         if gpus:
             return gpus, gpu_type
     return 0, ""
@@ -118,11 +114,11 @@ def _counted(found: Sequence[tuple[str, str]]) -> tuple[int, str]:
 
 
 def _elapsed_seconds(row: InputRow) -> float:
-    raw, spelled = _optional(row, "ElapsedRaw"), _optional(row, "Elapsed")
+    raw, spelled = row.optional_text("ElapsedRaw"), row.optional_text("Elapsed")
     if raw:
         return parse_number(raw, "ElapsedRaw")
     if not spelled:
-        end_s = row.optional_timestamp("End") if "End" in row.values else None
+        end_s = row.optional_timestamp("End")
         return executed_seconds(row.optional_timestamp("Start"), end_s)
     match = _ELAPSED.fullmatch(spelled)
     if match is None:

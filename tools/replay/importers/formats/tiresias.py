@@ -17,7 +17,7 @@ from pliant.tools.replay.importers.format import NO_DURATION, NO_GPU, TraceForma
 from pliant.tools.replay.importers.input_row import InputRow
 from pliant.tools.replay.importers.text_input import first_line
 
-COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration")
+COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job]:
@@ -52,7 +52,10 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
         gpus,
         gpus * _positive(row.number("duration")),
         model=row.text("model_name"),
-        labels={"trace": "tiresias", "iterations": row.count("iterations")},
+        labels={
+            "trace": "tiresias",
+            "iterations": row.count("iterations") if "iterations" in row.values else None,
+        },
     )
 
 

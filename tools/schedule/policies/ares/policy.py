@@ -53,6 +53,7 @@ class Ares(Policy):
 
     name: ClassVar[str] = "ares"
     knows: ClassVar[Knows] = "profile"
+    priority_means: ClassVar[str] = ""
     elasticity: ClassVar[Elasticity] = "size"
 
     def __init__(self, alpha: float = 0.75, pool: float = 0.1, compact_s: float | None = None) -> None:

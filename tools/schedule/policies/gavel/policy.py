@@ -47,6 +47,7 @@ class Gavel(Policy):
 
     name: ClassVar[str] = "gavel"
     knows: ClassVar[Knows] = "profile"
+    priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = ROUND_S
     rebuilds_state: ClassVar[bool] = False
 

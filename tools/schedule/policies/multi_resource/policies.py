@@ -31,6 +31,7 @@ class FifoDemands(Policy):
 
     name: ClassVar[str] = "fifo-demands"
     knows: ClassVar[Knows] = "nothing"
+    priority_means: ClassVar[str] = ""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Start those that are first in line while they fit."""
@@ -61,6 +62,7 @@ class Drf(Policy):
 
     name: ClassVar[str] = "drf"
     knows: ClassVar[Knows] = "nothing"
+    priority_means: ClassVar[str] = ""
     elasticity = "size"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -92,6 +94,7 @@ class Dorm(Policy):
 
     name: ClassVar[str] = "dorm"
     knows: ClassVar[Knows] = "nothing"
+    priority_means: ClassVar[str] = ""
     elasticity = "size"
 
     def __init__(self, *, fairness: float = 0.1, adjusted: float = 0.1) -> None:

@@ -31,6 +31,7 @@ class Rrh(Policy):
 
     name: ClassVar[str] = "rrh"
     knows: ClassVar[Knows] = "work"
+    priority_means: ClassVar[str] = ""
 
     def __init__(self, *, threshold: float = 0.0) -> None:
         self.threshold = threshold

@@ -46,6 +46,7 @@ class BooksSlots(Policy):
     """Slots of jobs from their arrival to their end; a subclass says who gets which."""
 
     knows: ClassVar[Knows] = "work"
+    priority_means: ClassVar[str] = ""
     elasticity: ClassVar[Elasticity] = "size"
     rebuilds_state: ClassVar[bool] = False
 

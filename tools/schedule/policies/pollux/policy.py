@@ -55,6 +55,7 @@ class Pollux(Policy):
 
     name: ClassVar[str] = "pollux"
     knows: ClassVar[Knows] = "profile"
+    priority_means: ClassVar[str] = ""
     elasticity: ClassVar[Elasticity] = "size+batch"
     default_interval_s: ClassVar[float | None] = 60.0
     rebuilds_state: ClassVar[bool] = False

@@ -61,6 +61,7 @@ class Tiresias(Policy):
 
     name: ClassVar[str] = "tiresias"
     knows: ClassVar[Knows] = "service"
+    priority_means: ClassVar[str] = ""
     default_interval_s: ClassVar[float | None] = 60.0
 
     def __init__(
