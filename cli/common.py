@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pliant.cli.console import say, settings
+from pliant.cli.console import LINES, say, settings
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
 from pliant.schemas.file_io.pipes import abandon
+from pliant.schemas.text.fitting import harmless
 from pliant.schemas.text.wording import without_long_words
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -148,7 +149,9 @@ def run_command(body: Callable[[], None]) -> int:
 def _fail(message: str, code: int) -> int:
     if settings.debug:
         raise  # noqa: PLE0704 - called from an except clause only
-    for line in message.splitlines():
+    for word in sys.argv:  # a name that was given stays in its line
+        message = message.replace(word, harmless(word)) if "\n" in word else message
+    for line in message.split("\n"):
         say(without_long_words(line))
     return code
 
@@ -162,10 +165,17 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+class _Harmless(logging.Formatter):
+    """Warnings quote names of files and keys: nothing in them acts on the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record), keeps=LINES)
+
+
 def _log_to_stderr(*, quiet: bool, debug: bool) -> None:
     logger = logging.getLogger("pliant")
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("pliant: %(levelname)s: %(message)s"))
+    handler.setFormatter(_Harmless("pliant: %(levelname)s: %(message)s"))
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.INFO)

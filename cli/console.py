@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.pipes import PIPE, abandon, stdout, write_stdout
+from pliant.schemas.text.fitting import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Advance = Callable[[int, int | None], None]
 _NAME: Final = "pliant: "
+LINES: Final = "\n\t"
+"""What text of several lines may do to a terminal."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
 
@@ -35,10 +38,19 @@ settings = Settings()
 
 
 def stderr() -> Console:
-    """A rich console on stderr; says nothing with --quiet, nor when its reader is gone."""
+    """A rich console on stderr; says nothing with --quiet, nor when its reader is gone.
+
+    Text that it prints cannot act on the terminal.
+    """
     from rich.console import Console
 
     class Words(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(
+                *(harmless(each, keeps=LINES) if isinstance(each, str) else each for each in objects),
+                **options,
+            )
+
         def on_broken_pipe(self) -> None:
             self.quiet = True
             abandon(sys.stderr)
@@ -65,9 +77,12 @@ def note_sentence(text: str) -> None:
 
 
 def say(line: str) -> None:
-    """A line on stderr, also with --quiet. A reader that is gone, or a full disk, is not a reason to fail."""
+    """A line on stderr, also with --quiet. A reader that is gone, or a full disk, is not a reason to fail.
+
+    Names of files and keys are those of others: nothing in them acts on the terminal.
+    """
     try:
-        print(f"{_NAME}{line}", file=sys.stderr, flush=True)
+        print(f"{_NAME}{harmless(line, keeps=LINES)}", file=sys.stderr, flush=True)
     except OSError:
         abandon(sys.stderr)
 
@@ -116,8 +131,9 @@ def nothing_comes_in() -> bool:
 
 
 def out_text(text: str) -> None:
-    """Write the product to stdout as text."""
+    """Write the product to stdout as text; nothing in it acts on a terminal, and a pipe gets it as it is."""
     stream = stdout()
+    text = harmless(text, keeps=LINES) if is_terminal(stream) else text
     write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
 
 

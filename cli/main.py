@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,9 +15,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command
-from pliant.cli.console import say
+from pliant.cli.console import LINES, say
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.file_io.pipes import abandon
+from pliant.schemas.text.fitting import harmless
 
 TOOLS: Final = "The tools"
 LIVE: Final = "Live state"
@@ -61,6 +64,26 @@ class _OnDemand(TyperGroup):
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _made(cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """As every command: the options before the command."""
+        with _harmless_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As every command: the command, and its options."""
+        with _harmless_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _harmless_errors() -> Iterator[None]:
+    """What is wrong with a command line quotes it: nothing in it acts on the terminal."""
+    try:
+        yield
+    except typer.TyperException as error:
+        error.message = harmless(error.message, keeps=LINES)
+        raise
 
 
 app = typer.Typer(

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pliant.schemas.text.fitting import harmless
+
 
 class PliantError(Exception):
     """Base of all expected errors. The message is one line, written for the person at the terminal."""
@@ -34,8 +36,11 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
+        """One line, whatever the name of the file, a key or a value holds."""
         where = self.source if self.line is None else f"{self.source}:{self.line}"
-        return f"{where}: {self.pointer}: {self.message}" if self.pointer else f"{where}: {self.message}"
+        return harmless(
+            f"{where}: {self.pointer}: {self.message}" if self.pointer else f"{where}: {self.message}"
+        )
 
 
 class BadInputError(PliantError):

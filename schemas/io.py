@@ -20,6 +20,7 @@ from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.jobs import job_lines, parse_jobs
 from pliant.schemas.file_io.jsonlines import header
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.file_io.rows import rows_from_columns
 from pliant.schemas.file_io.tables import parquet_bytes, parse_parquet, to_columns
@@ -32,7 +33,7 @@ from pliant.schemas.schedule import Schedule
 
 def read_jobs(path: str | Path) -> tuple[Job, ...]:
     """All jobs of a JSON Lines file, in its order."""
-    return parse_jobs(read_bytes(path), source_name(path))
+    return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path))
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:
@@ -85,7 +86,7 @@ def write_predictor(predictor: Predictor, path: str | Path, *, mode: int = 0o666
 def read_profile(path: str | Path) -> Profile:
     """The rows and metadata of a Parquet file."""
     source = source_name(path)
-    rows, metadata = parse_parquet(read_bytes(path), source, PROFILE)
+    rows, metadata = parse_parquet(read_bytes(path, most=ROWS_BYTES), source, PROFILE)
     return Profile(rows, metadata, source)
 
 
@@ -96,7 +97,7 @@ def write_profile(profile: Profile, path: str | Path, *, mode: int = 0o666) -> N
 
 def read_convergence(path: str | Path) -> tuple[ConvergenceRow, ...]:
     """The rows of a Parquet file."""
-    return parse_parquet(read_bytes(path), source_name(path), CONVERGENCE)[0]
+    return parse_parquet(read_bytes(path, most=ROWS_BYTES), source_name(path), CONVERGENCE)[0]
 
 
 def write_convergence(rows: Iterable[ConvergenceRow], path: str | Path) -> None:
@@ -109,7 +110,7 @@ def read_events(path: str | Path) -> tuple[Event, ...]:
 
     A torn last line of JSON Lines (a crash while writing) is dropped with a warning on the logger "pliant".
     """
-    return parse_events(read_bytes(path), source_name(path))
+    return parse_events(read_bytes(path, most=ROWS_BYTES), source_name(path))
 
 
 def write_events(events: Iterable[Event], path: str | Path) -> None:

@@ -15,6 +15,7 @@ from pliant.schemas.file_io.documents import parse_document
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.jobs import parse_jobs
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.tables import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.version import KINDS
 from pliant.schemas.metrics import Metrics
@@ -60,7 +61,7 @@ def validate_file(path: str | Path, kind: str | None = None) -> str:
 def read_kind(path: str | Path, kind: str | None = None) -> tuple[str, Sequence[Any]]:
     """The kind of a file, and its records or its one document; parameters and errors as above."""
     check_kind(kind)
-    data, source = read_bytes(path), source_name(path)
+    data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
     kind = kind or kind_of(data, source)
     return kind, _READERS[kind](data, source)
 

@@ -7,32 +7,49 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
-from pliant.schemas.file_io.pipes import PIPE, nothing_came_in, read_stdin, stdout, write_stdout
+from pliant.schemas.file_io.limits import DOCUMENT_BYTES, STREAM_BYTES, check_size
+from pliant.schemas.file_io.pipes import (
+    PIPE,
+    NoWriterError,
+    nothing_came_in,
+    open_file,
+    open_stdin,
+    stdout,
+    write_stdout,
+)
+from pliant.schemas.text.fitting import harmless
 
 PARQUET_MAGIC: Final = b"PAR1"
 TEMPORARY: Final = ".pliant-"
 _PROBE: Final = 65536
+_PIECE: Final = 1 << 22
 _OUT_OF_ORDER: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 def source_name(path: str | Path) -> str:
-    """How messages call an input."""
-    return "<stdin>" if str(path) == PIPE else str(path)
+    """How messages call an input, in one line."""
+    return "<stdin>" if str(path) == PIPE else harmless(str(path))
 
 
-def read_bytes(path: str | Path) -> bytes:
+def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
     """All bytes of a file, or of stdin for ``-``.
 
-    :raises BadInputError: the file is missing, unreadable, a directory, or empty.
+    :param most: bytes that it may have (:mod:`pliant.schemas.file_io.limits`); what does not say its size in
+        advance may have no more than ``STREAM_BYTES``.
+    :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe that no
+        process writes to.
     :raises UsageError: stdin is wanted and closed.
     """
     source = source_name(path)
     try:
-        data = read_stdin() if str(path) == PIPE else Path(path).read_bytes()
+        with open_file(path) if str(path) != PIPE else nullcontext(open_stdin()) as stream:
+            data = _read_all(stream, most, source)
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
     except IsADirectoryError:
@@ -44,8 +61,32 @@ def read_bytes(path: str | Path) -> bytes:
     return data
 
 
+def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:
+    """All that is left of a stream."""
+    size = _stated_bytes(stream)
+    if size is not None:
+        check_size(size, most, source)
+        return stream.read()
+    most, data = min(most, STREAM_BYTES), BytesIO()
+    while piece := stream.read(_PIECE):
+        data.write(piece)
+        check_size(data.tell(), most, source)
+    return data.getvalue()
+
+
+def _stated_bytes(stream: BinaryIO) -> int | None:
+    """The size of a file as the system states it; None: it is a pipe or a device, or not a file at all."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def read_failure(error: OSError | ValueError, source: str) -> BadInputError:
     """The expected error that a failed reading of a file stands for."""
+    if isinstance(error, NoWriterError):
+        return BadInputError.one(source, str(error))
     return BadInputError.one(source, f"cannot be read: {_reason(error)}")
 
 
@@ -59,12 +100,12 @@ def write_bytes(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     _write(path, (data,), mode)
 
 
-def write_chunks(path: str | Path, chunks: Iterable[bytes]) -> None:
+def write_chunks(path: str | Path, chunks: Iterable[bytes], *, mode: int = 0o666) -> None:
     """Like :func:`write_bytes`, of a product that is made piece by piece and never whole in memory."""
-    _write(path, chunks)
+    _write(path, chunks, mode)
 
 
-def _write(path: str | Path, chunks: Iterable[bytes], mode: int = 0o666) -> None:
+def _write(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
     if str(path) != PIPE:
         _write_file(path, chunks, mode)
         return
@@ -126,7 +167,7 @@ def make_folder(folder: Path, *, exist_ok: bool = True, mode: int = 0o777) -> No
 def write_error(error: OSError | ValueError, target: str, what: str = "cannot be written") -> PliantError:
     """The expected error that a failed write stands for."""
     kind = ServiceMissingError if is_out_of_order(error) else UsageError
-    return kind(f"{target}: {what}: {_reason(error)}")
+    return kind(f"{harmless(target)}: {what}: {_reason(error)}")
 
 
 def is_out_of_order(error: BaseException) -> bool:

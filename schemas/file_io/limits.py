@@ -25,6 +25,12 @@ EXPANSION: Final = 100
 """Bytes in memory that each byte of a file may become."""
 FREE_BYTES: Final = 1 << 26
 """Bytes in memory that every file may become, however small it is."""
+DOCUMENT_BYTES: Final = 1 << 28
+"""Bytes of one JSON or TOML document."""
+ROWS_BYTES: Final = 1 << 32
+"""Bytes of a file of rows: JSON Lines, Parquet, CSV."""
+STREAM_BYTES: Final = 1 << 30
+"""Bytes of what does not say its size: a pipe, a device."""
 LONGEST_TEXT: Final = 1 << 24
 """Bytes of one string in a table, characters of one line or object in a text."""
 ROW_BYTES: Final = 500
@@ -74,6 +80,17 @@ def allowed_bytes(file_bytes: int) -> float:
 def longest_text() -> int:
     """The longest string, line or object of an input: bytes or characters."""
     return int(LONGEST_TEXT * factor())
+
+
+def check_size(size: int, most: int, source: str) -> None:
+    """Refuse an input that is larger than what is read of its kind.
+
+    :param size: its bytes, or those that came in so far.
+    :param most: the limit, before the environment multiplies it.
+    :raises BadInputError: it is.
+    """
+    if size > most * factor():
+        raise BadInputError.one(source, f"has more than {int(most * factor()):,} bytes; {_advice()}")
 
 
 def check_bytes(needed: float, file_bytes: int, source: str, what: str) -> None:

@@ -6,22 +6,63 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from typing import Final, TextIO
+from pathlib import Path
+from threading import Thread
+from typing import BinaryIO, Final, TextIO
 
 from pliant.schemas.errors import UsageError
 
 PIPE: Final = "-"
 """What stands for stdin or stdout where a file is named."""
+WRITER_S: Final = 10.0
+"""For so long a named pipe is waited for that no process has opened for writing. One that is open for writing
+is read to its end, however slowly that comes, and so is a process substitution."""
 
 
-def read_stdin() -> bytes:
-    """All that comes in.
+class NoWriterError(OSError):
+    """A named pipe has no process at its other end."""
+
+
+def open_stdin() -> BinaryIO:
+    """What comes in.
 
     :raises UsageError: stdin is closed.
     """
     if sys.stdin is None:
         raise UsageError("stdin is closed: pipe the input in, or name a file")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """A file as ``open`` gives it; a named pipe is waited for :data:`WRITER_S` and no longer.
+
+    :raises NoWriterError: no process has opened the pipe for writing.
+    :raises OSError: it cannot be opened.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return Path(path).open("rb")
+    opened: list[BinaryIO] = []
+    failed: list[OSError] = []
+
+    def wait() -> None:
+        try:
+            opened.append(Path(path).open("rb"))  # noqa: SIM115 - the caller closes it
+        except OSError as error:
+            failed.append(error)
+
+    waiting = Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(WRITER_S)
+    if waiting.is_alive():
+        with suppress(OSError):  # a writer that leaves at once ends the wait
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            waiting.join(WRITER_S)
+        for stream in opened:
+            stream.close()
+        raise NoWriterError(f"is a pipe, and no process has opened it for writing within {WRITER_S:g} s")
+    if failed:
+        raise failed[0]
+    return opened[0]
 
 
 def nothing_came_in() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -46,6 +46,8 @@ VariableName = Annotated[str, Field(pattern=VARIABLE)]
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: what the schema does not name is an error, and values never change."""
 
+    # Fields of former versions that say nothing any more: what pliant itself has written is read without them.
+    former_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,

@@ -24,10 +24,21 @@ def one_line(text: str) -> str:
     """The text without line ends, and with everything escaped that would act on a terminal."""
     if text.isascii() and text.isprintable():
         return text
-    words = " ".join(text.split())
+    return harmless(" ".join(text.split()))
+
+
+def harmless(text: str, *, keeps: str = "") -> str:
+    """The text with everything escaped that would act on a terminal, line ends included.
+
+    :param keeps: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
-        for each in words
+        each
+        if each.isprintable() or each in keeps
+        else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pliant.cli import common, console
 from pliant.cli.escaped_text import Shown
 from pliant.schemas.event import Event
 from pliant.tools.run.statedir.directory import State
@@ -58,3 +61,41 @@ def test_a_terminal_gets_it_escaped(state: Path) -> None:
         os.close(theirs)
         shown = terminal.read(1 << 16).replace(b"\r\n", b"\n").decode()
     assert shown == "==> jobs/a/attempts/1/logs/launcher-0.log\n" + HARMLESS
+
+
+NAMES = {
+    "escape": "a\x1b[31m",
+    "c1": "a\x9b31m",
+    "bidi": "a\u202egpj",
+    "newline": "a\nb",
+    "line separator": "a\u2028b",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(name: str, tmp_path: Path) -> None:
+    """A file of that name that is not there, one that holds such a key, and an option of that name."""
+    (tmp_path / f"{name}.jsonl").write_text(
+        json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
+    )
+    escaped = name.encode("unicode_escape").decode()
+    for arguments, said in (
+        (["validate", name], f"pliant: {escaped}: no such file\n"),
+        (["status", "--state", name], f"pliant: {escaped}: no state directory"),
+        (["validate", "--kind", "job", f"{name}.jsonl"], f"pliant: {escaped}.jsonl:1: /{escaped}: is not a"),
+        (["validate", f"--{name}"], "No such option: --a\\"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pliant.cli", *arguments], cwd=tmp_path, capture_output=True, check=False
+        )
+        text = done.stderr.decode()
+        assert done.returncode in (2, 3)
+        assert said in text
+        assert [each for each in text if not each.isprintable() and each != "\n"] == []
+
+
+def test_a_warning_that_quotes_a_name_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    common._log_to_stderr(quiet=False, debug=False)
+    logging.getLogger("pliant").warning("%s is odd", "a\x1b[2J")
+    console.stderr().print("a\x1b[2J", markup=False)
+    assert capsys.readouterr().err == "pliant: WARNING: a\\x1b[2J is odd\na\\x1b[2J\n"

@@ -127,10 +127,12 @@ def test_a_missing_file_a_folder_and_a_forbidden_file(monkeypatch: pytest.Monkey
     with pytest.raises(BadInputError, match=r"^folder: is a directory, expected a file$"):
         io.read_jobs("folder")
 
-    def refuse(_path: Path) -> bytes:
+    Path("jobs.jsonl").touch()
+
+    def refuse(_path: Path, _mode: str) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(BadInputError, match=r"^jobs\.jsonl: cannot be read: permission denied$"):
         io.read_jobs("jobs.jsonl")
 

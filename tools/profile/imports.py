@@ -12,6 +12,7 @@ from typing import Any, Final
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.columns import Column
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.rows import rows_from_columns
 from pliant.schemas.file_io.tables import cast_columns, read_arrow
 from pliant.schemas.profile import PROFILE, ProfileRow
@@ -28,7 +29,7 @@ def import_rows(path: str | Path) -> tuple[ProfileRow, ...]:
 
     :raises BadInputError: with every problem of the file.
     """
-    data, source = read_bytes(path), source_name(path)
+    data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
     if data.startswith(PARQUET_MAGIC):
         columns = cast_columns(read_arrow(data, source, "profile"), source, PROFILE)
     else:

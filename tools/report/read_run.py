@@ -16,6 +16,7 @@ from pliant.schemas.file_io.bulk import garbage_collection_paused
 from pliant.schemas.file_io.event_rows import EventRow, event_rows
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.record import MOST, Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
@@ -33,7 +34,7 @@ def read_run(path: str | Path) -> RunRecord:
 
     :raises BadInputError: it is not an event file, or its events do not fit together.
     """
-    data, source = read_bytes(path), source_name(path)
+    data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
     rows = event_rows(data, source)
     if rows is not None:
         with suppress(BadInputError):  # the careful reader says what is wrong

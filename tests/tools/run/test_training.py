@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def train(site: Site, job_id: str, text: str, words: Sequence[object] = (), **mo
     site.job(job_id, *words, text=text, **more)
 
 
-def pliant_run(site: Site, *words: object) -> subprocess.Popen[str]:
+def pliant_run(site: Site, *words: object, umask: int = -1) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pliant.cli", "run", "--until-done", *map(str, words)],
         cwd=site.folder,
@@ -74,6 +75,7 @@ def pliant_run(site: Site, *words: object) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        umask=umask,
     )
 
 
@@ -99,6 +101,25 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     }
     assert after == {"start": None, "grow": "in place"}
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
+
+
+def test_all_of_a_state_directory_is_its_owner_s_alone_and_jobs_keep_their_umask(site: Site) -> None:
+    mine = "import pathlib, sys\npathlib.Path(sys.argv[0] + '.mine').touch()\n"
+    train(site, "elastic", mine + ELASTIC, (2, 0.02), samples=2 * 64, elastic="size")
+    train(site, "rigid", mine)
+    with pliant_run(site, site.schedule("fifo"), "--state", site.state, umask=0o022) as run:
+        _, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    modes = {path: (path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in site.state.rglob("*")}
+    assert {path.name for path in modes} >= {
+        "stdout.log",
+        "step-000000000016.ckpt",
+        "exit-0",
+        "launcher-0.log",
+    }
+    assert {path: mode for path, mode in modes.items() if mode not in ((True, 0o700), (False, 0o600))} == {}
+    own = {path.name: stat.S_IMODE(path.stat().st_mode) for path in site.folder.glob("*.mine")}
+    assert own == {"elastic.py.mine": 0o644, "rigid.py.mine": 0o644}
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])

@@ -12,9 +12,11 @@ import sys
 
 
 def main(arguments: list[str]) -> None:
-    """Redirect, and become the command."""
+    """Redirect, and become the command. Its output is its owner's alone; its umask stays as it was."""
     folder, command = arguments[0], arguments[1:]
-    os.makedirs(folder, 0o700, exist_ok=True)
+    umask = os.umask(0o077)
+    os.makedirs(folder, exist_ok=True)
+    os.umask(umask)
     for descriptor, name in ((1, "stdout.log"), (2, "stderr.log")):
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         file = os.open(os.path.join(folder, name), flags, 0o600)

@@ -7,6 +7,8 @@ the same exit code or signal, where torchrun itself always returns 1.
 
 On several nodes it also says which network interface its workers exchange data over: that of the node's own
 address. They would else look up the name of the machine, which may be unknown or mean the loopback interface.
+
+Its logs are their owner's alone, whatever the umask; the workers get that as it was.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -90,6 +93,20 @@ def stay_on_interface(arguments: Sequence[str]) -> None:
             os.environ.setdefault(variable, form.format(interface))
 
 
+def keep_logs_private() -> None:
+    """What torchrun makes is its owner's alone: folders 0700, files 0600. Workers get the umask as it was."""
+    of_workers, start = os.umask(0o077), SubprocessHandler._popen
+
+    def start_worker(handler: SubprocessHandler, *args: Any) -> Any:
+        own = os.umask(of_workers)
+        try:
+            return start(handler, *args)
+        finally:
+            os.umask(own)
+
+    setattr(SubprocessHandler, "_popen", start_worker)  # noqa: B010 - no subclass of it is asked for
+
+
 def run() -> int:
     """The exit code of the worker that failed first (negative: its signal); 0: none failed."""
     try:
@@ -97,6 +114,7 @@ def run() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 1
+    keep_logs_private()
     rendezvous_handler_registry.register(NAME, OneNode)
     try:
         main()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.jsonlines import read_lines
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, NonNegativeFloat, Record
 from pliant.schemas.job import Job
 from pliant.tools.schedule.demand import job_state
@@ -65,7 +66,9 @@ def read_failures(path: str) -> tuple[NodeEvent, ...]:
     :raises BadInputError: with every problem.
     """
     source = source_name(path)
-    lines, problems = read_lines(read_bytes(path), source, "failure", _Line.model_validate_json)
+    lines, problems = read_lines(
+        read_bytes(path, most=ROWS_BYTES), source, "failure", _Line.model_validate_json
+    )
     if problems:
         raise BadInputError(problems)
     events = [

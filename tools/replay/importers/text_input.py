@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gzip
 import io
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO, cast
 
-from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import source_name
+from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io.files import read_failure, source_name
 from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
-from pliant.schemas.file_io.pipes import PIPE
+from pliant.schemas.file_io.pipes import PIPE, NoWriterError, open_file, open_stdin
 
 GZIP: Final = b"\x1f\x8b"
 """Bytes that a gzipped file begins with."""
@@ -31,19 +30,17 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     source = source_name(path)
     try:
         if str(path) == PIPE:
-            if sys.stdin is None:
-                raise UsageError("stdin is closed: pipe the trace in, or name a file")
-            with _text(cast(io.BufferedReader, sys.stdin.buffer), source) as stream:
+            with _text(cast(io.BufferedReader, open_stdin()), source) as stream:
                 yield stream
         else:
-            with Path(path).open("rb") as binary, _text(binary, source) as stream:
+            with open_file(path) as binary, _text(cast(io.BufferedReader, binary), source) as stream:
                 yield stream
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
     except IsADirectoryError:
         raise BadInputError.one(source, "is a folder, expected a file") from None
-    except PermissionError:
-        raise BadInputError.one(source, "cannot be read: permission denied") from None
+    except (PermissionError, NoWriterError) as error:
+        raise read_failure(error, source) from None
     except UnicodeDecodeError as error:
         raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError):

@@ -18,6 +18,7 @@ from pydantic import Field
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.files import atomic_write, read_bytes
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.schedule.policy import Policy
@@ -83,7 +84,7 @@ def file_digest(path: str) -> str:
 
     :raises BadInputError: it cannot be read.
     """
-    return hashlib.sha256(read_bytes(path)).hexdigest()
+    return hashlib.sha256(read_bytes(path, most=ROWS_BYTES)).hexdigest()
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

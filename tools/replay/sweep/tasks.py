@@ -15,6 +15,7 @@ from pydantic import Field
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.files import read_bytes, write_bytes
 from pliant.schemas.file_io.jsonlines import encode, header, read_lines
+from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, Record
 from pliant.schemas.io import write_jobs
 from pliant.schemas.text.wording import counted
@@ -108,7 +109,9 @@ def read_table(folder: Path) -> list[SweepTask]:
     :raises BadInputError: with every problem.
     """
     path = folder / TABLE
-    lines, problems = read_lines(read_bytes(path), str(path), _KIND, SweepTask.model_validate_json)
+    lines, problems = read_lines(
+        read_bytes(path, most=ROWS_BYTES), str(path), _KIND, SweepTask.model_validate_json
+    )
     if problems:
         raise BadInputError(problems)
     return [task for _, task in lines]

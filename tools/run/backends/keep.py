@@ -229,7 +229,7 @@ def punch(descriptor: int, end: int) -> bool:
 def write_code(path: str, code: int) -> int:
     """Write the exit code as a whole or not at all."""
     temporary = f"{path}.tmp"
-    with open(temporary, "w") as file:
+    with open(os.open(temporary, _NEW | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{code}\n")
         file.flush()
         os.fsync(file.fileno())

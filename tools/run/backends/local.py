@@ -33,7 +33,13 @@ from pliant.tools.run.backends.record import (
     read_record,
     write_record,
 )
-from pliant.tools.run.statedir.contract.files import DamagedError, UnreadableError, read_file
+from pliant.tools.run.statedir.contract.files import (
+    DamagedError,
+    UnreadableError,
+    make_log_folder,
+    open_log,
+    read_file,
+)
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
@@ -94,7 +100,7 @@ class LocalBackend:
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Start all units, or none; those of an attempt that has some already are added to them."""
-        handle.files.logs.mkdir(parents=True, exist_ok=True)
+        make_log_folder(handle.files.logs)
         for pid in tuple(self._children):
             self._reap(pid)
         before = _record(handle)
@@ -117,7 +123,7 @@ class LocalBackend:
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
         argv = [sys.executable, "-I", "-S", KEEPER, code_file, unit.cwd, *unit.argv]
-        with handle.files.launcher_log(index).open("ab") as log, open(os.devnull, "rb") as nothing:
+        with open_log(handle.files.launcher_log(index)) as log, open(os.devnull, "rb") as nothing:
             descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
             pid = os.posix_spawn(
                 sys.executable,

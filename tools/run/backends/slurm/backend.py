@@ -30,6 +30,7 @@ from pliant.tools.run.backends.slurm.leases import Leases
 from pliant.tools.run.backends.slurm.node_addresses import Addresses
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.backends.slurm.units import Place, Seen, SlurmUnit, no_orders, record_of
+from pliant.tools.run.statedir.contract.files import make_log_folder
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.layout import StateDir
@@ -159,7 +160,7 @@ class SlurmBackend:
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         """Have all units started, or none, as soon as their leases run; an attempt may have some already."""
-        handle.files.logs.mkdir(parents=True, exist_ok=True)
+        make_log_folder(handle.files.logs)
         before = record_of(handle, self.name)
         first = len(before.units) if before else 0
         started = [StartedUnit.of(unit) for unit in units]

@@ -30,6 +30,7 @@ from pliant.tools.run.statedir.contract.files import (
     DamagedError,
     ask_server,
     look_again,
+    open_log,
     read_file,
 )
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
@@ -201,7 +202,7 @@ class SlurmUnit:
         argv = self.argv(place)
         own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
         own.pop("CUDA_VISIBLE_DEVICES", None)
-        with self._srun_log.open("ab") as log, open(os.devnull, "rb") as nothing:
+        with open_log(self._srun_log) as log, open(os.devnull, "rb") as nothing:
             descriptors = ((nothing.fileno(), 0), (log.fileno(), 1), (log.fileno(), 2))
             self.srun = os.posix_spawnp(
                 argv[0],
@@ -251,8 +252,8 @@ class SlurmUnit:
             said = ": ".join(
                 filter(None, [f"node {self.node} does not see {folder}: it must be shared", said])
             )
-        with suppress(OSError), self._files.launcher_log(self.number).open("a") as log:
-            log.write(f"pliant: no step on node {self.node}: {said}\n")
+        with suppress(OSError), open_log(self._files.launcher_log(self.number)) as log:
+            log.write(f"pliant: no step on node {self.node}: {said}\n".encode())
         atomic_write(self._files.exit_code(self.number), b"1\n", mode=PRIVATE)
         return UnitStatus("exited", 1)
 

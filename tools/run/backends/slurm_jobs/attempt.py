@@ -16,7 +16,7 @@ from pliant.tools.run.backends.slurm.later import Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
 from pliant.tools.run.backends.slurm.units import Seen, SlurmUnit
 from pliant.tools.run.backends.slurm_jobs.state import Stage, stage_of, unusual, why_ended
-from pliant.tools.run.statedir.contract.files import PRIVATE
+from pliant.tools.run.statedir.contract.files import PRIVATE, open_log
 from pliant.tools.run.statedir.contract.heartbeat import Heartbeats
 from pliant.tools.run.statedir.folder_cache import FolderCache
 
@@ -132,8 +132,8 @@ class Attempt:
         if unit.is_taken_over():  # in the very last moment
             return _RUNNING
         files = self.handle.files
-        with suppress(OSError), files.launcher_log(unit.number).open("a") as log:
-            log.write(f"pliant: {self._why()}\n")
+        with suppress(OSError), open_log(files.launcher_log(unit.number)) as log:
+            log.write(f"pliant: {self._why()}\n".encode())
         atomic_write(files.exit_code(unit.number), b"1\n", mode=PRIVATE)
         return UnitStatus("exited", 1)
 

@@ -26,7 +26,7 @@ from pliant.tools.run.backends.slurm.later import Later
 from pliant.tools.run.backends.slurm.units import SlurmUnit, no_orders, record_of
 from pliant.tools.run.backends.slurm_jobs.attempt import Attempt, Listed
 from pliant.tools.run.backends.slurm_jobs.script import job_name, request_of, sbatch, script, script_file
-from pliant.tools.run.statedir.contract.files import PRIVATE
+from pliant.tools.run.statedir.contract.files import PRIVATE, make_log_folder
 from pliant.tools.run.statedir.folder_cache import FolderCache
 from pliant.tools.run.statedir.layout import StateDir
 
@@ -87,7 +87,7 @@ class SlurmJobsBackend:
         """
         if self._attempt(handle).units:
             raise OSError(errno.ENOTSUP, "an attempt is one job of Slurm, which does not change")
-        handle.files.logs.mkdir(parents=True, exist_ok=True)
+        make_log_folder(handle.files.logs)
         no_orders(handle, range(len(units)))
         request = request_of(self._cluster, units, self._name_of(handle))
         text = script(request, self._cluster.slurm, handle.files, os.environ.get("LC_ALL"))

@@ -58,11 +58,11 @@ class Checkpoints:
         :raises UsageError: the state holds what could not be loaded again.
         :raises PliantError: it could not be written (a full disk); the older ones are untouched.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not alone:
             remove_temporaries(self._folder)
         path = self._folder / f"step-{step:012}.ckpt"
-        write_chunks(path, _packed(state))
+        write_chunks(path, _packed(state), mode=0o600)
         self._damaged.discard(path)
         if not alone and not overtaken():
             self._remove_old(path)

@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from pydantic import ValidationError
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.schemas.file_io.files import atomic_write
+from pliant.schemas.file_io.files import atomic_write, make_folder
 from pliant.schemas.file_io.jsontext import validate_value, warn_dropped
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.record import Record
@@ -77,6 +78,19 @@ def read_file(path: Path, *, tries: int = 2) -> bytes | None:
     return None
 
 
+def open_log(path: Path) -> BinaryIO:
+    """A file to append to, whose owner alone can read it."""
+    return open(path, "ab", opener=partial(os.open, mode=PRIVATE))
+
+
+def make_log_folder(folder: Path) -> None:
+    """Make a folder for the output of a job, for its owner alone.
+
+    :raises PliantError: it cannot be made.
+    """
+    make_folder(folder, mode=0o700)
+
+
 def look_again(path: str | Path) -> os.stat_result | None:
     """What a file is now, however lately this host has asked; None: there is none, or it cannot be opened.
 
@@ -126,6 +140,8 @@ def parse_record(data: bytes, source: str, kind: str, record: type[R]) -> R:
     problem, newer = check_schema_id(value.pop("schema", schema_id(kind)), kind)
     if problem is not None:
         raise BadInputError.one(source, problem)
+    for name in record.former_fields:
+        value.pop(name, None)
     try:
         found, dropped = validate_value(value, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:

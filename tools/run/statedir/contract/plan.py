@@ -11,7 +11,7 @@ them to agree on a step, save a checkpoint and exit 0.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -53,6 +53,7 @@ class Member(Record):
 class Plan(Record):
     """Who trains this job from now on, and how the batch is cut."""
 
+    former_fields: ClassVar[frozenset[str]] = frozenset({"token"})
     job: Identifier
     generation: PositiveInt
     """Grows by one with every plan of the job, over all attempts."""
