@@ -86,6 +86,13 @@ def run(
             help="Wait for a state directory that another process writes to.",
         ),
     ] = 0.0,
+    restored: Annotated[
+        bool,
+        typer.Option(
+            "--restored",
+            help="The state directory is a copy, and nothing of the one that it was made of runs any more.",
+        ),
+    ] = False,
     retries: Annotated[
         int,
         typer.Option("--retries", min=0, help="How many failures in a row, without progress, are retried."),
@@ -141,6 +148,7 @@ def run(
         profile=profile,
         backend=backend,
         wait_s=wait,
+        restored=restored,
         retries=retries,
         timeouts=Timeouts(abort_s=stop_timeout),
         log_bytes=log_bytes,

@@ -46,7 +46,7 @@ VariableName = Annotated[str, Field(pattern=VARIABLE)]
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
     """Base of every JSON record: what the schema does not name is an error, and values never change."""
 
-    # Fields of former versions that say nothing any more: what pliant itself has written is read without them.
+    # Fields that former versions wrote and that say nothing any more: files of pliant are read without them.
     former_fields: ClassVar[frozenset[str]] = frozenset()
     model_config = ConfigDict(
         extra="forbid",

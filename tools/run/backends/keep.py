@@ -227,8 +227,13 @@ def punch(descriptor: int, end: int) -> bool:
 
 
 def write_code(path: str, code: int) -> int:
-    """Write the exit code as a whole or not at all."""
-    temporary = f"{path}.tmp"
+    """Write the exit code as a whole or not at all, also where the job has removed its own folder."""
+    temporary, jobs = f"{path}.tmp", os.path.dirname(path)
+    for _ in ("attempt", "attempts", "job"):
+        jobs = os.path.dirname(jobs)
+    if os.path.isdir(jobs) and not os.path.isdir(os.path.dirname(path)):
+        os.umask(0o077)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(os.open(temporary, _NEW | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{code}\n")
         file.flush()

@@ -69,6 +69,8 @@ class LocalBackend:
         self._waker = Waker()
         self._folders: dict[Handle, FolderCache] = {}
         """Of the attempts that have units which run."""
+        self._launched: dict[Handle, LaunchRecord] = {}
+        """Of attempts that this process has started: a job may remove its own folder."""
         self._nodes: Sequence[NodeInfo] | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
@@ -116,9 +118,13 @@ class LocalBackend:
             self.stop(handle, "kill", range(first, len(started)) if first else None)
             raise
 
+    def _record(self, handle: Handle) -> LaunchRecord | None:
+        return _record(handle) or self._launched.get(handle)
+
     def _write(self, handle: Handle, units: Sequence[StartedUnit]) -> None:
         record = LaunchRecord(job=handle.job, attempt=handle.attempt, backend=self.name, units=tuple(units))
         write_record(handle, record)
+        self._launched[handle] = record
 
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
@@ -143,7 +149,7 @@ class LocalBackend:
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
         """SIGTERM to each keeper, which passes it on; or SIGKILL to all that carries the job's mark."""
         try:
-            found = enumerate(_keepers(handle))
+            found = enumerate(_keepers(handle, self._record(handle)))
         except UnreadableError:
             if level == "kill" and only is None:
                 kill(strays(_mark(handle)))
@@ -169,11 +175,12 @@ class LocalBackend:
     def _statuses(self, handle: Handle) -> tuple[UnitStatus, ...]:
         folder = self._folders.setdefault(handle, FolderCache(handle.folder))
         folder.look()
-        record = folder.get("record", lambda: _record(handle))
+        record = folder.get("record", lambda: self._record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._running(unit, mark) for unit in (record.units if record else ())]
         if not any(running):
             del self._folders[handle]
+            self._launched.pop(handle, None)
         return tuple(
             status or folder.get(f"exit {index}", partial(_ended, handle, index))
             for index, status in enumerate(running)
@@ -233,9 +240,8 @@ def _is_one_of(process: psutil.Process, workers: Collection[str] | None) -> bool
         return False
 
 
-def _keepers(handle: Handle) -> list[psutil.Process | None]:
+def _keepers(handle: Handle, record: LaunchRecord | None) -> list[psutil.Process | None]:
     """The living keeper of each unit; None for one that is gone or was never started."""
-    record = _record(handle)
     return [
         None if unit.pid is None or unit.born is None else find(unit.pid, unit.born, _mark(handle))
         for unit in (record.units if record else ())

@@ -122,7 +122,12 @@ class Prepared:
 
         :param past: pass what its log holds already to the sinks, too.
         """
-        state = State(self.options.state, wait_s=self.options.wait_s, view=self.view)
+        state = State(
+            self.options.state,
+            wait_s=self.options.wait_s,
+            view=self.view,
+            restored=self.options.restored,
+        )
         if self.resumed != (state.log.info is not None):
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")

@@ -33,6 +33,8 @@ class Options:
     """None: what the cluster says."""
     wait_s: float = 0.0
     """How long to wait for a state directory that another process writes to."""
+    restored: bool = False
+    """Nothing of the directory that the state directory is a copy of runs any more."""
     retries: int = RETRIES
     timeouts: Timeouts = field(default_factory=Timeouts)
     log_bytes: int | None = None

@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.log.refine import with_progress
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.private import check_job, make_own, unusable
-from pliant.tools.run.statedir.version import raise_format
+from pliant.tools.run.statedir.version import claim
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 Sink = Callable[[Sequence[Event]], None]
@@ -32,12 +32,21 @@ _log = logging.getLogger("pliant")
 class State:
     """A state directory that this process writes to. Events go to the file first, then to everybody else."""
 
-    def __init__(self, path: str | Path, *, wait_s: float = 0.0, view: LogView | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        wait_s: float = 0.0,
+        view: LogView | None = None,
+        restored: bool = False,
+    ) -> None:
         """Lock and read a state directory, making it for its owner alone if it is not there.
 
         :param view: of its log, from before the lock was taken.
+        :param restored: nothing of the directory that this one is a copy of runs any more.
         :raises LockedError: another process still writes to it after ``wait_s``.
-        :raises UsageError: the folder cannot be made or used, or is not this user's alone.
+        :raises UsageError: the folder cannot be made or used, is not this user's alone, or is a copy of one
+            in which jobs run.
         :raises ServiceMissingError: its disk is full or broken.
         :raises BadInputError: its log is damaged.
         """
@@ -54,9 +63,10 @@ class State:
             """When the log was written last by an earlier process, by the system's clock of then."""
             self._view = view or LogView(self.dirs, keeps_events=True)
             self.log = self._view.refresh(to_the_end=True)
+            running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
+            claim(self.dirs, running, restored=restored)
             self.log.jobs = self._jobs = records_kept_small(self.log.jobs)
             self._sweep()
-            raise_format(self.dirs)
             self._writer = EventWriter(self.dirs.events)
         except BaseException:
             self._lock.release()

@@ -39,7 +39,9 @@ def later(dirs: StateDir) -> None:
 
 def test_a_writer_says_in_which_format_it_writes_for_the_owner_alone(dirs: StateDir) -> None:
     found = json.loads(dirs.version.read_bytes())
+    home = found.pop("home")
     assert found == {"schema": "pliant.state/1", "format": FORMAT, "pliant": version("pliant")}
+    assert (home["host"], home["path"]) == (os.uname().nodename, str(dirs.path))
     assert dirs.version.stat().st_mode & 0o777 == 0o600
 
 

@@ -231,16 +231,20 @@ class Gang:
         """How it ended; nothing of it is left after this."""
         self._backend.stop(self.handle, "kill")
         self._members.look()
-        return judge(
+        removed = not self.handle.files.plan(self.plan.generation).exists()
+        found = judge(
             self._members.outcomes(),
             self._own(),
             ranks=len(self.plan.members),
             elastic=self.target.job.elastic != "none",
             stop_requested=self.plan.abort,
             at_break=self._at_break,
-            words=self._last_words,
+            words=lambda place: "" if removed else self._last_words(place),
             trace=self._last_lines,
         )
+        if removed and found.end == "failed":
+            found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        return found
 
     def _last_words(self, place: int) -> str:
         """What the unit of a rank, or of a node, said last on stderr."""
