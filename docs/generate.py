@@ -91,9 +91,10 @@ def _limits_text() -> str:
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
     document, rows, stream = DOCUMENT_BYTES >> 20, ROWS_BYTES >> 30, STREAM_BYTES >> 30
     return f"""\
-A JSON or TOML document may have {document} MiB, a file of rows (jobs, events, Parquet) {rows} GiB, and what
-does not say its size, a pipe or a device, {stream} GiB. A larger one is refused (exit 3). So is a named pipe
-that no process has opened for writing within {WRITER_S:g} s; a writer may then take as long as it likes.
+A JSON or TOML document may have {document} MiB, a file of rows (jobs, events, Parquet) {rows} GiB, and
+a pipe or a device, which does not say its size, {stream} GiB. A larger one is refused (exit 3). So is a
+named pipe that no process has opened for writing within {WRITER_S:g} s. A writer that is there may take
+as long as it likes.
 
 A small Parquet file can hold one value a million times. A file is refused (exit 3) that would take
 more than {times} times its size in memory, {least} MiB at least, where a row counts as {row} bytes beside its
