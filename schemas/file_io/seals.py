@@ -42,6 +42,11 @@ def link_of(line: bytes) -> bytes | None:
     return line[-_OWN : -len(_END)] if _is_sealed(line) else None
 
 
+def followed_by(line: bytes) -> bytes:
+    """What a sealed line continues."""
+    return line[-_OWN - _DIGITS : -_OWN]
+
+
 def holds_seal(line: bytes) -> bool:
     """Whether bytes hold a whole seal, so that no crash while writing has cut them short."""
     return _WHOLE.search(line) is not None
@@ -63,7 +68,7 @@ class Seals:
         if not _is_sealed(line):
             self.link = None
             return line, None
-        own, before = line[-_OWN : -len(_END)], line[-_OWN - _DIGITS : -_OWN]
+        own, before = line[-_OWN : -len(_END)], followed_by(line)
         expected, self.link = self.link, own
         if b"%08x" % crc32(line[:-_OWN]) != own:
             self.link = None

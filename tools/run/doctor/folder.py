@@ -43,6 +43,8 @@ def folder(site: Site) -> Iterator[Check]:
             yield problem(AREA, f"{path} is not a folder", "name a new or an empty folder")
             return
         yield ok(AREA, f"{path} is not there yet: the first run or submission makes it")
+    elif site.misfit is not None:
+        yield warning(AREA, f"its log {site.misfit.words}", site.misfit.advice(path))
     elif site.log is not None:
         yield ok(AREA, _content(site))
     place = _nearest(path)

@@ -13,7 +13,7 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.io import read_cluster
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.view import LogView, Misfit
 from pliant.tools.run.statedir.private import check_own
 
 LOCAL: Final = "local"
@@ -30,6 +30,8 @@ class Site:
     """Why the state directory cannot be used, or its log not be read."""
     log: RunLog | None = None
     """None: it cannot be read, or there is none."""
+    misfit: Misfit | None = None
+    """What is wrong between the log and its snapshot."""
     cluster: Cluster | None = None
     unread: Exception | None = None
     """Why the cluster cannot be read."""
@@ -52,10 +54,11 @@ def look_around(state: Path | None, cluster: str | None, backend: str | None) ->
     :param backend: None: what the cluster says.
     """
     dirs = None if state is None else StateDir(_resolved(state))
-    log, refused = _log(dirs)
+    view, refused = _view(dirs)
     found, unread = _cluster(dirs, cluster)
     says = found.backend if found is not None else LOCAL
-    return Site(backend or says, dirs, refused, log, found, unread)
+    log, misfit = (None, None) if view is None else (view.log, view.misfit)
+    return Site(backend or says, dirs, refused, log, misfit, found, unread)
 
 
 def _resolved(path: Path) -> Path:
@@ -64,14 +67,16 @@ def _resolved(path: Path) -> Path:
     return path.absolute()
 
 
-def _log(dirs: StateDir | None) -> tuple[RunLog | None, Exception | None]:
+def _view(dirs: StateDir | None) -> tuple[LogView | None, Exception | None]:
     if dirs is None or not os.path.isdir(dirs.path):
         return None, None
     try:
         check_own(dirs, close=False)
-        return LogView(dirs).refresh(), None
+        view = LogView(dirs)
+        view.refresh()
     except (PliantError, OSError, ValueError) as error:
         return None, error
+    return view, None
 
 
 def _cluster(dirs: StateDir | None, name: str | None) -> tuple[Cluster | None, Exception | None]:

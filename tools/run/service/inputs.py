@@ -131,7 +131,7 @@ class Prepared:
         if self.resumed != (state.log.info is not None):
             state.close()
             raise LockedError(f"{self.options.state} was written by another process meanwhile: try again")
-        self.clock.not_before(state.log.last_s, state.written_s)
+        self.clock.not_before(state.log.last_s, state.quiet_s)
         for sink in self.options.sinks:
             state.add_sink(sink, past=past)
         return state

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from pliant.schemas.text.times import EPOCH_LIKE_S
+from pliant.tools.run.statedir.contract.heartbeat import FileClock
 
 SLEW: Final = 0.5
 """Speed of a clock that is ahead of the system's: it goes on, and is caught up with."""
@@ -38,14 +40,28 @@ class Clock:
         self._shown_s = max(self._wall(), self._shown_s + passed_s * SLEW)
         return self._shown_s
 
-    def not_before(self, time_s: float, written_s: float) -> None:
-        """Go on from a log.
+    def not_before(self, time_s: float, passed_s: float) -> None:
+        """Go on from a log. Where the system's clock has caught up with it, that clock counts alone.
 
         :param time_s: its last time.
-        :param written_s: when that was written by the system's clock of then, as the file's own time says.
+        :param passed_s: since that was written, by one clock: the file system's (see :func:`passed_since`).
         """
-        passed_s = max(0.0, self._wall() - written_s)
-        self._shown_s = max(self(), time_s + passed_s * SLEW)
+        now_s = self()
+        if now_s < time_s:
+            self._shown_s = time_s + max(0.0, passed_s) * SLEW
+
+
+def passed_since(path: Path) -> float:
+    """Seconds since a file was written; 0: there is none, or its folder cannot be written to.
+
+    A file is dated by the clock of its file system, such as a file server's. So that clock says what time it
+    is now, too: the system's may be ahead of it by days.
+    """
+    try:
+        written_s = path.stat().st_mtime
+    except OSError:
+        return 0.0
+    return max(0.0, FileClock().now_s(str(path)) - written_s)
 
 
 def origin(schedule_time_s: float, now_s: float, known_s: float | None = None) -> float:

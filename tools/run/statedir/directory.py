@@ -12,14 +12,16 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.event_log import LogReader
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.file_io.files import remove_temporaries
+from pliant.tools.run.statedir.clock import passed_since
 from pliant.tools.run.statedir.fault import may_pass
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.refine import with_progress
+from pliant.tools.run.statedir.log.repair import mend
 from pliant.tools.run.statedir.log.snapshot import Rebuilding, records_kept_small, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
-from pliant.tools.run.statedir.private import check_job, make_own, unusable
+from pliant.tools.run.statedir.private import PRIVATE, check_job, make_own, unusable
 from pliant.tools.run.statedir.version import claim
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
@@ -59,10 +61,10 @@ class State:
             self._lock.release()
             raise unusable(Path(path), error) from error
         try:
-            _, self.written_s = size_and_time(self.dirs)
-            """When the log was written last by an earlier process, by the system's clock of then."""
+            self.quiet_s = passed_since(self.dirs.events)
+            """For how long no earlier process had written the log when this one began."""
             self._view = view or LogView(self.dirs, keeps_events=True)
-            self.log = self._view.refresh(to_the_end=True)
+            self.log = self._whole_log()
             running = sorted(job_id for job_id, job in self.log.active.items() if job.gpus)
             claim(self.dirs, running, restored=restored)
             self.log.jobs = self._jobs = records_kept_small(self.log.jobs)
@@ -76,6 +78,23 @@ class State:
         """What a snapshot of the log needs besides the log; without it none is written."""
         self._in_snapshot, snapshot_bytes = self._view.in_snapshot
         self._pause_bytes = snapshot_bytes // 8
+
+    def _whole_log(self) -> RunLog:
+        """The log; what it has lost and its snapshot knows is written back first.
+
+        No event is appended beside a snapshot of another log: that could pass for its own one day.
+        """
+        if self.dirs.snapshot.exists() and not self.dirs.events.exists():
+            self.dirs.events.touch(PRIVATE)  # all of it is lost
+        log = self._view.refresh(to_the_end=True)
+        if not self._view.stale:
+            return log
+        if self._view.misfit is not None and self._view.misfit.kind == "cut":
+            for line in mend(self.dirs):
+                _log.warning("%s", line)
+        self.dirs.snapshot.unlink(missing_ok=True)
+        self._view.start_again()
+        return self._view.refresh(to_the_end=True)
 
     def _sweep(self) -> None:
         """Remove what a writer of these folders left half-written when it was killed: it held the lock."""

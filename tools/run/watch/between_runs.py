@@ -12,7 +12,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.statedir.clock import Clock
+from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.directory import size_and_time
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import Lock
@@ -37,8 +37,8 @@ class BetweenRuns:
     """The last one."""
     requests: tuple[Request, ...]
     view: LogView
-    written_s: float
-    """When the log was written last, by the system's clock of then; 0: there is none."""
+    quiet_s: float
+    """Seconds since the log was written."""
 
 
 def decide_between_runs(
@@ -66,7 +66,7 @@ def decide_between_runs(
                 str(at.events), "has no events, expected a run: nothing was started here yet"
             )
         raise UsageError(f"{state} holds no run: name its --cluster to begin one")
-    clock.not_before(log.last_s, found.written_s)
+    clock.not_before(log.last_s, found.quiet_s)
     at_s = clock() if now_s is None else now_s
     asked = requested(found.requests, log, at_s)
     newest = reported(at, log, at_s) if now_s is None else []
@@ -116,9 +116,10 @@ def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
         requests = tuple(Spool(dirs).requests())
         schedule = read_schedule(dirs.schedule) if dirs.schedule.exists() else None
         size, written_s = size_and_time(dirs)
+        quiet_s = passed_since(dirs.events)
     view = LogView(dirs, keeps_events=True)
-    log = view.refresh(to_the_end=True, until=size) if size else view.log
-    return BetweenRuns(dirs, log, schedule, requests, view, written_s)
+    log = view.refresh(to_the_end=True, until=size) if written_s else view.log
+    return BetweenRuns(dirs, log, schedule, requests, view, quiet_s)
 
 
 def _own(kept: Path, named: str | None, read: Callable[[str | Path], T], *, begun: bool) -> T | None:

@@ -1,8 +1,21 @@
 from __future__ import annotations
 
+import os
+import time
 from itertools import pairwise
+from pathlib import Path
+from typing import Final
 
-from pliant.tools.run.statedir.clock import Clock, origin
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pliant.tools.run.statedir.clock import Clock, origin, passed_since
+from pliant.tools.run.statedir.directory import State
+from pliant.tools.run.statedir.log.events import decision_event
+from pliant.tools.run.watch.between_runs import look_at
+from tests.tools.run.stories import Story
+
+DAY_S: Final = 86400.0
 
 
 def test_a_trace_starts_when_it_is_run() -> None:
@@ -59,14 +72,71 @@ def test_the_clock_goes_on_from_what_was_written_down_though_the_system_says_les
     """Calls of the cron form after the clock was set back: each goes on from the last, at half speed."""
     machine = Machine()
     clock = machine.clock()
-    clock.not_before(machine.wall_s + 600.0, written_s=machine.wall_s + 600.0)
-    first, written_s = clock(), machine.wall_s
+    clock.not_before(machine.wall_s + 600.0, 0.0)
+    first = clock()
     assert first == 2e9 + 600
     machine.passes(60.0)
     clock = machine.clock()
-    clock.not_before(first, written_s)
+    clock.not_before(first, 60.0)
     assert clock() == first + 30.0
     machine.passes(2000.0)
     clock = machine.clock()
-    clock.not_before(first + 30.0, written_s + 60.0)
+    clock.not_before(first + 30.0, 2000.0)
     assert clock() == machine.wall_s
+
+
+@given(
+    st.floats(-2 * DAY_S, 2 * DAY_S),
+    st.lists(st.tuples(st.floats(0.0, 600.0), st.sampled_from([0.0, 0.0, 0.0, -DAY_S, 3600.0])), max_size=20),
+)
+def test_turns_of_cron_beside_a_file_server_with_another_clock_never_run_ahead_of_this_hosts(
+    server_ahead_s: float, turns: list[tuple[float, float]]
+) -> None:
+    """Each turn is a process of its own: it goes on from the log's last time and the time of the log's file.
+
+    :param turns: seconds between turns, and by how much somebody sets this host's clock before one.
+    """
+    machine, log_s = Machine(), 0.0
+    most_ahead_s = machine.wall_s - machine.steady_s
+    written_s = machine.wall_s + server_ahead_s
+    steady_to_wall_s = machine.wall_s - machine.steady_s
+    for between_s, set_by_s in turns:
+        machine.passes(between_s)
+        machine.wall_s += set_by_s
+        clock = machine.clock()
+        server_s = machine.steady_s + steady_to_wall_s + server_ahead_s
+        clock.not_before(log_s, server_s - written_s)
+        most_ahead_s = max(most_ahead_s, machine.wall_s - machine.steady_s)
+        shown_s = clock()
+        assert shown_s >= log_s
+        assert machine.wall_s <= shown_s <= machine.steady_s + most_ahead_s + 1e-3
+        log_s, written_s = shown_s, server_s
+
+
+def test_the_time_since_a_log_was_written_is_taken_by_the_clock_that_dates_it(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.touch()
+    assert 0.0 <= passed_since(log) < 60.0
+    dated_s = log.stat().st_mtime
+    os.utime(log, (dated_s - 300.0, dated_s - 300.0))
+    assert passed_since(log) >= 300.0
+    assert passed_since(tmp_path / "none") == 0.0
+
+
+def test_turns_on_a_file_server_a_day_behind_keep_to_this_hosts_time(tmp_path: Path) -> None:
+    """As in the cron form: schedule looks, run opens, writes and leaves. The log once ran ahead by a day."""
+
+    def wall_s() -> float:
+        return time.time() + DAY_S  # that of the file server is a day behind
+
+    with State(tmp_path) as state:
+        state.record(Story(6).go_on(30))
+    for _ in range(4):
+        clock, found = Clock(wall_s), look_at(tmp_path)
+        clock.not_before(found.log.last_s, found.quiet_s)
+        decided_s = clock()
+        with State(tmp_path) as state:
+            clock = Clock(wall_s)
+            clock.not_before(state.log.last_s, state.quiet_s)
+            state.record([decision_event(clock(), 0.0, "fifo", 0.0)])
+            assert decided_s <= state.log.last_s <= wall_s()

@@ -35,16 +35,21 @@ How ``run`` uses the log:
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
 - ``release``: nothing of a job runs any more that was ended while something of it might. A job that
   finishes, or fails with an ``attempt``, ends only when nothing of it is left; it has no such event.
+- A ``decision`` with ``restored`` in its detail follows events that were made from a snapshot, because the
+  log had lost its own (``restore.py``). It brings what these cannot say: fields of the records here.
+- A ``decision`` with ``once`` was written by a call that does not stay, such as one from cron.
+- ``progress`` with ``lost`` in its detail: workers died on these slots, for a ``reason``, and the others
+  train on while new ones start there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
 from pliant.schemas.job import Job
@@ -89,6 +94,8 @@ class JobLog:
     """How many worker events of each attempt the log holds."""
     change: tuple[str, float] | None = None
     """The last change of its GPUs and when it was decided, until its first step is done."""
+    begun: tuple[str, float] | None = None
+    """The last start or resume and when it was decided, until its first step is done."""
     failures: int = 0
     """Failures in a row, without progress in between."""
     failed_at: float = -1.0
@@ -192,12 +199,14 @@ class JobLog:
             self.accum, self.lr_scale = int(detail.get("accum", 1)), float(detail.get("lr_scale", 1.0))
             self.started_s = event.time if self.started_s is None else self.started_s
             if event.event in STARTS:
-                self.launched_s, self.retry_s = event.time, None
+                self.launched_s, self.retry_s, self.begun = event.time, None, self.change
         elif event.event in WORKER_EVENTS:
+            if "lost" in detail:
+                return
             self._count(int(detail.get("attempt", 0)), measured="after" in detail)
             self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s
         elif event.event in ("preempt", "requeue"):
-            self.phase, self.change = "preempted", None
+            self.phase, self.change, self.begun = "preempted", None, None
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
@@ -231,7 +240,7 @@ class JobLog:
     def _count(self, attempt: int, *, measured: bool) -> None:
         self.seen[attempt] = self.seen.get(attempt, 0) + 1
         if measured:
-            self.change = None
+            self.change = self.begun = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +280,8 @@ class RunLog:
     executed: tuple[int, ...] = ()
     """Numbers of the orders that were executed last, all at one time; the files of those before are gone."""
     executed_s: float = 0.0
+    once: bool = False
+    """Whether the last decision was written by a call that does not stay: the next one goes on."""
     suspects: Suspects = field(default_factory=Suspects)
     """Slots on which new workers died."""
     newest: dict[str, Progress] = field(default_factory=dict, compare=False)
@@ -353,12 +364,36 @@ class RunLog:
             self.down[str(detail["node"])] = str(detail.get("reason", ""))
 
     def _decided(self, event: Event) -> None:
-        if self.info is None:
+        detail = event.detail or {}
+        if (kept := detail.get("restored")) is not None:
+            self._restore(kept)
+        elif self.info is None:
             self.info = RunInfo.model_validate_json(_json(event))
         else:
-            detail = event.detail or {}
             self.origin_s = detail.get("origin_s", self.origin_s)
             self.policy_error = str(detail.get("error", ""))
+            self.once = bool(detail.get("once"))
+
+    def _restore(self, kept: Mapping[str, Any]) -> None:
+        """Take over facts as a snapshot knew them; fields that this version does not have are left out."""
+        own = {name: value for name, value in kept.items() if name in RESTORED}
+        _set(self, RUN_RECORD.validate_json(json.dumps(own)), own)
+        for job_id, values in kept.get("jobs", {}).items():
+            job = self.jobs[job_id]
+            known = {"job": job.job.model_dump(mode="json"), "submitted_s": job.submitted_s}
+            found = JOB_RECORD.validate_json(json.dumps({**values, **known}))
+            _set(job, found, values.keys() & {each.name for each in fields(JobLog)} - known.keys())
+
+
+JOB_RECORD: Final = TypeAdapter(JobLog)
+RUN_RECORD: Final = TypeAdapter(RunLog)
+RESTORED: Final = frozenset(each.name for each in fields(RunLog) if each.compare) - {"info", "jobs", "active"}
+"""Fields of a run's record that a snapshot can give back as they are."""
+
+
+def _set(record: object, values: object, names: Iterable[str]) -> None:
+    for name in names:
+        setattr(record, name, getattr(values, name))
 
 
 def _breaks_off(event: Event, job: JobLog) -> bool:

@@ -18,7 +18,6 @@ from importlib.metadata import version
 from typing import Any, Final
 from zlib import crc32
 
-from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError
@@ -29,7 +28,7 @@ from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import JOB_RECORD, RUN_RECORD, JobLog, RunLog
 from pliant.tools.run.statedir.private import PRIVATE
 from pliant.tools.schedule.from_log import SessionFold
 from pliant.tools.schedule.jobs import JobState, NodeState
@@ -42,8 +41,8 @@ from pliant.tools.schedule.snapshot import Change
 SCHEMA: Final = "pliant.snapshot/1"
 MEANING: Final = 8
 """To be raised where events come to mean something else, so that older snapshots are made again."""
-_JOB: Final = TypeAdapter(JobLog)
-_RUN: Final = TypeAdapter(RunLog)
+_HEAD_BYTES: Final = 4096
+"""A first line is shorter."""
 _ELSEWHERE: Final = {"jobs", "active", *(field.name for field in fields(RunLog) if not field.compare)}
 """Fields of the run's record that have lines of their own, or are not part of what the log says."""
 
@@ -96,9 +95,18 @@ def read_snapshot(dirs: StateDir) -> Snapshot | None:
         if (head["schema"], head["folds_to"], head["crc"]) != (SCHEMA, folds_to(), crc32(rest)):
             return None
         second, run, *lines = rest.split(b"\n")
-        return _decoded(from_json(second), _RUN.validate_json(run), lines, len(data))
+        return _decoded(from_json(second), RUN_RECORD.validate_json(run), lines, len(data))
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def bytes_behind(dirs: StateDir) -> int:
+    """Bytes of the log when its snapshot was made, also where that cannot be used; 0: unknown."""
+    try:
+        with dirs.snapshot.open("rb") as file:
+            return int(json.loads(file.readline(_HEAD_BYTES))["bytes"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return 0
 
 
 def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int) -> Snapshot:
@@ -115,11 +123,11 @@ def _decoded(values: dict[str, Any], log: RunLog, lines: list[bytes], size: int)
 
 def records_kept_small(jobs: Mapping[str, bytes | JobLog]) -> LazyDict[JobLog]:
     """What a log says of its jobs, by id; what is not asked for any more can be put away."""
-    return LazyDict.of(jobs, lambda _, raw: _JOB.validate_json(raw), _encoded)
+    return LazyDict.of(jobs, lambda _, raw: JOB_RECORD.validate_json(raw), _encoded)
 
 
 def _encoded(job: JobLog) -> bytes:
-    return _JOB.dump_json(job, by_alias=True, exclude_defaults=True)
+    return JOB_RECORD.dump_json(job, by_alias=True, exclude_defaults=True)
 
 
 def spec_on_clock(log: RunLog, job_id: str, origin_s: float) -> Job:
@@ -146,7 +154,7 @@ def renew_snapshot(dirs: StateDir, log: RunLog, rebuilding: Rebuilding) -> int:
     reader = LogReader(dirs.events, before.place if before is not None and kept is not None else None)
     session = _session(rebuilding, kept, (event for _, event in reader.read()), dirs)
     data = b"\n".join(_lines(reader.place, log, session))
-    head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data)}
+    head = {"schema": SCHEMA, "folds_to": folds_to(), "crc": crc32(data), "bytes": reader.place.bytes}
     atomic_write(dirs.snapshot, json.dumps(head).encode() + b"\n" + data, mode=PRIVATE)
     return reader.place.bytes if session is None else len(data) // 8
 
@@ -174,7 +182,7 @@ def _lines(
         "session": None if facts is None else facts.to_json(),
     }
     yield json.dumps(values, separators=(",", ":")).encode()
-    yield _RUN.dump_json(log, by_alias=True, exclude=_ELSEWHERE)
+    yield RUN_RECORD.dump_json(log, by_alias=True, exclude=_ELSEWHERE)
     for job_id in log.jobs:
         yield raw_of(log.jobs, job_id, _encoded)
     if facts is not None:

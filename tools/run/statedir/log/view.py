@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
@@ -12,15 +14,43 @@ from pliant.schemas.file_io.event_log import LogReader, Place
 from pliant.schemas.file_io.files import read_failure
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
-from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.snapshot import Snapshot, read_snapshot
+from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.restore import is_past_of, restoring
+from pliant.tools.run.statedir.log.snapshot import Snapshot, bytes_behind, read_snapshot
 from pliant.tools.schedule.session.saved import Basis, SavedSession
 
 _log = logging.getLogger("pliant")
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """How a log and the snapshot beside it do not go together."""
+
+    kind: Literal["cut", "lost", "replaced"]
+    """``cut``: the log lacks its end, and the snapshot has what that led to; ``lost``: it lacks its end, and
+    the snapshot cannot be used; ``replaced``: they are of different runs."""
+    bytes: int = 0
+    """Of the log that are not there any more, at least."""
+
+    @property
+    def words(self) -> str:
+        """What is wrong, after the name of the log."""
+        if self.kind == "replaced":
+            return "was cut or replaced: its snapshot is of another log, and is not used"
+        was = "was cut" + (f" by {self.bytes:,} bytes" if self.bytes else "")
+        if self.kind == "cut":
+            return f"{was}: what these led to is taken from its snapshot"
+        return f"{was}, and its snapshot cannot be used: jobs that it shows as active may have ended since"
+
+    def advice(self, state: Path) -> str:
+        """What helps; the next run on the directory does the same."""
+        return f"{'repair it' if self.kind == 'cut' else 'go on without it'} with: {repair_command(state)}"
+
+
 class LogView:
     """The log, folded, and kept up to date; needs no lock. What a snapshot knows is not read again.
+
+    Where the log was cut behind its snapshot, what it has lost is taken from there.
 
     :param keeps_events: of what was read, for :meth:`history`.
     """
@@ -32,6 +62,12 @@ class LogView:
         self._has_read = False
         self._until: int | None = None
         self.log = RunLog()
+        self.misfit: Misfit | None = None
+        """How the snapshot does not go with the log; None: it does, or there is none."""
+        self.stale = False
+        """Whether the snapshot is of no use any more, with this log."""
+        self._lost: list[Event] = []
+        """What the log has lost, made from the snapshot."""
 
     def refresh(self, *, to_the_end: bool = False, until: int | None = None) -> RunLog:
         """Take up what was appended since the last call; a log that was replaced is read from its start.
@@ -41,6 +77,7 @@ class LogView:
         :raises BadInputError: the log is damaged; the one line of its message says how to repair it.
         """
         self._until = until
+        self._has_read = self._has_read and not self._lost
         try:
             if self._has_read:
                 try:
@@ -48,10 +85,9 @@ class LogView:
                 except BadInputError:
                     self._has_read = False
             if not self._has_read:
-                fits = self._begin()
+                other = self._begin()
                 self._read(to_the_end=to_the_end)
-                if not fits:
-                    _log.warning("%s was cut or replaced: its snapshot is of another log", self._dirs.events)
+                self._compare(other)
         except FileNotFoundError:
             return self.log
         except OSError as error:
@@ -60,6 +96,11 @@ class LogView:
             raise repairable(error, self._dirs.path) from error
         self._has_read = True
         return self.log
+
+    def start_again(self) -> None:
+        """Read all of it at the next call: it was replaced."""
+        self._has_read = False
+        self._events = []
 
     @property
     def in_snapshot(self) -> tuple[int, int]:
@@ -76,6 +117,8 @@ class LogView:
         :raises BadInputError: the log is damaged.
         """
         events, self._events = self._events, None
+        if events is None and self._lost:
+            events = self._all_events()
         kept = None if self._snapshot is None else self._snapshot.session
         if kept is not None and (kept.facts.basis != basis or (now_s is not None and kept.until_s > now_s)):
             kept = None
@@ -89,19 +132,48 @@ class LogView:
         """Keep no events any more."""
         self._events = None
 
-    def _begin(self) -> bool:
-        """Start with the snapshot, or from nothing; False: there is a snapshot, of another log."""
+    def _begin(self) -> Snapshot | None:
+        """Start with the snapshot, or from nothing; returns the snapshot where it is not of this log."""
         self.log, place = RunLog(), Place()
         self._events = None if self._events is None else []
+        self._lost = []
         found = read_snapshot(self._dirs)
-        if found is not None and self._until is not None and found.place.bytes > self._until:
-            found = None  # it was made after the moment that is looked at
         fits = found is not None and found.place.is_in(self._dirs.events)
+        if fits and found is not None and self._until is not None and found.place.bytes > self._until:
+            found = None  # it was made after the moment that is looked at
         self._snapshot = found if fits else None
         if found is not None and fits:
             self.log, place = found.log, found.place
         self._reader = LogReader(self._dirs.events, place)
-        return found is None or fits
+        return None if fits else found
+
+    def _compare(self, other: Snapshot | None) -> None:
+        """See what is wrong where the snapshot is not of this log, and take from it what the log has lost.
+
+        :param other: the snapshot; None: it goes with the log, or cannot be used.
+        """
+        before, self.misfit = self.misfit, None
+        size = self._dirs.events.stat().st_size
+        if other is not None and is_past_of(self.log, other.log):
+            events = self._all_events()
+            self._lost = restoring(events, other.log)
+            if self._lost:
+                self.log = fold([*events, *self._lost])
+                self._events = None if self._events is None else [*events, *self._lost]
+                self.misfit = Misfit("cut", max(0, other.place.bytes - size))
+        elif other is not None:
+            self.misfit = Misfit("replaced")
+        elif self._snapshot is None and (short := bytes_behind(self._dirs) - size) > 0:
+            self.misfit = Misfit("lost", short)
+        self.stale = other is not None or self.misfit is not None
+        if self.misfit is not None and self.misfit != before:
+            words, advice = self.misfit.words, self.misfit.advice(self._dirs.path)
+            _log.warning("%s %s; %s", self._dirs.events, words, advice)
+
+    def _all_events(self) -> list[Event]:
+        """Those of the log, read once more."""
+        found = LogReader(self._dirs.events).read(to_the_end=True, until=self._until)
+        return [*(event for _, event in found), *self._lost]
 
     def _read(self, *, to_the_end: bool) -> None:
         found = self._reader.read(to_the_end=to_the_end, until=self._until)
@@ -123,11 +195,16 @@ def take_up(log: RunLog, events: Iterable[tuple[int, Event]], source: str) -> No
             raise BadInputError.one(source, text, line=number) from error
 
 
+def repair_command(state: Path) -> str:
+    """What mends a log."""
+    return f"pliant log --repair --state {state}"
+
+
 def repairable(error: BadInputError, state: Path) -> BadInputError:
     """The one line that a command ends with where the log of its state directory is damaged."""
     first, *others = error.problems or (error,)
     more = f" (and {len(others)} more)" if others else ""
-    return BadInputError(f"{first}{more}; repair it with: pliant log --repair --state {state}")
+    return BadInputError(f"{first}{more}; repair it with: {repair_command(state)}")
 
 
 def _first_line(error: Exception) -> str:
