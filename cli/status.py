@@ -161,9 +161,10 @@ def _name_trouble(found: Status) -> None:
 
 def _trouble(found: Status) -> list[str]:
     """What users should know beside the table of jobs: nodes that get no work, a policy that fails."""
-    from pliant.tools.run.watch.status import closed_lines, policy_line
+    from pliant.tools.run.watch.status import clock_line, closed_lines, policy_line
 
-    return [*closed_lines(found, time.time()), *filter(None, [policy_line(found)])]
+    now_s = time.time()
+    return [*closed_lines(found, now_s), *filter(None, [policy_line(found), clock_line(found, now_s)])]
 
 
 def _show(page: _Page, every_s: float | None) -> None:

@@ -60,4 +60,5 @@ def submit(
     if any(job.priority for job in found):
         say_unheeded(state)
     if holder_of(StateDir(state).lock) is None:
-        note(f"no run uses {state}: they wait for pliant run --follow --state {state}")
+        by = f"from cron, or pliant run --follow --state {state}"
+        note(f"no run uses {state} now: they wait for the next one, {by}")

@@ -11,6 +11,8 @@ EPOCH_LIKE_S: Final = 1e9
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86_400
+_UNITS: Final = frozenset({"s", "min"})
+"""Those of spans in one unit."""
 
 
 def span_text(seconds: float) -> str:
@@ -23,6 +25,16 @@ def span_text(seconds: float) -> str:
     if rounded < _DAY_S:
         return _two(rounded, _HOUR_S, "h", _MINUTE_S, "min")
     return _two(rounded, _DAY_S, "d", _HOUR_S, "h")
+
+
+def between_text(first_s: float, last_s: float, now_s: float) -> str:
+    """A time to come that is not known exactly: ``in 24 to 47 min``, ``in 50 min to 1 h 10 min``."""
+    first, last = (span_text(max(0.0, at_s - now_s)) for at_s in (first_s, last_s))
+    if first == last:
+        return f"in {first}"
+    number, _, unit = first.partition(" ")
+    same = unit in _UNITS and last.partition(" ")[2] == unit
+    return f"in {number if same else first} to {last}"
 
 
 def when_text(at_s: float, now_s: float) -> str:

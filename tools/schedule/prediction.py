@@ -8,12 +8,12 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from pliant.schemas.job import GpuTimeWork
 from pliant.tools.schedule.explain import explanations, plain_explanations
@@ -25,6 +25,13 @@ from pliant.tools.schedule.session.transitions import Transition
 
 DECISIONS_AHEAD: Final = 1000
 """A predicted start is looked for this many decisions ahead and no further."""
+DOUBT: Final = 0.3
+"""A speed that a profile predicts, or that was measured only once, may be off by this part of it."""
+LEAST_DOUBT: Final = 0.05
+"""So may one that was measured again and again: what is to come may differ."""
+Source = Literal["measured", "profile", "stated"]
+"""Where the speeds of a prediction come from; the least certain one of those that it rests on."""
+_CERTAINTY: Final[Sequence[Source]] = ("measured", "stated", "profile")
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -40,6 +47,10 @@ class Prediction:
     """Jobs that wait and get GPUs before this one; None: it holds some, or that is unknown."""
     needs_gpus: int | None = None
     """GPUs that a job waits for, where the policy was asked for them."""
+    between_s: tuple[float, float] | None = field(default=None, compare=False)
+    """Around ``start_s``: when it starts where all jobs that run are as fast, or as slow, as can be."""
+    source: Source | None = field(default=None, compare=False)
+    """Where the speeds come from that ``start_s`` or ``end_s`` rests on; None: neither is known."""
 
 
 def predictions(
@@ -49,6 +60,7 @@ def predictions(
     *,
     asks_now: bool = False,
     within_s: float | None = None,
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> dict[str, Prediction]:
     """What is to come of every active job. The session is used up: hand in a :func:`copy_of` one in use.
 
@@ -63,17 +75,25 @@ def predictions(
         run are taken to end in order of arrival.
     :param within_s: real seconds that this may take; starts that are not found by then stay unknown. In the
         main thread a decision that takes longer is broken off.
+    :param ranges: the least and the most samples per second that jobs were measured at.
     """
     speeds = _Speeds(session, time_s, measured)
     ends = {job.id: end for job in session.jobs.values() if (end := speeds.end_s(job)) is not None}
+    sources = {job_id: speeds.source(session.jobs[job_id]) for job_id in ends}
+    slow, fast = speeds.doubt(ends, measured, ranges)
     starts = _Starts(session, speeds, time_s, asks_now=asks_now)
     with _time_limit(within_s):
         starts.find(math.inf if within_s is None else time.monotonic() + within_s)
-    found = {job_id: Prediction(end_s=end_s) for job_id, end_s in ends.items()}
+    found = {job_id: Prediction(end_s=end_s, source=sources[job_id]) for job_id, end_s in ends.items()}
+    rests_on = max(sources.values(), key=_CERTAINTY.index, default=None)
     found |= {job_id: Prediction(needs_gpus=gpus) for job_id, gpus in starts.needs.items()}
     order = {job_id: (at, session_arrival(session, job_id)) for job_id, (at, _) in starts.found.items()}
     for place, job_id in enumerate(sorted(order, key=order.__getitem__)):
-        found[job_id] = Prediction(starts.found[job_id][1], None, place, starts.needs.get(job_id))
+        start_s = starts.found[job_id][1]
+        found[job_id] = Prediction(start_s, None, place, starts.needs.get(job_id))
+        if start_s is not None:
+            between_s = (time_s + (start_s - time_s) / fast, time_s + (start_s - time_s) / slow)
+            found[job_id] = replace(found[job_id], between_s=between_s, source=rests_on)
     return found
 
 
@@ -210,6 +230,27 @@ class _Speeds:
 
     def _ratio(self, job: JobState) -> float:
         return self._ratios.get(job.id) or self._by_model.get(job.spec.model, 1.0)
+
+    def source(self, job: JobState) -> Source:
+        """Where the speed of a running job comes from."""
+        if job.id in self._ratios:
+            return "measured"
+        return "profile" if self._profiled or job.spec.model in self._by_model else "stated"
+
+    def doubt(
+        self,
+        job_ids: Iterable[str],
+        measured: Mapping[str, float],
+        ranges: Mapping[str, tuple[float, float]],
+    ) -> tuple[float, float]:
+        """How much slower, and faster, jobs may be than is taken: the most of all of them, as factors."""
+        slow, fast = 1.0 - LEAST_DOUBT, 1.0 + LEAST_DOUBT
+        for job_id in job_ids:
+            least, most = 1.0 - DOUBT, 1.0 + DOUBT
+            if job_id in self._ratios and job_id in ranges:
+                least, most = (speed / measured[job_id] for speed in ranges[job_id])
+            slow, fast = min(slow, least), max(fast, most)
+        return slow, fast
 
     def correct(self, transitions: Iterable[Transition]) -> None:
         """Take up changes of GPUs, after which the session has predicted speeds."""

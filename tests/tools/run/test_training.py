@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from pliant.schemas.errors import PliantError
 from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.layout import StateDir
+from pliant.tools.run.watch.job_page import history
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
 
@@ -151,6 +153,9 @@ def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_tra
     assert told("mechanism", "in place") == 2, "one change without the worker, one with another in its place"
     assert read_log(site.state).jobs["a"].samples_done == 80 * 64
     assert "lost the workers on n0/" in errors
+    (lost,) = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
+    assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
+    assert lost.reason.startswith("killed by SIGKILL" if by == signal.SIGKILL else "it stood still")
 
 
 def test_a_new_worker_that_fails_leaves_the_job_training_at_its_size(site: Site) -> None:

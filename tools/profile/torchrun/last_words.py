@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 ERROR_LINE: Final = re.compile(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception|Interrupt)\b")
 """Last line of a Python traceback; torch puts the rank before it."""
+_WARNING: Final = re.compile(r"\S.*:\d+: \w*Warning: |\[?W\d{3,4} |\[W\] ")
+"""First line of a warning of Python's, or of the libraries below torch."""
+_SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
+"""Where torchrun says that a worker was killed."""
 _SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
 _PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 """Where a traceback says that it was."""
@@ -20,16 +24,35 @@ _END_BYTES: Final = 65536
 
 
 def last_words(workers: Iterable[Path], *others: Path) -> str:
-    """The error of the worker that failed first, else the last line that there is in any of the files.
+    """The error of the worker that failed first, else what killed one, else the last line that is no warning.
 
-    It is one line that a terminal shows as it is; empty: there is none.
+    It is one line that a terminal shows as it is; empty: there is nothing in any of the files.
 
     :param workers: stderr of each worker, in files whose folder is named after the worker's number.
     :param others: what else may have something to say, asked where no worker was started: what a launcher
         says of a worker that failed is only that it did.
     """
-    lines = [line.strip() for line in _lines(workers, others)]
+    started = [*workers]
+    told = [_without_warnings(lines) for lines in _files(started, others)]
+    lines = next(filter(None, told), [])
+    if not any(map(ERROR_LINE.match, lines)) and started:
+        killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
+        if (found := next(filter(None, killed), None)) is not None:
+            return f"killed by {found['name']}"
+    if told and not lines:
+        return "only warnings on stderr"
     return printable(_most_telling(lines)) if lines else ""
+
+
+def _without_warnings(lines: Iterable[str]) -> list[str]:
+    """Lines without warnings, and without the lines of code that Python shows below them."""
+    found, below = list[str](), False
+    for line in lines:
+        is_code = below and line[:1].isspace()
+        below = _WARNING.match(line) is not None
+        if not (below or is_code):
+            found.append(line.strip())
+    return found
 
 
 def _most_telling(lines: list[str]) -> str:
@@ -43,7 +66,8 @@ def _most_telling(lines: list[str]) -> str:
 
 def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
     """The last lines of the file that :func:`last_words` speaks from, each fit for a terminal."""
-    return [printable(line.rstrip()) for line in _lines(workers, others)[-most:]]
+    lines = next(_files(workers, others), [])
+    return [printable(line.rstrip()) for line in lines[-most:]]
 
 
 def printable(line: str) -> str:
@@ -52,12 +76,11 @@ def printable(line: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _lines(workers: Iterable[Path], others: Iterable[Path]) -> list[str]:
-    """The last lines of the first file that has any."""
+def _files(workers: Iterable[Path], others: Iterable[Path]) -> Iterator[list[str]]:
+    """The last lines of each file that has any."""
     for path in sorted(workers, key=_failed_first) or others:
         if lines := [line for line in _end_of(path).splitlines() if line.strip()]:
-            return lines
-    return []
+            yield lines
 
 
 def _failed_first(log: Path) -> tuple[bool, int, str]:

@@ -27,7 +27,16 @@ from pliant.tools.run.service.attempt.lost_workers import Setback
 from pliant.tools.run.service.attempt.plan_file import read_plan, target_of
 from pliant.tools.run.service.attempt.timeouts import Timeouts
 from pliant.tools.run.service.faulty_jobs import Condemned, UnclearJobs
-from pliant.tools.run.service.reports import Displaced, Ended, Hindered, Progressed, Proven, Report, Said
+from pliant.tools.run.service.reports import (
+    Displaced,
+    Ended,
+    Hindered,
+    Lost,
+    Progressed,
+    Proven,
+    Report,
+    Said,
+)
 from pliant.tools.run.statedir.contract.files import UnreadableError
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.layout import StateDir
@@ -247,6 +256,8 @@ class Executor:
 
     def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
         """What a gang found out about its slots; its target is what is left of it."""
+        for slots, reason in gang.losses():
+            yield Lost(job_id, gang.handle.attempt, slots, reason)
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)

@@ -25,6 +25,7 @@ from pliant.tools.run.service.decisions import Decided, Decisions
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.options import RETRIES
 from pliant.tools.run.service.reports import (
+    Lost,
     Progressed,
     Report,
     Said,
@@ -224,7 +225,7 @@ class Loop:
                 else:
                     events = report_events(report, self.state.log, self.clock(), self._retries, since_s)
             found += [(report.job_id, event) for event in events]
-            happened |= not isinstance(report, Said | Progressed) and bool(events)
+            happened |= not isinstance(report, Said | Progressed | Lost) and bool(events)
         self.state.record(event for _, event in found)
         for job_id, event in found:
             with self._faults.of(job_id):
@@ -356,7 +357,8 @@ class Loop:
 
     def _schedules_decision(self, now: float) -> Event:
         found = self._schedule
-        return decision_event(now, self._origin_s, found.policy.name, found.decision_seconds)
+        name, once = found.policy.name, self._decisions is None
+        return decision_event(now, self._origin_s, name, found.decision_seconds, once=once)
 
     def _now(self) -> float:
         """Now on the clock of the schedule."""

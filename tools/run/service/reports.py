@@ -87,7 +87,17 @@ class Progressed:
     """It was measured while the job's last change was in force."""
 
 
-Report = Said | Progressed | Ended | Hindered | Displaced | Proven
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Workers that trained are gone, and the others train on; others start in their place."""
+
+    job_id: str
+    attempt: int
+    slots: tuple[Slot, ...]
+    reason: str
+
+
+Report = Said | Progressed | Ended | Hindered | Displaced | Proven | Lost
 
 
 def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
@@ -103,7 +113,7 @@ def in_turns(reports: Iterable[Report]) -> Iterator[list[Report]]:
 
 
 def report_events(
-    report: Said | Ended | Hindered | Displaced | Proven,
+    report: Said | Ended | Hindered | Displaced | Proven | Lost,
     log: RunLog,
     time_s: float,
     retries: int,
@@ -128,6 +138,9 @@ def report_events(
         return [_without(report, job, time_s, {"reason": report.reason})]
     if isinstance(report, Proven):
         return proof_events(report, time_s)
+    if isinstance(report, Lost):
+        lost = {"attempt": report.attempt, "lost_workers": [str(slot) for slot in report.slots]}
+        return [Event(time_s, "progress", report.job_id, detail={**lost, "reason": report.reason})]
     job = refined(job, log.newest.get(report.job_id))
     match report.verdict.end:
         case "done":
@@ -236,6 +249,7 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         overhead = event.overhead_seconds if costs else None
         step_seconds = _number(detail.pop("step_seconds", None))
         detail.pop("observed", None)
+        detail.pop("lost_workers", None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
         if said.settled and change is None:

@@ -14,8 +14,9 @@ from pliant.tools.run.watch.status import Status
 from pliant.tools.schedule.jobs import gpus_of
 from pliant.tools.schedule.policy import Reserved
 
-SCHEMA: Final = "pliant.status/1.1"
-"""1.1 has what jobs are to hold later (``reserved``)."""
+SCHEMA: Final = "pliant.status/1.2"
+"""1.1 has what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log is
+ahead of the clock."""
 
 
 def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: float) -> str:
@@ -25,6 +26,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
         "time": iso_time(now_s),
         "run_in_progress": status.holder is not None,
         "run_process": status.holder or None,
+        "log_ahead_seconds": max(0.0, status.log.last_s - now_s),
         "policy_error": status.log.policy_error or None,
         "down_nodes": [{"node": name, "reason": why} for name, why in sorted(status.log.down.items())],
         "drained_nodes": [
@@ -47,7 +49,7 @@ def status_document(status: Status, jobs: Iterable[Mapping[str, Any]], now_s: fl
 
 def job_fields(job: JobStatus) -> dict[str, Any]:
     """One job. Every field is always there; null is unknown, or does not apply. Times are ISO 8601, UTC."""
-    log = job.log
+    log, between = job.log, job.expected.between_s
     return {
         "id": job.id,
         "state": job.state,
@@ -72,7 +74,9 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "held_at": None if log.held is None else iso_time(log.held[1]),
         "retry_at": iso_time(job.retry_s),
         "predicted_start_at": iso_time(job.expected.start_s),
+        "predicted_start_between": None if between is None else [iso_time(at_s) for at_s in between],
         "predicted_end_at": iso_time(job.expected.end_s),
+        "predicted_from": job.expected.source,
         "jobs_ahead": job.expected.jobs_ahead,
         "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.event_log import LogReader
 from pliant.schemas.text.fitting import fitted, one_line, wrapped
-from pliant.schemas.text.times import clock_text, when_text
+from pliant.schemas.text.times import between_text, clock_text, when_text
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.profile.torchrun.last_words import last_lines
 from pliant.tools.run.statedir.layout import StateDir
@@ -19,6 +19,7 @@ from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.screen import progress
 from pliant.tools.run.watch.status import Status, run_line
+from pliant.tools.schedule.prediction import Source
 
 ERROR_LINES: Final = 10
 _CHANGES: Final = {
@@ -37,6 +38,12 @@ _STOPS: Final = {
     "reject": "rejected",
 }
 _ORDERS: Final = {"hold": "held", "unhold": "let go", "priority": "given priority {priority:g}"}
+SOURCES: Final[Mapping[Source, str]] = {
+    "measured": "at measured speeds",
+    "profile": "at speeds of the profile",
+    "stated": "by the GPU time that jobs state",
+}
+"""Where predictions come from, in words."""
 _LABEL: Final = 10
 
 
@@ -79,6 +86,10 @@ def _happened(event: Event) -> Happened | None:
         words = "submitted"
     elif event.event in _ORDERS:
         words = f"{_ORDERS[event.event].format(**detail)} by {detail.get('user')}"
+    elif event.event == "progress" and "lost_workers" in detail:
+        slots = [str(slot) for slot in detail["lost_workers"]]
+        words = f"lost the worker{'s' if len(slots) > 1 else ''} on {', '.join(slots)}, the others train on"
+        return Happened(event.time, "lost", words, reason, policys, event.gpus)
     elif event.event == "slot_down":
         words = f"slot {detail.get('slot')} left out for {detail.get('seconds')} s"
     else:
@@ -161,9 +172,17 @@ def _until_label(job: JobStatus) -> str:
 def _until(job: JobStatus, now_s: float) -> str:
     if job.log.ended_s is not None:
         return when_text(job.log.ended_s, now_s)
-    if job.until_s is not None:
+    if job.until_s is None:
+        return "unknown"
+    if job.retry_s is not None:
         return when_text(max(job.until_s, now_s), now_s)
-    return "unknown"
+    found = job.expected
+    by = "" if found.source is None else f", {SOURCES[found.source]}"
+    if job.log.gpus or found.between_s is None:
+        return when_text(max(job.until_s, now_s), now_s) + by
+    first_s, last_s = (max(at_s, now_s) for at_s in found.between_s)
+    likely = clock_text(max(job.until_s, now_s), now_s)
+    return f"{between_text(first_s, last_s, now_s)} ({likely}){by}"
 
 
 def _progress(job: JobStatus) -> str:

@@ -131,7 +131,13 @@ def _state(job: JobLog) -> str:
         return "held"
     if job.phase == "preempted" and job.retry_s is not None:
         return "retrying"
-    return job.phase if job.change is None else CHANGING.get(job.change[0], job.phase)
+    change = _open_change(job)
+    return job.phase if change is None else CHANGING.get(change[0], job.phase)
+
+
+def _open_change(job: JobLog) -> tuple[str, float] | None:
+    """What the job has not made a step since: one that was resized before its first step still starts."""
+    return None if job.change is None else job.begun or job.change
 
 
 def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: Status) -> str:
@@ -142,7 +148,8 @@ def _why(job: JobLog, now_s: float, expected: Prediction, others: int, status: S
     if (words := _orders(job, now_s, status)) is not None:
         return words
     if job.gpus:
-        parts = [] if job.change is None else [f"for {span_text(now_s - job.change[1])}"]
+        change = _open_change(job)
+        parts = [] if change is None else [f"for {span_text(max(0.0, now_s - change[1]))}"]
         return "; ".join([*parts, *filter(None, [job.trouble])])
     if job.retry_s is not None:
         return _retry(job, now_s)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pliant.schemas.event import Event
 from pliant.schemas.text.table import Column, text_table
-from pliant.schemas.text.times import clock_text, when_text
+from pliant.schemas.text.times import between_text, clock_text, when_text
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_status import JobStatus, in_order, standing, statuses
 from pliant.tools.run.watch.status import Status
@@ -70,7 +70,11 @@ def until(job: JobStatus, now_s: float) -> str:
     """When the state ends: a job that runs, or one that waits and then starts; since when it has ended."""
     if job.log.ended_s is not None:
         return f"since {clock_text(job.log.ended_s, now_s)}"
-    return "-" if job.until_s is None else when_text(max(job.until_s, now_s), now_s)
+    if job.until_s is None:
+        return "-"
+    if not job.log.gpus and job.retry_s is None and job.expected.between_s is not None:
+        return between_text(*job.expected.between_s, now_s)
+    return when_text(max(job.until_s, now_s), now_s)
 
 
 def line(log: RunLog) -> str:

@@ -16,14 +16,14 @@ from pliant.schemas.io import read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.text.times import clock_text
+from pliant.schemas.text.times import clock_text, span_text
 from pliant.schemas.text.wording import counted
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import no_state_directory
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
-from pliant.tools.run.statedir.log.refine import Reports, measured_speeds, refined, reported
+from pliant.tools.run.statedir.log.refine import Reports, measured_ranges, measured_speeds, refined, reported
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.statedir.orders import Order
 from pliant.tools.run.statedir.private import check_seen
@@ -37,6 +37,8 @@ AHEAD_S: Final = 5.0
 """A watcher that sees nothing new asks the policy ahead again after this time, for speeds change."""
 WITHIN_S: Final = 1.0
 """Real seconds that looking ahead may take; starts that are not found by then are not shown."""
+AHEAD_OF_CLOCK_S: Final = 5.0
+"""So far ahead of the clock no log is unless the clock was set back."""
 CLOCKS_S: Final = 1.0
 """The times of a log and of a file that was written after it may differ by this, seconds."""
 _log = logging.getLogger("pliant")
@@ -163,9 +165,14 @@ def _lives(folder: JobDir, change: tuple[str, float] | None) -> bool:
 
 def run_line(status: Status, state: Path) -> str:
     """Who runs the directory, or how to go on."""
-    if status.holder is None:
-        return f"no run uses {state}; go on with: pliant run --follow --state {state}"
-    return f"process {status.holder or '?'} runs {state}"
+    if status.holder is not None:
+        return f"process {status.holder or '?'} runs {state}"
+    if status.log.once:
+        last = clock_text(status.log.last_s, time.time())
+        return f"no run uses {state} now; the next call of pliant run goes on (the last wrote at {last})"
+    if not (status.log.active or status.submitted or status.log.broken_off):
+        return f"no run uses {state}, and no job waits for one"
+    return f"no run uses {state}; go on with: pliant run --follow --state {state}"
 
 
 def closed_lines(status: Status, now_s: float) -> list[str]:
@@ -181,6 +188,17 @@ def _drained(log: RunLog, name: str, drain: Drain, now_s: float) -> str:
     left = f"; {counted(on_it, 'job')} {'to leave it' if drain.now else 'to finish there'}" if on_it else ""
     why = f": {drain.reason}" if drain.reason else ""
     return f"node {name} is drained by {drain.user} since {clock_text(drain.since_s, now_s)}{why}{left}"
+
+
+def clock_line(status: Status, now_s: float) -> str:
+    """What a log that is ahead of the clock means; empty where it is not. ``now_s`` is this machine's."""
+    ahead_s = status.log.last_s - now_s
+    if ahead_s < AHEAD_OF_CLOCK_S:
+        return ""
+    return (
+        f"the log is {span_text(ahead_s)} ahead of this machine's clock, which was set back since; "
+        "until it has caught up, times in the log advance at half its speed"
+    )
 
 
 def policy_line(status: Status) -> str:
@@ -213,7 +231,7 @@ def measured_ends(log: RunLog, now_s: float) -> dict[str, Prediction]:
         job = refined(log.jobs[job_id], log.newest.get(job_id))
         if job.total_samples is not None:
             left_s = max(0.0, job.total_samples - job.samples_done) / speed
-            found[job_id] = Prediction(end_s=now_s + left_s)
+            found[job_id] = Prediction(end_s=now_s + left_s, source="measured")
     return found
 
 
@@ -226,7 +244,8 @@ def _asked(
     session, _ = session_from_history(past, question, now_s=now_s, previous=schedule, source=str(dirs.events))
     new = [event.job for event in asked if event.event == "submit" and event.job]
     turn_away_unfit(session, new, now_s)
-    return predictions(session, now_s, past.measured, asks_now=True, within_s=WITHIN_S)
+    ranges = measured_ranges(log)
+    return predictions(session, now_s, past.measured, asks_now=True, within_s=WITHIN_S, ranges=ranges)
 
 
 def _question(info: RunInfo | None, schedule: Schedule | None) -> Question:

@@ -40,3 +40,29 @@ def test_what_the_launcher_says_of_a_worker_that_said_nothing_is_left_out(tmp_pa
     launcher.write_text("train.py FAILED\n==========\n")
     assert last_words([worker], launcher) == ""
     assert last_words([], launcher) == "=========="
+
+
+WARNED = (
+    "/site/torch/distributed/checkpoint/api.py:182: UserWarning: storage_writer is deprecated\n"
+    "  local_plan = storage_writer.prepare_local_plan(local_plan)\n"
+    "[W1123 01:02:03.456 ProcessGroup.cpp:1250] destroy_process_group() was not called\n"
+)
+
+
+def test_a_warning_is_never_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_text("out of cheese\n" + WARNED)
+    assert last_words([path]) == "out of cheese"
+    path.write_text("ValueError: bad shard\n" + WARNED)
+    assert last_words([path]) == "ValueError: bad shard"
+    path.write_text(WARNED)
+    assert last_words([path]) == "only warnings on stderr"
+
+
+def test_the_signal_that_killed_a_worker_is_named_by_the_launcher(tmp_path: Path) -> None:
+    worker, launcher = tmp_path / "stderr.log", tmp_path / "launcher.log"
+    worker.write_text("Epoch 3:  50%|#####     |\n" + WARNED)
+    launcher.write_text("  traceback : Signal 9 (SIGKILL) received by PID 4711\n=====\n")
+    assert last_words([worker], launcher) == "killed by SIGKILL"
+    worker.write_text("ValueError: bad shard\n")
+    assert last_words([worker], launcher) == "ValueError: bad shard"

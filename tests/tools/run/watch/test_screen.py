@@ -122,9 +122,10 @@ def test_a_job_that_has_ended_says_since_when_and_why() -> None:
 def test_a_job_that_lost_workers_says_so_until_the_policy_changes_it() -> None:
     told = {"reason": "the new workers on n1/0 ended", "setback": True}
     hindered = event(15.0, "shrink", gpus=1, placement=(("n0", 1),), detail=told)
-    assert shown(Status(log(START, hindered)), 16.0)[-1] == "for 1 s; the new workers on n1/0 ended"
+    first = event(14.0, "progress", samples_done=8.0, detail={"attempt": 1, "after": "start"})
+    assert shown(Status(log(START, first, hindered)), 16.0)[-1] == "for 1 s; the new workers on n1/0 ended"
     grown = event(18.0, "grow", gpus=2, placement=(("n0", 2),), detail={"reason": "more are free"})
-    assert shown(Status(log(START, hindered, grown)), 19.0)[-1] == "for 1 s"
+    assert shown(Status(log(START, first, hindered, grown)), 19.0)[-1] == "for 1 s"
 
 
 def test_one_line_counts_the_jobs() -> None:

@@ -21,6 +21,8 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text.fitting import width_of
 from pliant.schemas.text.times import iso_time
+from pliant.tools.run.doctor.examine import examine
+from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.progress import write_progress
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
@@ -86,7 +88,7 @@ def test_programs_find_each_job_once(tmp_path_factory: pytest.TempPathFactory, s
     told.go_on(steps)
     found = Watcher(told.write(tmp_path_factory.mktemp("site") / "state").path).look(ahead=True)
     document = json.loads(status_document(found, map(job_fields, statuses(found, told.now_s)), told.now_s))
-    assert document["schema"] == "pliant.status/1.1"
+    assert document["schema"] == "pliant.status/1.2"
     assert sorted(each["id"] for each in document["jobs"]) == sorted(
         {*told.session.jobs, *told.session.ended}
     )
@@ -176,7 +178,7 @@ def test_programs_read_what_jobs_are_to_hold_later(
     write_schedule(decided, dirs.schedule)
     status(state=dirs.path, output=Form.json)
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "pliant.status/1.1"
+    assert document["schema"] == "pliant.status/1.2"
     spans = sorted(
         (span for each in document["jobs"] for span in each["reserved"]), key=lambda span: span["from_at"]
     )
@@ -405,6 +407,130 @@ def test_a_job_whose_script_need_not_report_runs_once_its_launcher_lives(
     assert state_of(dirs) == then
     attempt.exit_code(0).write_text("1")
     assert state_of(dirs) == "starting", "its launcher has ended, and the log does not say so yet"
+
+
+def under_way(dirs: StateDir, **more: Any) -> None:
+    """The workers of ``a`` have its plan, and report."""
+    known: dict[str, Any] = {"job": "a", "generation": 1, "attempt": 1, "global_batch": 960}
+    member = Member(slot="n0/0", node="n0", address="127.0.0.1")
+    plan = Plan(**{**known, "members": (member,), **more})
+    dirs.job("a").path.mkdir(parents=True, exist_ok=True)
+    dirs.job("a").plan.write_text(plan.model_dump_json())
+    write_progress(dirs.job("a").progress, report(100.0, gpus=1, global_batch=960, samples_per_second=2.0))
+
+
+def test_a_job_runs_as_soon_as_its_workers_report_though_no_call_has_written_that_down(
+    tmp_path: Path,
+) -> None:
+    """Between two turns of cron the log does not know of its first step."""
+    dirs = started(tmp_path / "state", elastic="size")
+    assert state_of(dirs) == "starting"
+    under_way(dirs)
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 9)
+    assert (found.state, found.why, found.samples_per_second) == ("running", "", 2.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"generation": 2}, id="of the GPUs that it had before"),
+        pytest.param({"attempt": 2}, id="of the attempt before"),
+        pytest.param({"abort": True}, id="of workers that are to leave"),
+        pytest.param({"global_batch": 480}, id="of another batch"),
+    ],
+)
+def test_a_report_from_before_the_last_change_does_not_make_a_job_run(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    dirs = started(tmp_path / "state", elastic="size")
+    under_way(dirs, **other)
+    assert state_of(dirs) == "starting"
+
+
+def test_a_job_that_is_resized_before_its_first_step_is_still_starting(tmp_path: Path) -> None:
+    dirs = started(tmp_path / "state", elastic="size")
+    shrink = Event(NOW_S + 5, "shrink", "a", gpus=1, placement=(("n0", 1),), global_batch=480)
+    with State(dirs.path) as held:
+        held.record([shrink])
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 9)
+    assert (found.state, found.why) == ("starting", "for 9 s")
+    with State(dirs.path) as held:
+        first = {"attempt": 1, "after": "shrink"}
+        held.record([Event(NOW_S + 9, "progress", "a", samples_done=1.0, detail=first)])
+        held.record([replace(shrink, time=NOW_S + 10, global_batch=240)])
+    (found,) = statuses(Watcher(dirs.path).look(), NOW_S + 12)
+    assert (found.state, found.why) == ("shrinking", "for 2 s")
+
+
+def test_after_a_turn_of_cron_no_loop_is_advised(tmp_path: Path, at_once: None, capsys: Any) -> None:
+    dirs = running(tmp_path / "state")
+    status(state=dirs.path)
+    assert f"go on with: pliant run --follow --state {dirs.path}" in capsys.readouterr().err
+    with State(dirs.path) as held:
+        held.record([decision_event(NOW_S, 0.0, "fifo", None, once=True)])
+    status(state=dirs.path)
+    status("a", state=dirs.path)
+    said = capsys.readouterr()
+    assert "--follow" not in said.out + said.err
+    assert "the next call of pliant run goes on (the last wrote at" in said.err
+    (check,) = [check for check in examine(dirs.path) if check.area == "service"]
+    assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
+
+
+def test_without_a_job_nothing_is_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dirs = started(tmp_path / "state", elastic="size")
+    with State(dirs.path) as held:
+        held.record([Event(NOW_S + 5, "finish", "a", gpus=0, placement=(), detail={"attempt": 1})])
+    status(state=dirs.path)
+    assert capsys.readouterr().err == f"pliant: no run uses {dirs.path}, and no job waits for one\n"
+
+
+def test_a_clock_that_was_set_back_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
+    status(state=dirs.path)
+    assert "the log is 1 d ahead of this machine's clock, which was set back" in capsys.readouterr().err
+    status(state=dirs.path, output=Form.json)
+    assert json.loads(capsys.readouterr().out)["log_ahead_seconds"] == 86400.0
+
+
+def test_a_predicted_start_is_an_interval_that_holds_while_the_speed_goes_up_and_down(
+    tmp_path: Path, at_once: None
+) -> None:
+    """Over the last second it is between 0.5 and 1.5 samples/s, by the time of a step it is 1."""
+    dirs = running(tmp_path / "state")
+    likely, spans = [], []
+    for speed in (0.5, 1.5, 0.8, 1.2):
+        measured = report(*(100.0,), samples_per_second=speed, step_seconds=960.0, gpus=4, global_batch=960)
+        write_progress(dirs.job("a").progress, measured)
+        found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
+        assert found.start_s is not None
+        assert found.between_s is not None
+        assert found.source == "measured"
+        likely.append(found.start_s - NOW_S)
+        spans.append([at_s - NOW_S for at_s in found.between_s])
+    alone = [300 / speed for speed in (0.5, 1.5, 0.8, 1.2)]
+    assert max(likely) / min(likely) < 0.6 * max(alone) / min(alone), "it jumps less than the speed does"
+    assert all(first <= 300.0 <= last for first, last in spans), "at the speed that it has on average"
+
+
+def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
+    tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dirs = running(tmp_path / "state")
+    found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
+    assert (found.start_s, found.source) == (NOW_S + 375, "measured")
+    assert found.between_s == (pytest.approx(NOW_S + 375 / 1.3), pytest.approx(NOW_S + 375 / 0.7))
+    status("b", state=dirs.path)
+    shown = re.search("(?m)^starts +(.*)$", capsys.readouterr().out)
+    assert shown is not None
+    assert re.fullmatch(r"in 5 to 9 min \(\d\d:\d\d\), at measured speeds", shown[1])
+    status("b", state=dirs.path, output=Form.json)
+    (fields,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert fields["predicted_from"] == "measured"
+    assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in found.between_s]
 
 
 def test_a_folder_where_nothing_was_run_says_what_to_name(tmp_path: Path) -> None:

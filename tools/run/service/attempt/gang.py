@@ -15,7 +15,7 @@ then SIGTERM; then SIGKILL, again and again until all of it is gone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -27,7 +27,7 @@ from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.how_to_rescale import Crew
 from pliant.tools.run.service.allocation.slots import Slot, by_node, counts
 from pliant.tools.run.service.attempt.commands import by_torchrun
-from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, judge
+from pliant.tools.run.service.attempt.how_it_ended import Verdict, broken, describe, judge
 from pliant.tools.run.service.attempt.lost_workers import YOUNG_S, LostWorkers, Setback, listed
 from pliant.tools.run.service.attempt.members import Members
 from pliant.tools.run.service.attempt.plan_file import aborted, next_plan
@@ -40,6 +40,8 @@ from pliant.tools.run.statedir.share import Share
 
 _TRACE_LINES: Final = 200
 """The most of a traceback that is looked at."""
+_SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
+"""The signal that each stage of a stop sends."""
 _log = logging.getLogger("pliant")
 
 
@@ -79,6 +81,7 @@ class Gang:
         self._timeouts = timeouts
         self._members = Members(handle.files, plan)
         self._setback: Setback | None = None
+        self._losses: list[tuple[tuple[Slot, ...], str]] = []
         self._told = plan.generation if self._members.trains() is None else 0
         for event in islice(Tail(handle.files.progress).read(), seen):
             self.settles(event)
@@ -142,6 +145,11 @@ class Gang:
     def setback(self) -> Setback | None:
         """Slots on which new workers died since the last call."""
         found, self._setback = self._setback, None
+        return found
+
+    def losses(self) -> list[tuple[tuple[Slot, ...], str]]:
+        """Workers that trained and are gone since the last call, by why: where they were."""
+        found, self._losses = self._losses, []
         return found
 
     def proven(self) -> set[Slot]:
@@ -241,6 +249,7 @@ class Gang:
             at_break=self._at_break,
             words=lambda place: "" if removed else self._last_words(place),
             trace=self._last_lines,
+            sent=_SENT.get(self._stage or "abort", ""),
         )
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
@@ -304,11 +313,21 @@ class Gang:
             listed(slots.values()),
             reasons,
         )
+        self._note(sorted(lost & trained))
         self._backend.stop(self.handle, "kill", lost)
         if not lost & trained and bad is not None:
             return self.plan_without(left, bad)
         held = tuple(Slot.parse(member.slot) for member in going_on)
         return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
+
+    def _note(self, lost: Iterable[int]) -> None:
+        """Keep in mind which workers are gone, and why."""
+        why: dict[str, list[Slot]] = {}
+        for worker in lost:
+            status = self.statuses[worker]
+            ended = "it stood still" if status.state == "running" else describe([status])
+            why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
+        self._losses += [(tuple(slots), reason) for reason, slots in why.items()]
 
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still; they are lost even so, for nothing can be killed on a dead host."""

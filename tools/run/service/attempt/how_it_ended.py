@@ -66,6 +66,7 @@ def judge(
     at_break: Sequence[UnitStatus] = (),
     words: Callable[[int], str] = lambda _unit: "",
     trace: Callable[[], Sequence[str]] = tuple,
+    sent: str = "",
 ) -> Verdict:
     """The verdict on an attempt whose units have all ended.
 
@@ -75,8 +76,11 @@ def judge(
     :param words: the last words on stderr of a unit, by its place in ``units``.
     :param trace: the end of what workers wrote on stderr.
     :param stop_requested: a stop was asked for, so whatever happened is not the job's fault.
+    :param sent: the signal that was sent in the end, as a stop that takes long sends one; empty: none.
     """
     cause = describe(at_break or units, words)
+    if stop_requested:
+        cause = _stopped(units, sent) if sent else describe(at_break or units)
     verdict = (
         _by_outcomes(outcomes, units, ranks, cause) if outcomes else _by_codes(units, cause, elastic=elastic)
     )
@@ -171,6 +175,12 @@ def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _
         by_whom = ", which the system sends where memory runs out" if -code == signal.SIGKILL else ""
         return f"killed by {_name(-code)}{by_whom}"
     return ": ".join(filter(None, (f"exit code {code}", words(place))))
+
+
+def _stopped(units: Sequence[UnitStatus], sent: str) -> str:
+    """What a signal that was sent to stop units did."""
+    code = next((unit.code for unit in units if unit.code is not None and unit.code > 0), None)
+    return f"ended by {sent}, which was sent to stop it" + ("" if code is None else f" (exit code {code})")
 
 
 def _name(number: int) -> str:

@@ -54,12 +54,14 @@ def decision_event(
     decision_seconds: float | None,
     *,
     error: str = "",
+    once: bool = False,
     forecasts: Mapping[str, Any] | None = None,
     admissions: Mapping[str, Any] | None = None,
 ) -> Event:
     """A policy was asked, or a schedule was read.
 
     :param error: why the policy has decided nothing.
+    :param once: the call that writes it does not stay, as one from cron.
     :param forecasts: what was predicted of jobs, by id.
     :param admissions: what was said of jobs that were admitted or are to wait, by id.
     """
@@ -68,6 +70,8 @@ def decision_event(
         detail["decision_seconds"] = decision_seconds
     if error:
         detail["error"] = error
+    if once:
+        detail["once"] = True
     if forecasts:
         detail["forecasts"] = dict(forecasts)
     if admissions:

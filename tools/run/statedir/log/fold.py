@@ -38,8 +38,8 @@ How ``run`` uses the log:
 - A ``decision`` with ``restored`` in its detail follows events that were made from a snapshot, because the
   log had lost its own (``restore.py``). It brings what these cannot say: fields of the records here.
 - A ``decision`` with ``once`` was written by a call that does not stay, such as one from cron.
-- ``progress`` with ``lost`` in its detail: workers died on these slots, for a ``reason``, and the others
-  train on while new ones start there.
+- ``progress`` with ``lost_workers`` in its detail: workers died on these slots, for a ``reason``, and the
+  others train on while new ones start there.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class JobLog:
             if event.event in STARTS:
                 self.launched_s, self.retry_s, self.begun = event.time, None, self.change
         elif event.event in WORKER_EVENTS:
-            if "lost" in detail:
+            if "lost_workers" in detail:
                 return
             self._count(int(detail.get("attempt", 0)), measured="after" in detail)
             self.stall_s = event.overhead_seconds if "after" in detail else self.stall_s

@@ -6,9 +6,15 @@ them over what was folded. They say how far a job is, never what it holds or whe
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from statistics import median
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
+from pliant.tools.run.statedir.contract.files import UnreadableError, read_record
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.progress import Progress, ProgressFile
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
@@ -39,10 +45,30 @@ def with_progress(event: Event, log: RunLog) -> Event:
 
 
 def measured_speeds(log: RunLog) -> dict[str, float]:
-    """Samples per second of the jobs that run, as far as their workers have measured it at this size."""
-    jobs = (refined(job, log.newest.get(job_id)) for job_id, job in log.active.items() if job.gpus)
-    found = ((job.job.id, job.samples_per_second) for job in jobs)
-    return {job_id: speed for job_id, speed in found if speed}
+    """Samples per second of the jobs that run, as far as their workers have measured it at this size.
+
+    That of the last second alone goes up and down, so it is the middle one of what was measured.
+    """
+    return {job_id: median(speeds) for job_id, speeds in _measured(log).items()}
+
+
+def measured_ranges(log: RunLog) -> dict[str, tuple[float, float]]:
+    """The least and the most of what :func:`measured_speeds` is the middle of; not of what is known once."""
+    return {job_id: (min(speeds), max(speeds)) for job_id, speeds in _measured(log).items() if speeds[1:]}
+
+
+def _measured(log: RunLog) -> dict[str, list[float]]:
+    """What is known of each speed: over the last minutes, by the time of a step, and over the last second."""
+    found = {}
+    for job_id, job in log.active.items():
+        progress = log.newest.get(job_id)
+        speeds = [job.samples_per_second if job.gpus else None]
+        if progress is not None and job.change is None and refined(job, progress) is not job:
+            step_s = progress.step_seconds
+            speeds += [progress.samples_per_second, progress.global_batch / step_s if step_s else None]
+        if known := [speed for speed in speeds if speed]:
+            found[job_id] = known
+    return found
 
 
 class Reports:
@@ -67,6 +93,25 @@ class Reports:
             file.fresh()
             if file.newest is not None:
                 log.newest[job_id] = file.newest
+                if job.change is not None and trains_as_held(self._dirs.job(job_id), job, file.newest):
+                    job.change = job.begun = None  # the next run will write down that its first step is done
+
+
+def trains_as_held(folder: JobDir, job: JobLog, report: Progress) -> bool:
+    """Whether a report is of workers that train on the GPUs and the batch that the job was given last."""
+    try:
+        plan = read_record(folder.plan, "plan", Plan, tries=1)
+    except (BadInputError, UnreadableError):
+        return False
+    return (
+        plan is not None
+        and not plan.abort
+        and report.step > 0
+        and (report.attempt, report.generation) == (plan.attempt, plan.generation)
+        and report.attempt > job.over_attempt
+        and Counter(member.node for member in plan.members) == dict(job.placement)
+        and job.global_batch in (None, plan.global_batch)
+    )
 
 
 def reported(dirs: StateDir, log: RunLog, now_s: float) -> list[Event]:

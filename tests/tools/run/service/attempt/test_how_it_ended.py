@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
@@ -210,3 +212,18 @@ def test_an_exit_in_words() -> None:
     assert describe([UnitStatus("exited", -40)]) == "killed by signal 40"
     assert describe([CLEAN, UnitStatus("exited", -11)]) == "killed by SIGSEGV"
     assert describe([CLEAN]) == "no exit code"
+
+
+def test_a_stop_names_the_signal_and_the_exit_code_and_nothing_of_what_was_printed() -> None:
+    """torchrun exits with 1 after a SIGTERM, and its workers printed a warning last, or a progress bar."""
+
+    def printed(_: int) -> str:
+        return "local_plan = storage_writer.prepare_local_plan()"
+
+    ask = partial(judge, {}, ranks=1, elastic=False, stop_requested=True, words=printed)
+    assert ask([FAILED], sent="SIGTERM").message == (
+        "ended by SIGTERM, which was sent to stop it (exit code 1)"
+    )
+    killed = ask([UnitStatus("exited", -9)], sent="SIGKILL")
+    assert (killed.end, killed.message) == ("stopped", "ended by SIGKILL, which was sent to stop it")
+    assert ask([FAILED]).message == "exit code 1"
