@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pliant.schemas.text.times import iso_time, span_text, when_text
+from pliant.schemas.text.times import between_text, iso_time, span_text, when_text
 
 NOON_S = 1_764_590_400.0  # 2025-12-01 12:00 UTC
 
@@ -53,3 +53,10 @@ def test_times_that_no_calendar_has_are_not_invented() -> None:
     assert when_text(1e300, NOON_S).endswith("(far ahead)")
     assert iso_time(1e300) is None
     assert iso_time(NOON_S + 0.25) == "2025-12-01T12:00:00.250Z"
+
+
+def test_a_time_that_is_not_known_exactly_names_its_unit_once_where_it_can() -> None:
+    assert between_text(NOON_S + 24 * 60, NOON_S + 47 * 60, NOON_S) == "in 24 to 47 min"
+    assert between_text(NOON_S + 50 * 60, NOON_S + 70 * 60, NOON_S) == "in 50 min to 1 h 10 min"
+    assert between_text(NOON_S + 40, NOON_S + 90, NOON_S) == "in 40 s to 2 min"
+    assert between_text(NOON_S + 300, NOON_S + 310, NOON_S) == "in 5 min"

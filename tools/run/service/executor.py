@@ -256,7 +256,7 @@ class Executor:
 
     def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
         """What a gang found out about its slots; its target is what is left of it."""
-        for slots, reason in gang.losses():
+        for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:

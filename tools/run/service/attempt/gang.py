@@ -42,6 +42,8 @@ _TRACE_LINES: Final = 200
 """The most of a traceback that is looked at."""
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
+EXIT_CODE_S: Final = 5.0
+"""For so long the exit code of a worker that is gone is waited for."""
 _log = logging.getLogger("pliant")
 
 
@@ -81,7 +83,10 @@ class Gang:
         self._timeouts = timeouts
         self._members = Members(handle.files, plan)
         self._setback: Setback | None = None
-        self._losses: list[tuple[tuple[Slot, ...], str]] = []
+        self._gone: dict[int, float] = {}
+        """Workers that trained and are gone, and since when, until that is reported."""
+        self._silenced = set[int]()
+        """Workers that were killed because they stood still."""
         self._told = plan.generation if self._members.trains() is None else 0
         for event in islice(Tail(handle.files.progress).read(), seen):
             self.settles(event)
@@ -147,10 +152,23 @@ class Gang:
         found, self._setback = self._setback, None
         return found
 
-    def losses(self) -> list[tuple[tuple[Slot, ...], str]]:
-        """Workers that trained and are gone since the last call, by why: where they were."""
-        found, self._losses = self._losses, []
-        return found
+    def losses(self, now_s: float) -> list[tuple[tuple[Slot, ...], str]]:
+        """Workers that trained and are gone, each once, by why: where they were.
+
+        How a process ended is known a little later than that it has; that is waited for.
+        """
+        why: dict[str, list[Slot]] = {}
+        for worker, since_s in [*self._gone.items()]:
+            status = self.statuses[worker]
+            if status.state == "running" and now_s - since_s < EXIT_CODE_S:
+                continue
+            del self._gone[worker]
+            if worker in self._silenced:
+                ended = "it stood still, and was killed"
+            else:
+                ended = "its process is gone" if status.state == "running" else describe([status])
+            why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
+        return [(tuple(slots), reason) for reason, slots in why.items()]
 
     def proven(self) -> set[Slot]:
         """Slots on which workers have trained for long enough to be trusted, by the clock of their files."""
@@ -313,26 +331,18 @@ class Gang:
             listed(slots.values()),
             reasons,
         )
-        self._note(sorted(lost & trained))
+        self._gone |= dict.fromkeys(sorted(lost & trained), now_s)
         self._backend.stop(self.handle, "kill", lost)
         if not lost & trained and bad is not None:
             return self.plan_without(left, bad)
         held = tuple(Slot.parse(member.slot) for member in going_on)
         return replace(self.plan_for(Target(self.target.share, held), going_on), setback=bad)
 
-    def _note(self, lost: Iterable[int]) -> None:
-        """Keep in mind which workers are gone, and why."""
-        why: dict[str, list[Slot]] = {}
-        for worker in lost:
-            status = self.statuses[worker]
-            ended = "it stood still" if status.state == "running" else describe([status])
-            why.setdefault(self._members.message(worker) or ended, []).append(self._members.slot(worker))
-        self._losses += [(tuple(slots), reason) for reason, slots in why.items()]
-
     def _end_silent(self, now_s: float) -> None:
         """Kill workers that stand still; they are lost even so, for nothing can be killed on a dead host."""
         silent = self._members.listen(now_s, self._timeouts)
         if silent:
+            self._silenced |= silent
             slots = [self._members.slot(worker) for worker in sorted(silent)]
             _log.warning("job %s: the workers on %s stand still: killed", self.handle.job, listed(slots))
             self._backend.stop(self.handle, "kill", silent)

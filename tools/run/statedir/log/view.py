@@ -153,7 +153,7 @@ class LogView:
         :param other: the snapshot; None: it goes with the log, or cannot be used.
         """
         before, self.misfit = self.misfit, None
-        size = self._dirs.events.stat().st_size
+        behind, size = bytes_behind(self._dirs), self._dirs.events.stat().st_size
         if other is not None and is_past_of(self.log, other.log):
             events = self._all_events()
             self._lost = restoring(events, other.log)
@@ -163,7 +163,7 @@ class LogView:
                 self.misfit = Misfit("cut", max(0, other.place.bytes - size))
         elif other is not None:
             self.misfit = Misfit("replaced")
-        elif self._snapshot is None and (short := bytes_behind(self._dirs) - size) > 0:
+        elif self._snapshot is None and (short := behind - size) > 0:
             self.misfit = Misfit("lost", short)
         self.stale = other is not None or self.misfit is not None
         if self.misfit is not None and self.misfit != before:

@@ -239,6 +239,31 @@ def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Liv
     assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
 
 
+def test_a_worker_that_died_is_reported_once_with_what_killed_it(training: Scene, lives: Lives) -> None:
+    """That its process is gone is seen before its exit code is."""
+    lives.of[0] = "gone"
+    training.watch(1.0)
+    assert training.gang.losses(1.0) == []
+    training.gang.statuses = (UnitStatus("exited", -9), RUNNING)
+    ((slots, reason),) = training.gang.losses(1.5)
+    assert slots == (Slot("n0", 0),)
+    assert reason.startswith("killed by SIGKILL")
+    assert training.gang.losses(2.0) == []
+
+
+def test_a_worker_that_died_is_reported_though_nothing_says_how(training: Scene, lives: Lives) -> None:
+    lives.of[0] = "gone"
+    training.watch(1.0)
+    assert training.gang.losses(60.0) == [((Slot("n0", 0),), "its process is gone")]
+
+
+def test_a_worker_that_stood_still_is_reported_as_such(training: Scene, lives: Lives) -> None:
+    lives.silent = frozenset({1})
+    training.watch(1.0)
+    training.gang.statuses = (RUNNING, UnitStatus("exited", -9))
+    assert training.gang.losses(2.0) == [((Slot("n1", 0),), "it stood still, and was killed")]
+
+
 def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothing(
     training: Scene, lives: Lives
 ) -> None:
