@@ -164,6 +164,9 @@ def test_the_line_for_cron_works_from_its_first_minute(sh: Shell, inputs: Path) 
     turn = "pliant schedule --state live --cluster cluster.json --policy fair-share | pliant run --state live"
     first = sh(f"{turn} && pliant submit job.jsonl --state live && {turn}")
     assert first.returncode == 0, first.stderr
+    assert (
+        "no run uses live now; the next call of pliant run goes on" in sh("pliant status --state live").stderr
+    )
     ended = sh(f"until pliant status --state live | grep finished; do {turn} || exit 1; done")
     assert ended.returncode == 0, ended.stderr
     assert sh("pliant log a --state live").stdout.splitlines()[-1] == "trained"

@@ -170,8 +170,6 @@ def run_line(status: Status, state: Path) -> str:
     if status.log.once:
         last = clock_text(status.log.last_s, time.time())
         return f"no run uses {state} now; the next call of pliant run goes on (the last wrote at {last})"
-    if not (status.log.active or status.submitted or status.log.broken_off):
-        return f"no run uses {state}, and no job waits for one"
     return f"no run uses {state}; go on with: pliant run --follow --state {state}"
 
 

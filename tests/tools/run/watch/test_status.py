@@ -477,14 +477,6 @@ def test_after_a_turn_of_cron_no_loop_is_advised(tmp_path: Path, at_once: None, 
     assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
 
 
-def test_without_a_job_nothing_is_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dirs = started(tmp_path / "state", elastic="size")
-    with State(dirs.path) as held:
-        held.record([Event(NOW_S + 5, "finish", "a", gpus=0, placement=(), detail={"attempt": 1})])
-    status(state=dirs.path)
-    assert capsys.readouterr().err == f"pliant: no run uses {dirs.path}, and no job waits for one\n"
-
-
 def test_a_clock_that_was_set_back_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

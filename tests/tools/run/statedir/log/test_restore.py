@@ -200,6 +200,20 @@ def test_a_damaged_line_that_the_snapshot_has_seen_costs_nothing(tmp_path: Path)
         session_from_events(told, make_policy("fifo"), NODES, CurveThroughput())
 
 
+def test_a_log_that_was_cut_under_a_run_that_wrote_on_has_all_of_it_after_a_repair(tmp_path: Path) -> None:
+    """The lines of the living run follow what is not there any more."""
+    for seed in range(1, 6):
+        events = Story(seed).go_on(70)
+        state = left_by(tmp_path / str(seed), events, 40)
+        go_on_without_snapshot(state, events[40:])
+        lines = state.events.read_bytes().splitlines(keepends=True)
+        state.events.write_bytes(b"".join([*lines[:21], *lines[41:]]))
+        with pytest.raises(BadInputError, match="lines are missing"):
+            read_log(state.path)
+        repair(state.path)
+        assert read_log(state.path) == fold(events)
+
+
 def go_on_without_snapshot(state: StateDir, events: list[Event]) -> None:
     with State(state.path) as held:
         held.record(events)
