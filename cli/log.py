@@ -33,7 +33,7 @@ def log(
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Drop damaged lines from the event log of the state directory."),
+        typer.Option("--repair", help="Drop damaged lines from the event log, and write back lost ones."),
     ] = False,
 ) -> None:
     """Print the output of the newest attempt of a job, file by file.
@@ -47,7 +47,8 @@ def log(
     Ctrl-C.
 
     With --repair, and without a job, it repairs the event log: it drops damaged
-    lines, says which, and keeps a copy of the log as it was beside it.
+    lines, says which, writes back what the snapshot knows of lines that are
+    lost, and keeps a copy of the log as it was beside it.
 
     Example: pliant log char-lm --state pliant-state -f
 

@@ -86,7 +86,7 @@ def _come_and_end(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for job in sorted(ended, key=lambda job: (job.ended_s or 0.0, job.job.id)):
         samples = job.samples_done or None
         yield Event(
-            *(job.ended_s if job.ended_s is not None else at_s, _ENDS[job.phase], job.job.id),
+            *(job.ended_s if job.ended_s is not None else at_s, _ENDS.get(job.phase, "fail"), job.job.id),
             gpus=0,
             placement=(),
             samples_done=samples,

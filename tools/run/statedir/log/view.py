@@ -39,7 +39,7 @@ class Misfit:
             return "was cut or replaced: its snapshot is of another log, and is not used"
         was = "was cut" + (f" by {self.bytes:,} bytes" if self.bytes else "")
         if self.kind == "cut":
-            return f"{was}: what these led to is taken from its snapshot"
+            return f"{was}: what is missing is taken from its snapshot"
         return f"{was}, and its snapshot cannot be used: jobs that it shows as active may have ended since"
 
     def advice(self, state: Path) -> str:
