@@ -206,7 +206,6 @@ class Submissions:
         self._speeds = speeds
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
-        self._curves: dict[tuple[object, ...], str] = {}
 
     def describe(self, job: JobState) -> Detail:
         """The detail of the job's ``submit`` event."""
@@ -221,19 +220,12 @@ class Submissions:
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec
-        key = (
-            spec.model,
-            job.reference_batch,
-            spec.batch.size is None,
-            spec.batch.per_gpu_max,
-            spec.gpus.requested,
-            spec.max_gpus(self._cluster_gpus),
-            None if job.room is None else tuple(job.room.items()),
-        )
-        if key not in self._curves:
-            sizes = self._measured_sizes.get(spec.model, ())
-            self._curves[key] = compact_json(submit_detail(job, self._speeds, sizes)["curve"])
-        return self._curves[key]
+        what = ("submit", spec.gpus.requested, spec.max_gpus(self._cluster_gpus))
+        return self._speeds.of_kind(job, what, lambda: self._made(job))
+
+    def _made(self, job: JobState) -> str:
+        sizes = self._measured_sizes.get(job.spec.model, ())
+        return compact_json(submit_detail(job, self._speeds, sizes)["curve"])
 
 
 def measured_sizes(rows: Iterable[ProfileRow]) -> Mapping[str, Collection[int]]:

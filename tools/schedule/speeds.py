@@ -1,8 +1,14 @@
-"""The throughput model asked in terms of jobs: the rate of a job on N GPUs, memoised."""
+"""The throughput model asked in terms of jobs: one table of speeds for all policies.
+
+Speeds are kept by size or placement, GPU type, batch and :class:`JobKind`, which is all that the speed of a
+job follows from. Policies that make more of speeds (curves, allowed sizes, gains) keep it here as well, so
+that what a job demands of nodes is never forgotten: see :meth:`Speeds.of_kind`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.batch import plan_batch
@@ -11,8 +17,36 @@ from pliant.tools.profile.throughput import Placement, Throughput, local_limit
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.sharing import GpuSharing
 
+T = TypeVar("T")
 _Key = tuple[str, str, int | Placement, int, int | None]
 """Model, GPU type, size (consolidated) or placement, global batch, largest local batch."""
+_ROUNDING: Final = 1e-9
+"""Relative difference of speeds that counts as none."""
+
+
+class JobKind(NamedTuple):
+    """All by which the speeds of jobs differ: on equal GPUs, jobs of one kind are equally fast."""
+
+    model: str
+    reference_batch: int
+    states_batch: bool
+    """Whether more GPUs than samples are infeasible."""
+    per_gpu_max: int | None
+    room: tuple[tuple[str, int], ...] | None
+    """The most workers that nodes have room for by GPU type, as the job demands CPUs, memory or bandwidth;
+    None: GPUs alone count."""
+
+    @classmethod
+    def of(cls, job: JobState) -> JobKind:
+        """The kind of a job."""
+        batch, room = job.spec.batch, job.room
+        return cls(
+            job.spec.model,
+            job.reference_batch,
+            batch.size is not None,
+            batch.per_gpu_max,
+            None if room is None else tuple(room.items()),
+        )
 
 
 class Speeds:
@@ -36,6 +70,7 @@ class Speeds:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
             self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
         self._rates: dict[_Key, float] = {}
+        self._of_kind: dict[tuple[JobKind, Hashable], Any] = {}
         self._rescales: dict[str, float | None] = {}
 
     @property
@@ -72,7 +107,7 @@ class Speeds:
         if gpus > batch and job.spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if gpu_type is None:
-            return self._mean_rate(job, gpus, batch)
+            return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
         key = (job.spec.model, gpu_type, placement or gpus, batch, job.spec.batch.per_gpu_max)
@@ -82,6 +117,59 @@ class Speeds:
             seconds = self.throughput.step_seconds(job.spec.model, gpu_type, shape, batch, key[-1])
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
+
+    def useful(self, job: JobState, gpus: int, gpu_type: str, *, global_batch: int | None = None) -> int:
+        """The largest size up to ``gpus`` on which no smaller one of the job is faster.
+
+        0: it runs on none of its sizes up to there. Where speed stands still, more GPUs count as useful.
+        """
+        least = max(1, job.spec.min_gpus)
+        if gpus < least:
+            return 0
+        batch = global_batch or job.reference_batch
+        sizes = self.of_kind(job, ("useful", gpu_type, least, batch), _UsefulSizes)
+        for size in range(least + len(sizes.up_to), gpus + 1):
+            sizes.append(size, self.rate(job, size, gpu_type, global_batch=batch))
+        return sizes.up_to[gpus - least]
+
+    def best_rate(self, job: JobState, gpus: int) -> float:
+        """What up to ``gpus`` GPUs are good for: an elastic job leaves those that would make it slower."""
+
+        def best(kind: str) -> float:
+            rate = self.rate(job, gpus, kind)
+            return self.rate(job, self.useful(job, gpus, kind), kind) if rate else 0.0
+
+        return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
+
+    def useful_part(self, job: JobState, placement: NodeGpus, global_batch: int) -> NodeGpus:
+        """What of a placement makes the job fastest: all of it, unless it is faster on fewer of its GPUs.
+
+        Those are taken from few of its nodes, from the ones with most of them, then those that the job holds.
+        """
+        shape, kind = shape_of(placement), self.gpu_type_of(placement)
+        what = ("useful part", kind, job.spec.min_gpus, shape, global_batch)
+        gpus = self.of_kind(job, what, lambda: self._useful_part(job, shape, kind, global_batch))
+        return placement if gpus == sum(shape) else _cut(placement, gpus, job.placement)
+
+    def _useful_part(self, job: JobState, shape: Placement, gpu_type: str, batch: int) -> int:
+        """The number of GPUs of :meth:`useful_part`."""
+        total, sizes = sum(shape), _UsefulSizes()
+        for gpus in range(max(1, job.spec.min_gpus), total + 1):
+            part = _first_of(shape, gpus)
+            sizes.append(gpus, self.rate(job, gpus, gpu_type, global_batch=batch, placement=part))
+        return (sizes.up_to[-1] if sizes.up_to else 0) or total
+
+    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` makes of the speeds of a job, made once for all jobs of its kind.
+
+        :param what: names what is made, with all else that it depends on: GPU type, sizes, batches.
+        """
+        key = (JobKind.of(job), what)
+        try:
+            found: T = self._of_kind[key]
+        except KeyError:
+            found = self._of_kind[key] = make()
+        return found
 
     def parts(self, job: JobState, other: JobState, gpu_type: str, placement: NodeGpus) -> Parts | None:
         """Of its speed alone, what each of two jobs keeps on the same GPUs; None: they cannot share them."""
@@ -121,16 +209,56 @@ class Speeds:
             self._rescales[model] = self.throughput.rescale_seconds(model)
         return self._rescales[model]
 
-    def _mean_rate(self, job: JobState, gpus: int, global_batch: int) -> float:
+    def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
+        """The mean of rates over the types that have so many GPUs, or over all where none has."""
         if len(self._total) == 1:
-            return self.rate(job, gpus, next(iter(self._total)), global_batch=global_batch)
+            return rate_on(next(iter(self._total)))
         roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total
         weight = weighted = 0.0
         for gpu_type, count in roomy.items():
-            if rate := self.rate(job, gpus, gpu_type, global_batch=global_batch):
+            if rate := rate_on(gpu_type):
                 weight += count
                 weighted += count * rate
         return weighted / weight if weight else 0.0
+
+
+class _UsefulSizes:
+    """The largest useful size up to each size, from the smallest on; sizes are appended in order."""
+
+    __slots__ = ("_fastest", "up_to")
+
+    def __init__(self) -> None:
+        self.up_to: list[int] = []
+        self._fastest = 0.0
+
+    def append(self, gpus: int, rate: float) -> None:
+        if rate > 0 and rate >= self._fastest * (1 - _ROUNDING):
+            self._fastest = max(rate, self._fastest)
+            self.up_to.append(gpus)
+        else:
+            self.up_to.append(self.up_to[-1] if self.up_to else 0)
+
+
+def _first_of(shape: Placement, gpus: int) -> Placement:
+    """That many GPUs of a placement, from the nodes with most of them."""
+    found = []
+    for count in shape:
+        if not gpus:
+            break
+        found.append(min(count, gpus))
+        gpus -= found[-1]
+    return tuple(sorted(found, reverse=True))
+
+
+def _cut(placement: NodeGpus, gpus: int, held: NodeGpus) -> NodeGpus:
+    """That many GPUs of a placement, in its order of nodes."""
+    own = dict(held)
+    order = sorted(range(len(placement)), key=lambda n: (-placement[n][1], -own.get(placement[n][0], 0), n))
+    kept: dict[int, int] = {}
+    for number in order:
+        kept[number] = min(placement[number][1], gpus)
+        gpus -= kept[number]
+    return tuple((name, kept[n]) for n, (name, _) in enumerate(placement) if kept[n])
 
 
 def shape_of(placement: NodeGpus) -> Placement:

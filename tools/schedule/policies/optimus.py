@@ -19,6 +19,7 @@ from pliant.tools.schedule.policies.common import (
 )
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.speeds import JobKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,9 +83,8 @@ class Estimates:
         return job.max_gpus(self._total)
 
     def kind(self, job: JobState) -> object:
-        """What the speed of a job depends on."""
-        batch = job.spec.batch
-        return job.spec.model, job.reference_batch, batch.per_gpu_max, batch.size is None
+        """What speeds follow from."""
+        return JobKind.of(job)
 
 
 class Optimus(Policy):
@@ -110,7 +110,6 @@ class Optimus(Policy):
 
     def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
         self.placement = placement
-        self._drops: dict[object, _Drops] = {}
         self._known: dict[str, tuple[str, _Drops, int]] = {}
         """GPU type, its table and the most GPUs of each active job."""
 
@@ -137,12 +136,13 @@ class Optimus(Policy):
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         """Time to go at the present size, and what one GPU more would save."""
         oracle = snapshot.oracle or Estimates(snapshot)
-        return {job.id: self._explanation(job, oracle, snapshot.time_s) for job in snapshot.jobs.values()}
+        return {job.id: self._explanation(job, oracle, snapshot) for job in snapshot.jobs.values()}
 
-    def _explanation(self, job: JobState, oracle: Oracle, time_s: float) -> Explanation:
+    def _explanation(self, job: JobState, oracle: Oracle, snapshot: Snapshot) -> Explanation:
         if not job.gpus or job.gpu_type is None:
             return Explanation("no GPU is left for it", needs_gpus=job.spec.min_gpus)
-        saved_s = self._table(job, job.gpu_type, oracle).at(job.gpus) * oracle.remaining_steps(job, time_s)
+        table = _table(job, job.gpu_type, oracle, snapshot)
+        saved_s = table.at(job.gpus) * oracle.remaining_steps(job, snapshot.time_s)
         if _most(job, oracle) <= job.gpus or saved_s <= 0:
             return Explanation("one GPU more would save nothing")
         return Explanation(f"one GPU more would save {saved_s:.0f} s")
@@ -161,17 +161,11 @@ class Optimus(Policy):
             budget.take(grant)
             known = self._known.get(job.id)
             if known is None or known[0] != grant.gpu_type:
-                table = self._table(job, grant.gpu_type, oracle)
+                table = _table(job, grant.gpu_type, oracle, snapshot)
                 known = self._known[job.id] = (grant.gpu_type, table, _most(job, oracle))
             steps = oracle.remaining_steps(job, snapshot.time_s)
             shares.append(_Share(job, grant, known[2], steps, known[1]))
         return shares
-
-    def _table(self, job: JobState, gpu_type: str, oracle: Oracle) -> _Drops:
-        key = (oracle.kind(job), gpu_type)
-        if key not in self._drops:
-            self._drops[key] = _Drops(oracle, job, gpu_type)
-        return self._drops[key]
 
     def _place(self, snapshot: Snapshot, targets: dict[str, Target]) -> None:
         free = snapshot.free.after(snapshot.jobs[job_id].placement for job_id in targets)
@@ -180,6 +174,11 @@ class Optimus(Policy):
                 place = free.emptiest(target.gpus, target.gpu_type)
                 free.take(place)
                 targets[job_id] = Target(target.gpus, target.gpu_type, placement=place)
+
+
+def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> _Drops:
+    what = ("optimus", gpu_type, oracle.kind(job))
+    return snapshot.speeds.of_kind(job, what, lambda: _Drops(oracle, job, gpu_type))
 
 
 def _most(job: JobState, oracle: Oracle) -> int:

@@ -6,19 +6,23 @@ that ends is the job's ceiling, which nothing exceeds. Below ``d`` the sizes go 
 to the job's minimum. Departures from the paper: where not alpha but the job's maximum, its batch or the
 cluster ends the doubling, that limit is the largest size (if still efficient); the minimum is allowed as
 well; sizes that the profile calls infeasible are left out, and if ``d`` is among them, the largest feasible
-size below it takes its place as the base.
+size below it takes its place as the base; so are, for an elastic job, sizes slower than a smaller one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 from pliant.schemas.text.wording import in_gpus
 from pliant.tools.schedule.demand import sizes_below
 from pliant.tools.schedule.jobs import JobState
+
+T = TypeVar("T")
+_ROUNDING: Final = 1e-9
+"""Relative difference of speeds that counts as none."""
 
 
 class Rates(Protocol):
@@ -31,6 +35,10 @@ class Rates(Protocol):
 
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
         """Samples per second; 0.0 where that is infeasible."""
+        ...
+
+    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made of the speeds of a job, once for all of its kind."""
         ...
 
 
@@ -72,8 +80,15 @@ def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> 
     if not low:
         return AllowedSizes((), (), 0, _why_empty(job, gpu_type, most))
     high, reason = _above(job, low[0], gpu_type, speeds, alpha)
-    sizes = (*reversed(low), *high)
-    return AllowedSizes(sizes, tuple(speeds.rate(job, k, gpu_type) for k in sizes), low[0], reason)
+    found: list[tuple[int, float]] = []
+    candidates = (*reversed(low), *high)
+    for size in candidates:
+        rate = speeds.rate(job, size, gpu_type)
+        if not found or rate >= found[-1][1] * (1 - _ROUNDING):
+            found.append((size, rate))
+    sizes, rates = zip(*found, strict=True)
+    slower = sizes[-1] < candidates[-1]
+    return AllowedSizes(sizes, rates, low[0], "its speed, which falls beyond" if slower else reason)
 
 
 def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
@@ -113,28 +128,18 @@ def _limit(job: JobState, most: int) -> tuple[int, str]:
 
 
 class SizesByJob:
-    """SizesByJob of all jobs by GPU type, each kind of job computed once."""
+    """Allowed sizes of all jobs by GPU type, each kind of job computed once."""
 
     def __init__(self, speeds: Rates, alpha: float) -> None:
         self.speeds = speeds
         self.alpha = alpha
         self.gpu_types = tuple(speeds.gpu_types)
-        self._known: dict[tuple[object, ...], tuple[AllowedSizes, ...]] = {}
 
     def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
         """Those on each GPU type, in the order of ``gpu_types``."""
-        spec = job.spec
-        key = (
-            spec.model,
-            spec.gpus.requested,
-            spec.gpus.min,
-            spec.gpus.max,
-            job.most,
-            None if job.room is None else tuple(job.room.items()),
-            spec.elastic == "none",
-            job.reference_batch,
-            spec.batch.per_gpu_max,
-        )
-        if key not in self._known:
-            self._known[key] = tuple(allowed_sizes(job, t, self.speeds, self.alpha) for t in self.gpu_types)
-        return self._known[key]
+        gpus = job.spec.gpus
+        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
+        return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
+
+    def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
+        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)

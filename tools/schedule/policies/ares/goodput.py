@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob, allowed_sizes
+from pliant.tools.schedule.policies.ares.allowed_sizes import AllowedSizes, SizesByJob
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.useful_speed import UsefulSpeed
 from pliant.tools.schedule.policy import Decision, Target
@@ -99,4 +99,4 @@ class _UsefulSizes(SizesByJob):
     def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
         if not self._useful.moves_batch(job):
             return super().of(job)
-        return tuple(allowed_sizes(job, kind, self.speeds, self.alpha) for kind in self.gpu_types)
+        return self._made(job)

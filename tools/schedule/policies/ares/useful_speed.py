@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple, TypeVar
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.pollux.goodput import Goodput
 from pliant.tools.schedule.policies.pollux.jobs import Goodputs
 from pliant.tools.schedule.policies.pools import Pool
 from pliant.tools.schedule.speeds import Speeds
+
+T = TypeVar("T")
 
 
 class Choice(NamedTuple):
@@ -41,6 +43,10 @@ class UsefulSpeed:
     def rate(self, job: JobState, gpus: int, gpu_type: str, /) -> float:
         """That of the best batch."""
         return self.choice(job, gpus, gpu_type).rate
+
+    def of_kind(self, job: JobState, what: Hashable, make: Callable[[], T]) -> T:
+        """What is made of the speeds of a job whose batch stays, once for all of its kind."""
+        return self.speeds.of_kind(job, what, make)
 
     def moves_batch(self, job: JobState) -> bool:
         """Whether there is a batch to choose: the job allows it, and its noise is known."""

@@ -59,11 +59,10 @@ def allowed_batches(job: JobState) -> BatchRange:
 
 
 class Curves:
-    """Scaling curves; jobs that are alike share them."""
+    """Scaling curves; jobs of one kind share them."""
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
-        self._known: dict[object, ScalingCurve | None] = {}
 
     def of(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
         """The curve of a job whose batch may be chosen from ``batches``; None: no size is feasible."""
@@ -71,20 +70,8 @@ class Curves:
         limits = (spec.min_gpus, self._most(job, gpu_type), spec.elastic == "none" and spec.gpus.requested)
         cap = self.speeds.most_local(job, gpu_type)
         largest = min(allowed_batches(job)[1], cap or job.reference_batch)
-        key = (
-            spec.model,
-            gpu_type,
-            limits,
-            None if job.room is None else job.room.get(gpu_type),
-            batches,
-            job.reference_batch,
-            largest,
-            cap,
-            spec.batch.size is None,
-        )
-        if key not in self._known:
-            self._known[key] = self._make(job, gpu_type, batches)
-        return self._known[key]
+        what = ("elastic-dp", gpu_type, limits, batches, largest)
+        return self.speeds.of_kind(job, what, lambda: self._make(job, gpu_type, batches))
 
     def _make(self, job: JobState, gpu_type: str, batches: BatchRange) -> ScalingCurve | None:
         cap = self.speeds.most_local(job, gpu_type)

@@ -7,15 +7,14 @@ from typing import NamedTuple
 
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.snapshot import Snapshot
-from pliant.tools.schedule.speeds import Speeds
+from pliant.tools.schedule.speeds import JobKind, Speeds
 
 
 class _Kind(NamedTuple):
     """Jobs of one kind do the same to a job beside them."""
 
-    model: str
+    speeds: JobKind
     batch: int
-    per_gpu_max: int | None
     gpu_type: str
     gpus: int
 
@@ -78,7 +77,7 @@ def sharing_score(job: JobState, host: JobState, speeds: Speeds, least_speed: fl
 
 
 def _kind(job: JobState, gpu_type: str, gpus: int) -> _Kind:
-    return _Kind(job.spec.model, job.global_batch, job.spec.batch.per_gpu_max, gpu_type, gpus)
+    return _Kind(JobKind.of(job), job.global_batch, gpu_type, gpus)
 
 
 def _drop_empty(kinds: dict[_Kind, deque[JobState]], kind: _Kind) -> None:

@@ -122,30 +122,21 @@ class ProfileCandidates:
 
     def __init__(self, speeds: Speeds) -> None:
         self.speeds = speeds
-        self._known: dict[object, Candidates] = {}
 
     def of(self, job: JobState, gpu_type: str, node_gpus: int, limits: Limits) -> Candidates:
-        """Candidates of a job on one GPU type; jobs alike share them."""
-        key = (
-            job.spec.model,
-            gpu_type,
-            node_gpus,
-            limits,
-            job.spec.batch.per_gpu_max,
-            job.spec.batch.size is None,
-        )
-        found = self._known.get(key)
-        if found is None:
-            batches = _few(limits)
-            rates = np.zeros((2, limits.most_gpus + 1, len(batches)))
-            for several, gpus, place in _places(limits, node_gpus):
-                rates[several, gpus] = [
-                    self.speeds.rate(job, gpus, gpu_type, global_batch=int(each), placement=place)
-                    for each in batches
-                ]
-            found = Candidates(np.broadcast_to(batches, rates.shape), rates)
-            self._known[key] = found
-        return found
+        """Candidates of a job on one GPU type; jobs of one kind share them."""
+        what = ("pollux", gpu_type, node_gpus, limits)
+        return self.speeds.of_kind(job, what, lambda: self._made(job, gpu_type, node_gpus, limits))
+
+    def _made(self, job: JobState, gpu_type: str, node_gpus: int, limits: Limits) -> Candidates:
+        batches = _few(limits)
+        rates = np.zeros((2, limits.most_gpus + 1, len(batches)))
+        for several, gpus, place in _places(limits, node_gpus):
+            rates[several, gpus] = [
+                self.speeds.rate(job, gpus, gpu_type, global_batch=int(each), placement=place)
+                for each in batches
+            ]
+        return Candidates(np.broadcast_to(batches, rates.shape), rates)
 
 
 def _few(limits: Limits) -> Ints:

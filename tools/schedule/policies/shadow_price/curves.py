@@ -1,9 +1,10 @@
-"""How fast a job would train, by number of GPUs and batch; jobs that are alike share it."""
+"""How fast a job would train, by number of GPUs and batch; jobs of one kind share it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,10 @@ class Curve:
     usual: int
     """The batch of the author among ``batches``, by position."""
 
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Curve:
+        """Nothing of it changes."""
+        return self
+
     def efficiency(self, noise_scale: Floats | float) -> Floats:
         """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
         phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
@@ -79,21 +84,17 @@ class Curves:
         self.speeds = speeds
         self.gpu_type = gpu_type
         self.sizes = sizes
-        self._known: dict[object, Curve] = {}
+        self._grid = sizes.tobytes()
 
     def of(self, job: JobState) -> Curve:
         """The curve of a job."""
         spec = job.spec
         limits = (
             spec.gpus.requested if spec.elastic == "none" else (spec.min_gpus, self._most(job)),
-            job.reference_batch,
             *batch_range(job),
         )
-        key = (spec.model, limits, spec.batch.min, spec.batch.per_gpu_max, spec.batch.size is None)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._made(job)
-        return found
+        what = ("shadow-price", self.gpu_type, self._grid, limits, spec.batch.min)
+        return self.speeds.of_kind(job, what, lambda: self._made(job))
 
     def _most(self, job: JobState) -> int:
         return job.max_gpus(int(self.sizes[-1]))
