@@ -34,15 +34,16 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
 def demand_gpu_s(job: JobState, speeds: Speeds, *, of_simulation: bool = False) -> float:
     """L of Ares, section 3.2: GPU-seconds of all the work at the requested size (mean over mixed types).
 
-    Where no GPU type can run that size, the nearest of :func:`sizes_below` that one can run counts. A job
-    without such a size, or of unknown work, has no demand: it takes no share of equal sharing.
+    An elastic job that is faster on fewer GPUs counts as that fast. Where no GPU type can run that size, the
+    nearest of :func:`sizes_below` that one can run counts. A job without such a size, or of unknown work, has
+    no demand: it takes no share of equal sharing.
 
     :param of_simulation: by the work at which a replay ends the job, also where policies see a prediction.
     """
     total = (job.work_samples if of_simulation else job.total_samples) or 0.0
     for gpus in (job.spec.gpus.requested, *sizes_below(job)):
         if _runs(job, gpus, speeds):
-            return gpus * total / speeds.rate(job, gpus)
+            return gpus * total / speeds.best_rate(job, gpus)
     return 0.0
 
 

@@ -126,3 +126,54 @@ def test_gpu_time_at_a_size_that_cannot_run_is_refused() -> None:
 
 def test_gpu_time_on_a_cluster_without_nodes_is_unknown_work() -> None:
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
+
+
+def by_size(**curve: float) -> Speeds:
+    """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
+    sizes = {int(name[1:]): rate for name, rate in curve.items()}
+    nodes = [NodeState(i, f"n{i}", 4, "gpu", None) for i in range(3)]
+    return Speeds(CurveThroughput({"linear": sizes}), nodes)
+
+
+def test_the_useful_size_is_the_largest_that_is_no_slower_than_a_smaller_one() -> None:
+    known, spec = by_size(r1=10, r2=18, r3=16, r4=20, r5=20, r8=15), job(gpus=8, low=1, batch=64)
+    found = [known.useful(state(spec), gpus, "gpu") for gpus in range(9)]
+    assert found == [0, 1, 2, 2, 4, 5, 5, 5, 5]
+
+
+def test_sizes_below_the_smallest_of_a_job_do_not_count() -> None:
+    known = by_size(r1=20, r2=10, r4=12)
+    assert known.useful(state(job(gpus=4, low=2, batch=64)), 4, "gpu") == 4
+    assert known.useful(state(job(gpus=4, low=1, batch=64)), 4, "gpu") == 1
+    assert known.useful(state(job(gpus=4, low=2, batch=64)), 1, "gpu") == 0
+
+
+def test_of_a_place_that_is_too_large_the_fullest_nodes_and_those_held_stay() -> None:
+    known, spec = by_size(r1=10, r4=30, r6=20), job(gpus=6, low=1, batch=64)
+    asked = state(spec)
+    assert known.useful_part(asked, (("n0", 1), ("n1", 4), ("n2", 1)), 64) == (("n1", 4),)
+    asked.placement = (("n2", 3),)
+    assert known.useful_part(asked, (("n0", 3), ("n2", 3)), 64) == (("n0", 1), ("n2", 3))
+    assert known.useful_part(asked, (("n0", 2), ("n2", 2)), 64) == (("n0", 2), ("n2", 2))
+
+
+def test_what_is_made_of_speeds_is_made_once_for_jobs_of_a_kind_and_again_for_other_demands() -> None:
+    known, made = by_size(r1=1, r4=4), []
+    like_it, with_demands, with_more = state(job("b", batch=64)), state(job("c")), state(job("d"))
+    with_demands.room, with_more.room = {"gpu": 2}, {"gpu": 1}
+
+    def rates(of: JobState) -> list[float]:
+        made.append(of.id)
+        return [known.rate(of, gpus, "gpu") for gpus in (1, 2, 3)]
+
+    for each in (state(), like_it, with_demands, with_more, with_demands):
+        assert known.of_kind(each, "rates", lambda each=each: rates(each)) == [  # type: ignore[misc]
+            known.rate(each, gpus, "gpu") for gpus in (1, 2, 3)
+        ]
+    assert made == ["a", "c", "d"]
+
+
+def test_up_to_so_many_gpus_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
+    known = by_size(r1=10, r2=18, r4=12)
+    assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
+    assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12

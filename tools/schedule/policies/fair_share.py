@@ -23,6 +23,8 @@ from pliant.tools.schedule.snapshot import Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.tools.schedule.speeds import Speeds
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -66,12 +68,12 @@ class FairShare(Policy):
     """Equal sharing in whole GPUs: at every change each active job holds an equal part of the cluster.
 
     Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose maximum
-    is below it (their rest goes to the others) and those whose minimum is above it; the remainder goes, one
-    GPU each, to the first jobs. A job that is not elastic gets what it requested or nothing, and no job gets
-    more GPUs than it has samples in a batch. The order is that of priority, the highest first, then of
-    arrival (submit_time, id). Jobs are admitted in it: the first whose minimum does not fit beside the minima
-    of those before it waits, and all later ones wait behind it. One whose minimum the nodes that are up could
-    not run, were they empty, waits alone.
+    is below it, or that would be slower on as many (their rest goes to the others), and those whose minimum
+    is above it; the remainder goes, one GPU each, to the first jobs. A job that is not elastic gets what it
+    requested or nothing, and no job gets more GPUs than it has samples in a batch. The order is that of
+    priority, the highest first, then of arrival (submit_time, id). Jobs are admitted in it: the first whose
+    minimum does not fit beside the minima of those before it waits, and all later ones wait behind it. One
+    whose minimum the nodes that are up could not run, were they empty, waits alone.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
     largest, then where it is fastest; the job that came last moves when another type would give it a larger
@@ -91,9 +93,8 @@ class FairShare(Policy):
         _balance(snapshot, pools)
         grants: dict[str, Grant] = {}
         for pool in pools.values():
-            sizes = equal_shares(pool.gpus, [(member.low, member.high) for member in pool.members])
-            for member, gpus in zip(pool.members, sizes, strict=True):
-                grants[member.job.id] = Grant(_feasible(snapshot, member, gpus, pool.gpu_type), pool.gpu_type)
+            for member, gpus in zip(pool.members, _parts(pool, snapshot.speeds), strict=True):
+                grants[member.job.id] = Grant(gpus, pool.gpu_type)
         return decision_from_grants(snapshot, grants, rejected)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
@@ -105,6 +106,23 @@ class FairShare(Policy):
             else Explanation(f"waits until the minima of earlier jobs leave {in_gpus(_low(job))}", _low(job))
             for job in snapshot.jobs.values()
         }
+
+
+def _parts(pool: Pool, speeds: Speeds) -> list[int]:
+    """Equal parts of a pool; what makes a job slower goes to the others."""
+    limits = [(member.low, member.high) for member in pool.members]
+    while True:
+        parts = equal_shares(pool.gpus, limits)
+        useful = [
+            speeds.useful(member.job, part, pool.gpu_type) or member.low
+            for member, part in zip(pool.members, parts, strict=True)
+        ]
+        if useful == parts:
+            return parts
+        limits = [
+            (low, most if most < part else high)
+            for (low, high), most, part in zip(limits, useful, parts, strict=True)
+        ]
 
 
 def _low(job: JobState) -> int:
@@ -177,9 +195,3 @@ def _move_one(snapshot: Snapshot, crowded: Pool, pools: Mapping[str, Pool]) -> b
                 pool.members.sort(key=lambda each: each.job.turn)
                 return True
     return False
-
-
-def _feasible(snapshot: Snapshot, member: Member, gpus: int, gpu_type: str) -> int:
-    """The largest size up to ``gpus`` at which the job runs on this type."""
-    sizes = range(gpus, member.low, -1)
-    return next((k for k in sizes if snapshot.speeds.rate(member.job, k, gpu_type) > 0), member.low)

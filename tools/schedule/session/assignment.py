@@ -55,6 +55,11 @@ def changes_gpus(job: JobState, target: Target) -> bool:
     )
 
 
+def may_get_fewer(job: JobState, target: Target) -> bool:
+    """Whether a target leaves room for a smaller size: of an elastic job that has its GPUs alone."""
+    return job.spec.elastic != "none" and target.gpus > job.spec.min_gpus and target.beside is None
+
+
 def assign(
     wishes: Mapping[str, Wish],
     jobs: Mapping[str, JobState],
@@ -64,6 +69,7 @@ def assign(
     *,
     in_part: bool = False,
     demands: DemandsOf | None = None,
+    sizes_jobs: bool = False,
 ) -> dict[str, Place]:
     """Places of all jobs that can have one, taken from ``free``; every other job keeps what it holds.
 
@@ -75,6 +81,7 @@ def assign(
     :param in_part: they are a part of what was decided, so GPUs that they count on may not become free.
     :param demands: what other jobs leave of CPUs, memory and bandwidth; None: no job here demands any. A job
         that does not fit the place that its policy named gets another.
+    :param sizes_jobs: elastic jobs get what of their place makes them fastest.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
     moving = dict(wishes) if demands is not None else wishes
@@ -83,7 +90,7 @@ def assign(
     while True:
         if stay:
             moving = {job_id: wish for job_id, wish in moving.items() if job_id not in stay}
-        world = _World(free, speeds, limits, None if demands is None else demands(moving))
+        world = _World(free, speeds, limits, None if demands is None else demands(moving), sizes_jobs)
         try:
             places, without = _attempt(moving, jobs, world)
         except PlacementTakenError as taken:
@@ -107,6 +114,7 @@ class _World(NamedTuple):
     speeds: Speeds
     withheld: Withheld
     demands: Demands | None
+    sizes_jobs: bool
 
 
 def _attempt(
@@ -194,8 +202,15 @@ def _place(job: JobState, target: Target, world: _World) -> Place | None:
 
 
 def _allowed(job: JobState, target: Target, world: _World) -> NodeGpus | None:
-    """A place without what is withheld from the job."""
-    free, speeds, withheld, _ = world
+    """A place without what is withheld from the job, and without what would make it slower."""
+    place = _without_withheld(job, target, world)
+    if not (place and world.sizes_jobs and may_get_fewer(job, target)):
+        return place
+    return world.speeds.useful_part(job, place, target.global_batch or job.global_batch)
+
+
+def _without_withheld(job: JobState, target: Target, world: _World) -> NodeGpus | None:
+    free, speeds, withheld = world.free, world.speeds, world.withheld
     if withheld.next_s == math.inf:
         return _choose(job, target, free, speeds)
     if target.gpus > job.gpus and withheld.held_until_s(job.id) is not None:

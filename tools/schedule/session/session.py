@@ -15,7 +15,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import ForecastState, PolicyState
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
-from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
 from pliant.tools.schedule.policy_error import PolicyError, blame, blaming
 from pliant.tools.schedule.session.assignment import (
     Place,
@@ -24,6 +25,7 @@ from pliant.tools.schedule.session.assignment import (
     assign,
     changes_gpus,
     differs,
+    may_get_fewer,
 )
 from pliant.tools.schedule.session.demands import Demands
 from pliant.tools.schedule.session.dwell import Dwell
@@ -265,11 +267,9 @@ class Session(OrderedState):
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
             transitions.append(Transition(self.end(job_id, time_s, "rejected"), "reject", before, reason))
-        wishes = {
-            job_id: (self.jobs[job_id], target)
-            for job_id, target in decision.targets.items()
-            if differs(self.jobs[job_id], target)
-        }
+        targets = ((self.jobs[job_id], target) for job_id, target in decision.targets.items())
+        useful = ((job, self._useful(job, target)) for job, target in targets)
+        wishes = {job.id: (job, target) for job, target in useful if differs(job, target)}
         self._keep_what_changed_lately(wishes, time_s)
         try:
             places = self._assign(wishes)
@@ -293,6 +293,16 @@ class Session(OrderedState):
             transitions.extend([transition] if transition else [])
         return sorted(transitions, key=lambda transition: _FREES_FIRST.get(transition.step, 5))
 
+    def _useful(self, job: JobState, target: Target) -> Target:
+        """A target without GPUs of its type that would make the job slower; its place is looked at later."""
+        if self.policy.elasticity == "none" or target.gpu_type is None or target.placement is not None:
+            return target
+        if not may_get_fewer(job, target):
+            return target
+        batch = target.global_batch or job.global_batch
+        gpus = self.speeds.useful(job, target.gpus, target.gpu_type, global_batch=batch)
+        return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
+
     def _keep_what_changed_lately(self, wishes: dict[str, Wish], time_s: float) -> None:
         """Take out the jobs that keep what they hold; the policy is asked again when the first may change."""
         self.kept_until_s = self._dwell.kept_until_s(wishes, time_s)
@@ -309,7 +319,14 @@ class Session(OrderedState):
         in_part = bool(self.kept_until_s)
         try:
             return assign(
-                movers, self.jobs, self.free, self.speeds, self.withheld, in_part=in_part, demands=demands
+                movers,
+                self.jobs,
+                self.free,
+                self.speeds,
+                self.withheld,
+                in_part=in_part,
+                demands=demands,
+                sizes_jobs=self.policy.elasticity != "none",
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'
