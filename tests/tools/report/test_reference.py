@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -64,10 +65,43 @@ def test_below_one_gpu_speed_is_in_proportion():
     assert list(fluid_finishes(jobs, FOUR).values()) == pytest.approx([2.0] * 8)
 
 
-def test_linear_gps_knows_no_largest_size():
-    jobs = [entry("a", 0, 8.0, ((1, 1.0),))]
-    assert gps_finishes(jobs, FOUR) == {"a": 2.0}
-    assert fluid_finishes(jobs, FOUR) == {"a": 8.0}
+def test_gps_gives_no_job_more_than_it_can_use():
+    """Alone on four GPUs: a runs on one, b is 1.5 times as fast on all as on one, c scales linearly."""
+    curves = {"a": ((1, 1.0),), "b": ((1, 1.0), (4, 1.5)), "c": ((1, 1.0), (4, 4.0))}
+    for name, ends_s in {"a": 12.0, "b": 8.0, "c": 3.0}.items():
+        assert gps_finishes([entry(name, 0, 12.0, curves[name])], FOUR) == pytest.approx({name: ends_s})
+
+
+def test_gps_is_linear_where_small_shares_are_more_efficient():
+    """On its two GPUs a does 3 a second, so its demand is 8 GPU-seconds; on one it would do 2, and gets 1.5.
+
+    It shares two GPUs with b until b is done with its 2 GPU-seconds at 2, and then has both.
+    """
+    jobs = [entry("a", 0, 12.0, ((1, 2.0), (2, 3.0)), demand=8.0), entry("b", 0, 2.0)]
+    assert gps_finishes(jobs, ((0.0, 2),)) == pytest.approx({"b": 2.0, "a": 5.0})
+
+
+def test_a_share_is_good_for_the_best_size_within_it():
+    """Three GPUs are slower than two: from two on the curve is flat until it is back at 18, at 3.5 GPUs."""
+    curve = ((1, 10.0), (2, 18.0), (3, 14.0), (4, 22.0), (8, 20.0))
+    assert usable_curve(curve, 8) == ((1, 10.0), (2, 18.0), (3.5, 18.0), (4, 22.0))
+    assert usable_curve(curve, 3) == ((1, 10.0), (2, 18.0))
+
+
+@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8), st.floats(0.1, 10.0))
+def test_a_usable_curve_is_the_running_maximum(rates, share):
+    curve = tuple(enumerate(rates, start=1))
+    usable = usable_curve(curve, len(rates))
+    fine = [min(share, step * share / 2000) for step in range(1, 2001)]
+    best = max(rate_at(curve, gpus) for gpus in fine)
+    assert rate_at(usable, share) == pytest.approx(best, rel=0.05, abs=0.2)
+    assert all(rate_at(usable, low) <= rate_at(usable, high) for low, high in pairwise(fine))
+
+
+def test_an_elastic_job_that_requests_too_many_gpus_demands_what_it_needs_on_fewer():
+    curve = ((1, 4.0), (2, 6.0), (4, 3.0))
+    for spec, demand in ((job("a", gpus=4), 4 * 12 / 3.0), (job("a", gpus=4, low=1), 4 * 12 / 6.0)):
+        assert reference_jobs(fold([begin(), submit(spec, 12.0, curve)]))[0].demand_gpu_s == demand
 
 
 def test_lost_nodes_slow_everybody_down():

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
-from math import inf
+from dataclasses import replace
+from functools import cache
+from typing import Final
 
-from pliant.tools.report.references.jobs import ReferenceJob, boundaries
+from pliant.tools.report.references.fluid import fluid_finishes
+from pliant.tools.report.references.jobs import ReferenceJob, at_most_linear
+
+_DIGITS: Final = 12
+"""Significant digits of a rate by GPU: jobs that differ by less share one curve."""
 
 
 def gps_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
     """Finish time of each job in GPS, seconds.
 
-    With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second, also beyond its own
-    largest size. Virtual time V grows by that rate, so a job that arrives at a leaves when
-    V reaches V(a) + its demand: one heap, O(log N) an event. A job that never finishes is left out.
+    With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second, and is done when it has
+    received its demand. Departure from the paper: it receives no more than it can use, which is the best of
+    its speeds at up to M/N GPUs over its speed for each GPU that it requests. There, GPUs beyond any size of
+    the job count as well. A job that never finishes is left out.
     """
-    finishes: dict[str, float] = {}
-    leaving: list[tuple[float, str]] = []
-    virtual = 0.0
-    boundary = boundaries(jobs, capacity)
-    for now, arrivals, gpus, until in boundary:
-        for job in arrivals:
-            heappush(leaving, (virtual + job.demand_gpu_s, job.id))
-        time = now
-        while leaving and gpus:
-            finish = time + max(0.0, leaving[0][0] - virtual) * len(leaving) / gpus
-            if finish > until:
-                break
-            virtual, job_id = heappop(leaving)
-            finishes[job_id] = time = finish
-        if leaving and until < inf:
-            virtual += (until - time) * gpus / len(leaving)
-    return finishes
+    linear = cache(at_most_linear)
+
+    def in_gps(job: ReferenceJob) -> ReferenceJob:
+        per_gpu = float(f"{job.samples / job.demand_gpu_s:.{_DIGITS}g}")
+        return replace(job, curve=linear(job.curve, per_gpu))
+
+    return fluid_finishes([in_gps(job) for job in jobs], capacity)

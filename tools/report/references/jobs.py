@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import inf
 
 from pliant.tools.report.records import Curve, JobRecord, RunRecord
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class ReferenceJob:
-    """One job of the reference systems. ``curve`` ends at its best size; it is flat from there on."""
+    """One job of the reference systems. ``curve`` never falls, and is flat from its best size on."""
 
     id: str
     arrival_s: float
@@ -60,7 +60,8 @@ def _demand_gpu_s(record: JobRecord, samples: float) -> float:
     if record.demand_gpu_s is not None and record.samples:
         return record.demand_gpu_s * samples / record.samples
     requested = record.job.gpus.requested
-    return requested * samples / rate_at(record.curve, requested)
+    curve = record.curve if record.job.elastic == "none" else usable_curve(record.curve, requested)
+    return requested * samples / rate_at(curve, requested)
 
 
 def _work(record: JobRecord) -> float | None:
@@ -72,12 +73,38 @@ def _work(record: JobRecord) -> float | None:
 
 
 def usable_curve(curve: Curve, max_gpus: int) -> tuple[Point, ...]:
-    """The curve cut at the job's largest size and at its best size, whichever is smaller."""
+    """What a share of GPUs is good for: the best rate at any size up to it.
+
+    The curve cut at the job's largest size and at its best size, whichever is smaller, and flat over dips
+    before that. No job need run on more GPUs than make it faster.
+    """
     points: list[Point] = [(size, rate) for size, rate in curve if size <= max_gpus]
     if not points or points[-1][0] < max_gpus:
         points.append((max_gpus, rate_at(curve, max_gpus)))
-    best = max(range(len(points)), key=lambda index: (points[index][1], -index))
-    return tuple(points[: best + 1])
+    found = points[:1]
+    for (left, left_rate), (size, rate) in pairwise(points):
+        best = found[-1][1]
+        if rate > best:
+            if left > found[-1][0]:  # out of a dip: where the curve comes back to its best
+                found.append((left + (size - left) * (best - left_rate) / (rate - left_rate), best))
+            found.append((size, rate))
+    return tuple(found)
+
+
+def at_most_linear(curve: tuple[Point, ...], per_gpu: float) -> tuple[Point, ...]:
+    """The smaller of a usable curve and so much for each GPU, at every number of GPUs."""
+    found: list[Point] = []
+    left, left_rate = 0.0, 0.0
+    for size, rate in (*curve, (inf, curve[-1][1])):
+        above, then = left_rate - per_gpu * left, rate - per_gpu * size
+        if above * then < 0:  # they cross; beyond the last size the curve is flat
+            part = 0.0 if size == inf else above / (above - then)
+            crossing = rate / per_gpu if size == inf else left + part * (size - left)
+            found.append((crossing, per_gpu * crossing))
+        if size < inf:
+            found.append((size, min(rate, per_gpu * size)))
+        left, left_rate = size, rate
+    return tuple(found)
 
 
 def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
