@@ -48,7 +48,7 @@ class Bid:
     arrival: int
     """The first slot it can use."""
     work: int
-    """Worker-slots, 1 or more."""
+    """Worker-slots, or what ``advance`` counts in; 1 or more."""
     most_workers: int
     """At a time, 1 or more."""
     worker: Floats
@@ -63,6 +63,11 @@ class Bid:
     """In a slot in which it runs at all; such a job may do more than its work in the last one."""
     servers: Bools | None = None
     """[server] those that its workers may be on; None: all."""
+    advance: Ints | None = None
+    """[workers] work that a slot of that number of workers does; 0: not a size of the job. None: as much as
+    there are workers."""
+    first_part: float = 1.0
+    """Of the slot of its arrival, what is left of it."""
 
     @property
     def needs_ps(self) -> bool:
@@ -78,8 +83,30 @@ class Bid:
 
     @property
     def shortest(self) -> int:
-        """Slots that it takes with all its workers throughout."""
-        return -(-self.work // self.most_workers)
+        """Slots that it takes at its fastest throughout, that of its arrival included."""
+        first, each = (int(self.advances(is_first=at).max()) for at in (True, False))
+        return 1 - (-max(0, self.work - first) // each)
+
+    @property
+    def least_worker_slots(self) -> float:
+        """Worker-slots that its work takes at the size at which they are fewest."""
+        if self.advance is None:
+            return float(self.work)
+        sizes = np.flatnonzero(self.advance)
+        return self.work * float((sizes / self.advance[sizes]).min())
+
+    @property
+    def first_price(self) -> float:
+        """Of the price of a whole slot, what that of its arrival costs: its part of the work."""
+        return int(self.advances(is_first=True).max()) / int(self.advances(is_first=False).max())
+
+    def advances(self, *, is_first: bool) -> Ints:
+        """[workers] work that a slot does, that of its arrival or another."""
+        whole = np.arange(self.most_workers + 1) if self.advance is None else self.advance
+        if not is_first or self.first_part >= 1:
+            return whole
+        found: Ints = np.floor(whole * self.first_part * (1 + ROUNDING)).astype(np.int64)
+        return found
 
     def ps_of(self, workers: Ints) -> Ints:
         """The fewest PS whose bandwidth is that of these workers; one where bandwidth does not matter."""

@@ -65,9 +65,10 @@ class Booking:
         at = slot - plan.first
         return Row(*(_named(*pair) for pair in zip((plan.workers[at], plan.ps[at]), self.names, strict=True)))
 
-    def workers_from(self, slot: int) -> int:
-        """Worker-slots from a slot on."""
-        return int(self.plan.workers[max(0, slot - self.plan.first) :].sum())
+    def sizes_from(self, slot: int) -> list[int]:
+        """Workers in each slot from ``slot`` on."""
+        sizes: list[int] = self.plan.sizes()[max(0, slot - self.plan.first) :].tolist()
+        return [0] * max(0, self.plan.first - slot) + sizes
 
     def from_slot(self, origin: int) -> Plan | None:
         """The part from the slot ``origin`` on, for a market that begins there; None: there is none."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_BIDS: Final = 1000
 """Bids in one decision; of a longer queue the rest bids in decisions that follow at once."""
-_GRACE: Final = 0.1
+GRACE: Final = 0.1
 """Part of a slot for which it can still be booked: decisions and starts take time."""
 _CLOCK: Final = 1e-6
 """Part of a slot by which the sum of slots may miss a time."""
@@ -49,6 +49,8 @@ class BooksSlots(Policy):
     priority_means: ClassVar[str] = ""
     elasticity: ClassVar[Elasticity] = "size"
     rebuilds_state: ClassVar[bool] = False
+    _by_size: ClassVar[bool] = False
+    """Whether jobs advance by the speed of each size, or in proportion to their workers."""
 
     def __init__(self, *, slot_seconds: float, horizon_slots: int) -> None:
         if not 0.1 <= slot_seconds <= 1e9:
@@ -82,13 +84,13 @@ class BooksSlots(Policy):
         return is_plain(job)
 
     def _is_opened(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        """Called once, before anything is booked."""
+        """Called once, before anything is booked; state that was loaded has what came of it."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Admit what has arrived, and give jobs what they have booked of the present slot."""
         ledger, slot = self._opened(snapshot), self._present(snapshot.time_s)
         begins, self._slot = slot != self._slot, slot
-        ledger.move_to(self._first_whole(snapshot.time_s))
+        ledger.move_to(*self._begin(snapshot.time_s))
         self._take_in(snapshot, ledger)
         if begins:
             self._catch_up(snapshot, ledger)
@@ -153,21 +155,26 @@ class BooksSlots(Policy):
     def _present(self, time_s: float) -> int:
         return math.floor(time_s / self.slot_seconds + _CLOCK)
 
+    def _begin(self, time_s: float) -> tuple[int, float]:
+        """The first slot that can be booked, and what is left of it."""
+        return self._first_whole(time_s), 1.0
+
     def _first_whole(self, time_s: float) -> int:
         """The first slot that can be booked."""
-        return math.ceil(time_s / self.slot_seconds - _GRACE)
+        return math.ceil(time_s / self.slot_seconds - GRACE)
 
     # Jobs.
 
     def _opened(self, snapshot: Snapshot) -> Ledger:
         if self._ledger is not None:
             return self._ledger
-        exchange = Exchange(snapshot.nodes, snapshot.speeds, self.slot_seconds)
+        exchange = Exchange(snapshot.nodes, snapshot.speeds, self.slot_seconds, by_size=self._by_size)
         ledger = self._ledger = Ledger(exchange, self._estimate(), self.horizon_slots)
         if self._saved is not None:
             state, self._saved = self._saved, None
             self._take_up(state, ledger, snapshot)
-        self._is_opened(snapshot, ledger)
+        else:
+            self._is_opened(snapshot, ledger)
         return ledger
 
     def _take_up(self, state: Mapping[str, Any], ledger: Ledger, snapshot: Snapshot) -> None:
@@ -198,14 +205,19 @@ class BooksSlots(Policy):
             ledger.drop(job_id)
 
     def _catch_up(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        """Plan jobs again that are behind their plans, or at the end of them."""
+        """Plan jobs again that are behind their plans, or at the end of them.
+
+        A job that is behind late in a slot keeps what it has of it.
+        """
+        rest = self._slot + 1 - snapshot.time_s / self.slot_seconds
         for job_id, booking in list(ledger.bookings.items()):
-            job, left = snapshot.jobs[job_id], float(booking.workers_from(ledger.origin))
-            if ledger.origin > self._slot:
-                rest = ledger.origin - snapshot.time_s / self.slot_seconds
-                left += booking.at(self._slot).gpus * rest
-            needed = ledger.exchange.worker_slots(job, booking.gpu_type, snapshot.time_s)
-            if booking.plan.last < self._slot or needed > left + _SLIP:
+            job, rates = snapshot.jobs[job_id], ledger.exchange.rates(snapshot.jobs[job_id], booking.gpu_type)
+            sizes = booking.sizes_from(self._slot)
+            planned = sum(rates.get(size, 0.0) * (1.0 if at else rest) for at, size in enumerate(sizes))
+            needed = job.remaining_samples(snapshot.time_s)
+            slip = min(rates.values(), default=0.0) / min(rates, default=1) * _SLIP
+            is_behind = needed is None or needed > (planned + slip) * self.slot_seconds
+            if booking.plan.last < self._slot or (is_behind and rest >= 1 - GRACE):
                 ledger.book_again(job, snapshot.time_s, self._slot, soonest=self._soonest(job))
 
     def _candidates(self, snapshot: Snapshot, ledger: Ledger) -> list[JobState]:

@@ -41,11 +41,14 @@ class Ledger:
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
         self.origin = 0
+        self.first_part = 1.0
+        """Of the slot ``origin``, what is left of it."""
         self._slots = slots
         self._market: Market | None = None
 
-    def move_to(self, origin: int) -> None:
-        """Time has passed: the first slot that can be booked is ``origin`` now."""
+    def move_to(self, origin: int, first_part: float = 1.0) -> None:
+        """Time has passed: the first slot that can be booked is ``origin`` now, or a part of it."""
+        self.first_part = first_part
         if self._market is not None and origin > self.origin:
             self._market.move_on(origin - self.origin)
         self.origin = origin
@@ -54,16 +57,20 @@ class Ledger:
         """Nodes have changed."""
         self._market = None
 
-    def learn(self, bids: Iterable[Bid]) -> None:
-        """More jobs are known, so prices may have other bounds."""
+    def learn(self, bids: Iterable[tuple[int, Bid]]) -> None:
+        """More jobs are known, with the slots of their arrival, so prices may have other bounds."""
         servers = self.exchange.now() if self._market is None else self._market.servers
         if self.estimate.learn(bids, servers, self._slots):
             self._market = None
 
-    def bids(self, job: JobState, time_s: float) -> dict[str, Bid]:
-        """What a job asks for on each GPU type that it can run on; on the one that it holds, if any."""
+    def bids(self, job: JobState, time_s: float, origin: int | None = None) -> dict[str, Bid]:
+        """What a job asks for on each GPU type that it can run on; on the one that it holds, if any.
+
+        :param origin: the slot that it would begin with, the whole of it; None: what is left of the first.
+        """
         types = [job.gpu_type] if job.gpus and job.gpu_type else self.exchange.gpu_types
-        found = {kind: self.exchange.bid(job, kind, time_s, (self.origin, self._slots)) for kind in types}
+        first, part = (self.origin, self.first_part) if origin is None else (origin, 1.0)
+        found = {kind: self.exchange.bid(job, kind, time_s, (first, self._slots), part) for kind in types}
         return {kind: bid for kind, bid in found.items() if bid is not None}
 
     def best(self, bids: Mapping[str, Bid]) -> Offer | None:

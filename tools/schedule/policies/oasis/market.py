@@ -151,6 +151,9 @@ class Market:
         slots = slice(first, self.slots)
         workers = self.workers.places(bid.worker, slots, bid.most_workers, bid.servers)
         places = (workers, self._ps_places(bid, slots))
+        if bid.first_part < 1 and first == bid.arrival:
+            for each in places:
+                each.prices[:1] *= bid.first_price
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
 
@@ -158,7 +161,7 @@ class Market:
         """Whether even the cheapest prices of all servers are too high: a quick look, without a schedule."""
         first = max(bid.arrival, now)
         cheapest = np.minimum.accumulate(self.workers.cheapest[first:] @ bid.worker)[bid.shortest - 1 :]
-        return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.work * cheapest)
+        return not np.any(bid.worth[first:][bid.shortest - 1 :] > bid.least_worker_slots * cheapest)
 
     def offer(self, bid: Bid, now: int = 0) -> tuple[Quote, Plan | None]:
         """Admit a job and commit its plan, or turn it away: then there is no plan."""

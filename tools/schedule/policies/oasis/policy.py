@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from pliant.schemas.io import read_jobs
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.oasis.books_slots import Answers, BooksSlots, why_none
+from pliant.tools.schedule.policies.oasis.books_slots import GRACE, Answers, BooksSlots, why_none
 from pliant.tools.schedule.policies.oasis.estimate import Estimate, Kind
 from pliant.tools.schedule.policies.oasis.ledger import Ledger, Offer, is_plain
 from pliant.tools.schedule.policies.oasis.market import Quote
@@ -62,6 +62,7 @@ class Oasis(BooksSlots):
     """
 
     name: ClassVar[str] = "oasis"
+    _by_size: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -69,13 +70,13 @@ class Oasis(BooksSlots):
         slot_seconds: float = 1200.0,
         horizon_slots: int = 100,
         bounds_by: Kind = "estimate",
-        quantile: float = 0.5,
+        quantile: float | None = None,
         bounds_from: str | None = None,
         percent: float = 100.0,
         requeue: bool = False,
     ) -> None:
         super().__init__(slot_seconds=slot_seconds, horizon_slots=horizon_slots)
-        if not 0 <= quantile <= 1:
+        if quantile is not None and not 0 <= quantile <= 1:
             raise ValueError(f"quantile is {quantile:g}, expected 0 to 1")
         if not 1e-3 <= percent <= 1e6:
             raise ValueError(f"percent is {percent:g}, expected 0.001 to 1000000")
@@ -90,15 +91,22 @@ class Oasis(BooksSlots):
         return Estimate(self.bounds_by, self.quantile, self.percent / 100)
 
     def _is_opened(self, snapshot: Snapshot, ledger: Ledger) -> None:
-        like = (job_state(job, snapshot.speeds) for job in self._like)
-        ledger.learn(bid for job in like for bid in ledger.bids(job, 0.0).values())
+        like = [(self._first_whole(job.submit_time), job_state(job, snapshot.speeds)) for job in self._like]
+        ledger.learn((slot, bid) for slot, job in like for bid in ledger.bids(job, 0.0, slot).values())
+
+    def _begin(self, time_s: float) -> tuple[int, float]:
+        """What is left of the present slot, if it is worth a start; else the next."""
+        passed = time_s / self.slot_seconds - self._present(time_s)
+        if passed > 1 - GRACE:
+            return self._present(time_s) + 1, 1.0
+        return self._present(time_s), 1.0 if passed <= GRACE else 1 - passed
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
         """Let jobs bid one after the other; returns what is said of each, and why some are rejected."""
         bids = {job.id: (job, ledger.bids(job, snapshot.time_s)) for job in candidates}
         if not self._like:
             ledger.learn(
-                bid
+                (ledger.origin, bid)
                 for job, of_job in bids.values()
                 for bid in of_job.values()
                 if job.id not in self._bid_in and not is_plain(job)

@@ -29,6 +29,37 @@ Bound = Literal["U", "L"]
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What the bounds of prices need of a job."""
+
+    id: str
+    work: float
+    """Worker-slots at the size at which they are fewest."""
+    worker: Floats
+    """[resource] what one worker takes."""
+    ps: Floats
+    """[resource] what one PS takes."""
+    early: float
+    """What it is worth if it ends as early as it can."""
+    late: float
+    """And if it ends with the last slot."""
+    can_end: bool
+    """Whether there are enough slots for it."""
+
+    @classmethod
+    def of(cls, bid: Bid, slots: int) -> Self:
+        """Of a bid for the first of ``slots`` slots, or a later one."""
+        end = bid.arrival + bid.shortest - 1
+        worths = float(bid.worth[min(end, slots - 1)]), float(bid.worth[slots - 1])
+        return cls(bid.id, bid.least_worker_slots, bid.worker, bid.ps, *worths, can_end=end < slots)
+
+    def by_unit(self, demand: Floats, weights: Floats) -> float:
+        """The largest utility by worker-slot and unit; 0: it has no time, or demands nothing."""
+        units = float(demand @ weights)
+        return self.early / (self.work * units) if self.can_end and units > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SideBounds:
     """The bounds of one kind of servers."""
 
@@ -63,35 +94,36 @@ class PriceBounds:
     ps: SideBounds
 
     @classmethod
-    def of(cls, bids: Sequence[Bid], servers: Servers, slots: int, least_worth: float = LEAST_WORTH) -> Self:
+    def of(
+        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, least_worth: float = LEAST_WORTH
+    ) -> Self:
         """The true bounds where these are all jobs, or an estimate from jobs like those to come.
 
         :param least_worth: the worth of a job at the last slot counts as at least this part of its best.
         """
-        logs = [_log_worths(bid, slots, least_worth) for bid in bids]
-        both, weights = list(zip(bids, logs, strict=True)), servers.weights
-        of_workers = [(bid.work, bid.worker * weights, log) for bid, log in both]
-        of_ps = [(bid.work, bid.ps * weights, log) for bid, log in both if bid.needs_ps]
+        found, weights = _known(jobs, slots), servers.weights
+        both = [(each, _log_worths(each, least_worth)) for each in found]
+        of_workers = [(each.work, each.worker * weights, logs) for each, logs in both]
+        of_ps = [(each.work, each.ps * weights, logs) for each, logs in both if (each.ps > 0).any()]
         return cls(
             _side(of_workers, slots * _units(servers.workers, weights), weights),
             _side(of_ps, slots * _units(servers.ps, weights), weights),
         )
 
     @classmethod
-    def estimated(cls, bids: Sequence[Bid], servers: Servers, slots: int, quantile: float = QUANTILE) -> Self:
+    def estimated(
+        cls, jobs: Sequence[Bid | Known], servers: Servers, slots: int, quantile: float = QUANTILE
+    ) -> Self:
         """Bounds from jobs like those to come: L is half of what a unit is worth to the median job.
 
         U is as in :meth:`of`, the largest utility of a unit in one slot. What a unit is worth to a job is
         f / (W·Σ w), its largest utility by worker-slot and unit; the paper bounds the worst of all.
         """
-        bounds, weights = cls.of(bids, servers, slots), servers.weights
-        of_ps = [bid for bid in bids if bid.needs_ps]
-        return cls(
-            _raised(
-                bounds.workers, [_density(bid, float(bid.worker @ weights), slots) for bid in bids], quantile
-            ),
-            _raised(bounds.ps, [_density(bid, float(bid.ps @ weights), slots) for bid in of_ps], quantile),
-        )
+        found, weights = _known(jobs, slots), servers.weights
+        bounds = cls.of(found, servers, slots)
+        of_workers = [each.by_unit(each.worker, weights) for each in found]
+        of_ps = [each.by_unit(each.ps, weights) for each in found]
+        return cls(_raised(bounds.workers, of_workers, quantile), _raised(bounds.ps, of_ps, quantile))
 
     def scaled(self, part: float, moves: Bound = "U") -> Self:
         """Both ratios U/L multiplied by ``part``: an estimate that is wrong by this factor.
@@ -107,16 +139,14 @@ class PriceBounds:
         return 2 * max(1.0, self.workers.log_ratio, self.ps.log_ratio)
 
 
-def _log_worths(bid: Bid, slots: int, least_worth: float) -> tuple[float, float]:
+def _known(jobs: Sequence[Bid | Known], slots: int) -> list[Known]:
+    return [each if isinstance(each, Known) else Known.of(each, slots) for each in jobs]
+
+
+def _log_worths(job: Known, least_worth: float) -> tuple[float, float]:
     """Logarithms of what the job is worth if it ends as late as it can, and as early."""
-    best = log_or(float(bid.worth[min(bid.arrival + bid.shortest - 1, slots - 1)]))
-    return max(log_or(float(bid.worth[slots - 1])), best + math.log(least_worth)), best
-
-
-def _density(bid: Bid, units: float, slots: int) -> float:
-    """The largest utility of a job by worker-slot and unit; 0: it has no time, or no units."""
-    last = bid.arrival + bid.shortest - 1
-    return float(bid.worth[last]) / (bid.work * units) if last < slots and units > 0 else 0.0
+    best = log_or(job.early)
+    return max(log_or(job.late), best + math.log(least_worth)), best
 
 
 def _raised(side: SideBounds, densities: Sequence[float], quantile: float) -> SideBounds:
@@ -134,7 +164,7 @@ def _units(capacity: Floats, weights: Floats) -> float:
 
 
 def _side(
-    jobs: Sequence[tuple[int, Floats, tuple[float, float]]], capacity: float, weights: Floats
+    jobs: Sequence[tuple[float, Floats, tuple[float, float]]], capacity: float, weights: Floats
 ) -> SideBounds:
     """The bounds of one kind of servers from the work, the priced demand and the worths of each job.
 

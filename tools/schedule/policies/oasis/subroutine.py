@@ -6,8 +6,10 @@ their number follows from that of the workers, so they are filled the same way. 
 is thus a table, and the slots share the work: cost(t, w) = min over y of slot(t, y) + cost(t - 1, w - y),
 where w is the least that is done until then: a job that has a smallest size may do more.
 
-Departures: work is counted in worker-slots instead of chunks; the printed recursion, which asks for one end
-after the other, is a forward pass that answers for all.
+Departures: work is counted in worker-slots instead of chunks, or, for a job whose speed is not in proportion
+to its workers, in parts of what its fastest size does in a slot (``Bid.advance``); of the slot of its arrival
+a part may be left; the printed recursion, which asks for one end after the other, is a forward pass that
+answers for all.
 """
 
 from __future__ import annotations
@@ -100,8 +102,9 @@ class Schedules:
         """The cheapest schedule that ends ``end`` slots after the first, which must be one of finite cost."""
         left, sizes = self.bid.work, np.zeros(end + 1, dtype=np.int64)
         for slot in range(end, -1, -1):
-            sizes[slot] = self._size(slot, left)
-            left = max(0, left - int(sizes[slot]))
+            advance = _advance(self.bid, self.first, slot)
+            sizes[slot] = self._size(slot, left, advance)
+            left = max(0, left - int(advance[sizes[slot]]))
         ps = self.bid.ps_of(sizes)
         return Plan(
             self.first,
@@ -109,19 +112,20 @@ class Schedules:
             np.array([self.ps.take(slot, int(count)) for slot, count in enumerate(ps)]),
         )
 
-    def _size(self, slot: int, left: int) -> int:
+    def _size(self, slot: int, left: int, advance: Ints) -> int:
         """Workers of a slot in the cheapest way to do ``left`` until then."""
         cost = self.slot_costs[slot]
         before, low = (self.costs[slot - 1], int(self.lowest[slot - 1])) if slot else (np.zeros(1), 0)
-        least = max(0, left - low - len(before) + 1)
-        done = np.maximum(left - low - np.arange(least, len(cost)), 0)
-        return least + int(np.argmin(before[done] + cost[least:]))
+        done = np.maximum(left - low - advance[: len(cost)], 0)
+        known = np.where(done < len(before), before[np.minimum(done, len(before) - 1)], np.inf)
+        return int(np.argmin(known + cost))
 
 
 def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     """All ends of one job from slot ``first`` on; the places are those of the slots from there."""
     found = [row[: np.flatnonzero(np.isfinite(row))[-1] + 1] for row in _slot_costs(bid, workers, ps)]
-    most = np.array([len(row) - 1 for row in found])
+    advances = [_advance(bid, first, slot) for slot in range(min(2, len(found)))]
+    most = np.array([int(advances[slot > 0][: len(row)].max()) for slot, row in enumerate(found)])
     reach = np.minimum(most.cumsum(), bid.work)
     lowest = np.maximum(bid.work - (most.sum() - most.cumsum()), 0)
     if not found or reach[-1] < bid.work:  # rows are left out where it cannot end at all
@@ -130,7 +134,11 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     before, before_low = np.zeros(1), 0
     for slot, row in enumerate(found):
         low = int(lowest[slot])
-        before = _min_plus(before, before_low, row, low, int(reach[slot]))
+        span = (low, int(reach[slot]))
+        if bid.advance is None and (slot or bid.first_part >= 1):
+            before = _min_plus(before, before_low, row, *span)
+        else:
+            before = _min_plus_of(before, before_low, row, advances[slot > 0], span)
         before_low = low
         rows.append(before)
     return Schedules(bid, first, workers, ps, tuple(found), tuple(rows), lowest)
@@ -138,8 +146,11 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
 
 def _slot_costs(bid: Bid, workers: Places, ps: Places) -> Floats:
     """[slot, y] what y workers cost together with their PS, of which there are no more than workers."""
-    costs = workers.costs(min(bid.most_workers, max(bid.work, bid.least_workers)))
+    limit = bid.most_workers if bid.advance is not None else max(bid.work, bid.least_workers)
+    costs = workers.costs(min(bid.most_workers, limit))
     costs[:, 1 : bid.least_workers] = np.inf
+    if bid.advance is not None:
+        costs[:, 1:][:, bid.advance[1:] == 0] = np.inf
     if not bid.needs_ps:
         return costs
     sizes = np.arange(costs.shape[1])
@@ -149,6 +160,28 @@ def _slot_costs(bid: Bid, workers: Places, ps: Places) -> Floats:
     costs[:, ~allowed] = np.inf
     costs[:, allowed] += of_ps[:, wanted[allowed]]
     return costs
+
+
+def _advance(bid: Bid, first: int, slot: int) -> Ints:
+    """[workers] work that a slot does, ``slot`` slots after the first."""
+    return bid.advances(is_first=not slot and first == bid.arrival)
+
+
+def _min_plus_of(
+    before: Floats, before_low: int, cost: Floats, advance: Ints, span: tuple[int, int]
+) -> Floats:
+    """:func:`_min_plus` where y workers do ``advance[y]``, by one size after the other."""
+    low, high = span
+    sizes = np.flatnonzero(np.isfinite(cost))
+    most, count = int(advance[sizes].max()), high - low + 1
+    padded = np.full(most + max(len(before), high - before_low + 1), np.inf)
+    padded[:most] = before[0]
+    padded[most : most + len(before)] = before
+    found = np.full(count, np.inf)
+    for size in sizes.tolist():
+        start = most + low - before_low - int(advance[size])
+        np.minimum(found, padded[start : start + count] + cost[size], out=found)
+    return found
 
 
 def _min_plus(before: Floats, before_low: int, cost: Floats, low: int, high: int) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,11 +139,11 @@ def test_what_is_worth_more_raises_the_price_for_what_comes_later():
 @pytest.mark.parametrize(("part", "admitted"), [(0.98, False), (1.02, True)])
 def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
     rich = [bidder(f"rich{index}", 4, value=100.0) for index in range(5)]
-    held = bidding(*rich)
+    held = bidding(*rich, quantile=0.5)
     held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
     held.decide(1.0)
     least = held.admissions["poor"]["least_value"]
-    again = bidding(*rich)
+    again = bidding(*rich, quantile=0.5)
     given = bidder("poor", 16, at=1.0, value=1.0)
     again.submit(given, 1.0)
     asked = again.policy
@@ -297,6 +298,53 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
         held.submit(each, 0)
     held.decide(0)
     assert set(held.jobs) == {"a", "b"}
+
+
+def three_jobs(at: float) -> list[Job]:
+    """One that ends in time with ease, one that ends within a slot, one that cannot end before it is worth
+    nothing: six slots, where its target is two.
+    """
+    sharp = {"value": 100.0, "decay": 5 / SLOT_S, "target": 2 * SLOT_S}
+    return [
+        bidder("a", 1, most=1, value=10.0, decay=0.5 / SLOT_S, target=8 * SLOT_S),
+        bidder("b", 1, at=at, most=1, value=9.0, decay=0.5 / SLOT_S, target=8 * SLOT_S),
+        bidder("c", 6, at=at, most=1, **sharp),
+    ]
+
+
+def known_from(at: float, kind: str, folder: Path) -> tuple[float, float, dict[str, Any]]:
+    """U and L of GPUs where these jobs are known beforehand, and what is said of the first when it comes."""
+    named = str(folder / f"trace-{at}.jsonl")
+    write_jobs(three_jobs(at), named)
+    held = session(policy(bounds_from=named, bounds_by=kind), cluster(4))
+    held.submit(three_jobs(at)[0], 0.0)
+    held.decide(0.0)
+    asked = held.policy
+    assert isinstance(asked, Oasis)
+    assert asked._ledger is not None
+    bounds = asked._ledger.market.bounds.workers
+    return math.exp(bounds.log_most[0]), math.exp(bounds.log_least), dict(held.admissions["a"])
+
+
+@pytest.mark.parametrize("kind", ["estimate", "paper"])
+@pytest.mark.parametrize("slot", [8, 40])
+def test_what_known_jobs_are_worth_counts_from_when_each_comes(slot, kind, tmp_path):
+    """A job of slot 8 that ends in slot 14 is worth next to nothing then, as one of slot 0 in slot 6."""
+    at_once = known_from(0.0, kind, tmp_path)
+    later = known_from(slot * SLOT_S, kind, tmp_path)
+    assert at_once[0] == pytest.approx(9.707, abs=5e-4)
+    assert later == at_once
+
+
+def test_known_jobs_count_once_after_a_restart(tmp_path):
+    named = str(tmp_path / "trace.jsonl")
+    write_jobs([bidder(f"j{each}", 1 + each, value=3.0 + each) for each in range(7)], named)
+    held = session(policy(bounds_from=named, quantile=0.3), cluster(4))
+    held.decide(0.0)
+    again = session(policy(bounds_from=named, quantile=0.3), cluster(4))
+    again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
+    again.decide(0.0)
+    assert again.policy_state() == held.policy_state()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""Jobs with deadlines of ElasticFlow, and the speeds of A100 that its authors measured, as inputs.
+
+The files are in ``$PLIANT_DATA/elasticflow``: a trace states each job's iterations, global batch, requested
+GPUs and deadline; a table by model and global batch has iterations per second by GPUs, on nodes of eight.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from pliant.schemas.cluster import Cluster
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.replay.inputs import Inputs, inputs
+
+_ALL: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA: Final = _ALL / "elasticflow"
+NODE_GPUS: Final = 8
+GPU_TYPE: Final = "a100"
+NODES: Final = {"195job": 16, "cluster01": 64, "cluster10": 32}
+"""Of the authors' cluster, by trace."""
+
+
+def trace(name: str = "195job", folder: Path = DATA, nodes: int | None = None) -> Inputs:
+    """A trace on the cluster of its authors; every job may have as many GPUs as its model was measured on.
+
+    A job is worth 1 if it ends by its deadline, else nothing.
+
+    :param nodes: of eight GPUs each; None: as many as the authors had.
+    """
+    rows = tuple(profile_rows(folder / "throughputs_A100"))
+    sizes = {(row.model, row.gpus * row.local_batch * row.accum_steps): 0 for row in rows}
+    for row in rows:
+        key = (row.model, row.gpus * row.local_batch * row.accum_steps)
+        sizes[key] = max(sizes[key], row.gpus)
+    jobs = [_job(line, sizes) for line in _lines(folder / f"{name}.csv")]
+    count = NODES[name] if nodes is None else nodes
+    cluster = {"nodes": ({"name": "n{}", "gpus": NODE_GPUS, "count": count, "gpu_type": GPU_TYPE},)}
+    return inputs(jobs, Cluster.model_validate(cluster), Profile(rows), source=name)
+
+
+def profile_rows(folder: Path) -> Iterator[ProfileRow]:
+    """One row for each measured size of each model and global batch; 0 and nothing are not measured."""
+    for path in sorted(folder.glob("*.csv")):
+        for line in _lines(path):
+            batch = int(line.pop("global_batch_size"))
+            for size, speed in line.items():
+                if speed and float(speed) > 0:
+                    yield _row(path.stem, int(size), batch, float(speed))
+
+
+def _row(model: str, gpus: int, batch: int, iterations_per_s: float) -> ProfileRow:
+    nodes = -(-gpus // NODE_GPUS)
+    return ProfileRow(
+        kind="train",
+        model=model,
+        gpu_type=GPU_TYPE,
+        nodes=nodes,
+        gpus=gpus,
+        placement=",".join([str(gpus // nodes)] * nodes),
+        local_batch=batch // gpus,
+        step_seconds=1 / iterations_per_s,
+        samples_per_second=batch * iterations_per_s,
+        source="imported",
+    )
+
+
+def _job(line: dict[str, str], sizes: dict[tuple[str, int], int]) -> Job:
+    submit_s, batch = float(line["submission_time"]), int(line["batch_size"])
+    record: dict[str, Any] = {
+        "id": line["job_id"],
+        "submit_time": submit_s,
+        "model": line["model_name"],
+        "gpus": {"requested": int(line["num_gpu"]), "min": 1, "max": sizes[line["model_name"], batch]},
+        "batch": {"size": batch},
+        "elastic": "size",
+        "work": {"iterations": float(line["num_iteration"])},
+        "utility": {"shape": "step", "value": 1.0, "target": float(line["deadline"]) - submit_s},
+    }
+    return Job.model_validate(record)
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
