@@ -39,10 +39,15 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
             waiting[kind] += 1
             members[kind].append(job)
     return [
-        (known[kind], sorted(jobs, key=lambda job: (job.attained_service_s(snapshot.time_s), *job.arrival)))
+        (known[kind], sorted(jobs, key=lambda job: (_attained_s(job, snapshot), *job.arrival)))
         for kind, jobs in members.items()
         if jobs
     ]
+
+
+def _attained_s(job: JobState, snapshot: Snapshot) -> float:
+    """To the microsecond: it is a difference of times, which are rounded by the hour, and many are equal."""
+    return round(job.attained_service_s(snapshot.time_s), 6)
 
 
 def known_pools(snapshot: Snapshot) -> dict[str, Pool]:

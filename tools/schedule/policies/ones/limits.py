@@ -20,6 +20,10 @@ _WHOLE: Final = 1 - 1e-6
 """Part of an epoch that counts as all of it: progress is a sum of floats."""
 
 
+_DIGITS: Final = 6
+"""After the point, of arrivals in the time that a job has run: often a whole number, but for rounding."""
+
+
 @dataclass(slots=True)
 class Limit:
     """What one job may have, and what the next limit follows from."""
@@ -220,9 +224,10 @@ class Limits:
 
 def _after_epoch(job: JobState, limit: Limit, rate: float, *, shrinks: bool) -> None:
     """Scale-up: R ← 2R, at most twice the batch and the job's largest. Scale-down: R ← ⌈2R / ⌈σT + 1⌉⌉."""
-    if shrinks and rate * limit.executed_s > 1:
+    arrivals = round(rate * limit.executed_s, _DIGITS)
+    if shrinks and arrivals > 1:
         least = math.ceil(limit.local * job.spec.min_gpus)
-        limit.samples = max(least, math.ceil(2 * limit.samples / math.ceil(rate * limit.executed_s + 1)))
+        limit.samples = max(least, math.ceil(2 * limit.samples / math.ceil(arrivals + 1)))
         limit.rule = "scale-down"
     else:
         limit.samples = _within(job, 2 * min(limit.samples, job.global_batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from pliant.tools.schedule.forecast import WorkForecast
+
+
+_DIGITS: Final = 6
+"""After the point, of seconds that are compared: differences of times are rounded by the hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Members:
         ]
         new = [row for row, job in enumerate(jobs) if job.first_start_s is None]
         new.sort(key=lambda row: jobs[row].turn)
-        executed = sorted(range(len(jobs)), key=lambda row: (-limits[jobs[row].id].executed_s, row))
+        executed = sorted(range(len(jobs)), key=lambda row: (-round(limits[jobs[row].id].executed_s, _DIGITS), row))
         problem = Problem(
             pool.gpus,
             sizes_of(rows),
