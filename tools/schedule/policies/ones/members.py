@@ -56,7 +56,9 @@ class Members:
         ]
         new = [row for row, job in enumerate(jobs) if job.first_start_s is None]
         new.sort(key=lambda row: jobs[row].turn)
-        executed = sorted(range(len(jobs)), key=lambda row: (-round(limits[jobs[row].id].executed_s, _DIGITS), row))
+        executed = sorted(
+            range(len(jobs)), key=lambda row: (-round(limits[jobs[row].id].executed_s, _DIGITS), row)
+        )
         problem = Problem(
             pool.gpus,
             sizes_of(rows),

@@ -34,8 +34,8 @@ _CELLS: Final = 4_000_000
 """Matrix elements that one search may make, over all generations."""
 _LEAST_GENERATIONS: Final = 8
 _LEAST_FACTOR: Final = 0.01
-_AGE_DIGITS: Final = 3
-"""Of an age in seconds, after the point."""
+_FACTOR_DIGITS: Final = 4
+"""After the point."""
 
 
 class Pollux(Policy):
@@ -172,13 +172,13 @@ class Pollux(Policy):
     def _restart_factor(self, job: JobState, time_s: float) -> float:
         """(T - R · δ) / (T + δ): T the job's age, R its restarts so far, δ what one costs.
 
-        Ages count in whole milliseconds: differences of times are rounded by the hour, and the last digit of
-        an age would choose between allocations that are equally good.
+        To four digits: an age is a difference of times, which are rounded by the hour, and the last digit of
+        it would choose between allocations that are equally good.
         """
-        age_s = max(0.0, round(time_s - job.spec.submit_time, _AGE_DIGITS))
+        age_s = max(0.0, time_s - job.spec.submit_time)
         lost_s = self._restarts.get(job.id, 0) * self.restart_s
         total_s = age_s + self.restart_s
-        return max(_LEAST_FACTOR, (age_s - lost_s) / total_s) if total_s else 1.0
+        return max(_LEAST_FACTOR, round((age_s - lost_s) / total_s, _FACTOR_DIGITS)) if total_s else 1.0
 
     def _targets(
         self, members: Members, problem: Problem, best: Matrices, goodputs: Goodputs
