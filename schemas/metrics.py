@@ -56,6 +56,9 @@ class RunMetrics(Record):
     utilization: Number = None
     preemptions_per_job: Number = None
     rescales_per_job: Number = None
+    """Growths, shrinks and changes of the batch."""
+    moves_per_job: Number = None
+    """Changes to other GPUs, as many as before and with the same batch."""
     sjs_efficiency: Number = None
     drop_ratio: Number = None
     rescales_per_hour: Number = None
@@ -97,6 +100,7 @@ class JobFigures(Record):
     """Holding GPUs without training: changes and checkpoints."""
     preemptions: NonNegativeInt
     rescales: NonNegativeInt
+    moves: NonNegativeInt = 0
     restarts: NonNegativeInt
     utility: Number = None
     """What it was worth; null: it states none, or may yet finish."""

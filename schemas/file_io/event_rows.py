@@ -33,6 +33,7 @@ class EventRow(NamedTuple):
     event: EventName
     job: str | None
     gpus: int | None
+    global_batch: int | None
     samples_done: float | None
     loss: float | None
     overhead_seconds: float | None

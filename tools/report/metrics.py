@@ -153,6 +153,7 @@ def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
         "utilization": None if last is None else usage.share(0.0, last),
         "preemptions_per_job": mean(job.preemptions for job in started),
         "rescales_per_job": mean(job.rescales for job in started),
+        "moves_per_job": mean(job.moves for job in started),
         "rescales_per_hour": 3600 * sum(job.rescales for job in run.jobs) / last if last else None,
         "sjs_efficiency": _sjs_efficiency(run),
         "drop_ratio": len(run.with_outcome("rejected")) / len(run.jobs) if run.jobs else None,

@@ -251,7 +251,12 @@ def _step(job: JobRecord, event: AnyEvent) -> None:
     if job.outcome == "failed":  # started once more without a word in between
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
-    job.rescales += event.event in RESCALES
+    same_batch = event.global_batch in (None, job.global_batch) or job.global_batch is None
+    if event.event == "move" and same_batch:
+        job.moves += 1
+    else:
+        job.rescales += event.event in RESCALES
+    job.global_batch = job.global_batch if event.global_batch is None else event.global_batch
     unchanged = job.steps[-1].gpus if job.steps and event.event != "preempt" else 0
     _hold(job, event.time, unchanged if event.gpus is None else event.gpus, event.event)
 

@@ -62,12 +62,17 @@ class JobRecord:
     """All the work in samples; None: unknown."""
     demand_gpu_s: float | None = None
     """GPU-seconds of all the work at the requested size; None: the log does not say."""
+    global_batch: int | None = None
+    """As the last event says that names one."""
     outcome: Outcome = "unfinished"
     end_s: float | None = None
     steps: list[Step] = field(default_factory=list)
     """Every change of its allocation, in order of time."""
     preemptions: int = 0
     rescales: int = 0
+    """Growths, shrinks and changes of the batch."""
+    moves: int = 0
+    """Changes to other GPUs, as many as before and with the same batch."""
     restarts: int = 0
     """How often it was put back into the queue after a failure."""
     samples_done: float | None = None

@@ -121,6 +121,9 @@ class JobState:
     """When its GPUs or its batch were changed last."""
     preemptions: int = 0
     rescales: int = 0
+    """Growths, shrinks and changes of the batch."""
+    moves: int = 0
+    """Changes to other GPUs, as many as before and with the same batch."""
     noise_scale: float | None = None
     """Gradient noise scale at the present progress, in samples (Pollux's φ): a batch B trains as much per
     sample as the reference batch B0 times (φ + B0) / (φ + B). None: unknown."""

@@ -32,6 +32,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "overhead_s": sum(step.overhead_s + step.checkpoint_s for step in job.steps),
             "preemptions": job.preemptions,
             "rescales": job.rescales,
+            "moves": job.moves,
             "restarts": job.restarts,
             "utility": job.utility,
             "late_s": job.late_s,
@@ -53,7 +54,7 @@ def jobs_section(each: RunReport) -> Section:
     with_payoff = any(row["admission"] for row in rows)
     headers = (
         *("job", "outcome", f"submitted, {unit.name}", f"waited, {unit.name}", f"JCT, {unit.name}"),
-        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales"),
+        *("FTF (fair share)", "FTF (linear GPS)", "preemptions", "rescales", "moves"),
         *(("utility", f"late, {unit.name}") if with_worth else ()),
         *(("payoff",) if with_payoff else ()),
         *losses,
@@ -62,7 +63,7 @@ def jobs_section(each: RunReport) -> Section:
     for row in rows:
         times = (unit.text(row[name]) for name in ("submit_s", "queueing_delay_s", "jct_s"))
         fair = (number(row[name], 3) for name in ("ftf", "ftf_gps"))
-        counts = (str(row[name]) for name in ("preemptions", "rescales"))
+        counts = (str(row[name]) for name in ("preemptions", "rescales", "moves"))
         loss = (number(row[name], 4) for name in ("first_loss", "last_loss") if with_loss)
         worth = (number(row["utility"], 4), unit.text(row["late_s"])) if with_worth else ()
         payoff = (number((row["admission"] or {}).get("payoff"), 4),) if with_payoff else ()

@@ -70,6 +70,7 @@ FIGURES: Final = (
     Figure("utilization", "GPUs held", "percent"),
     Figure("preemptions_per_job", "preemptions per job", "ratio"),
     Figure("rescales_per_job", "rescales per job", "ratio"),
+    Figure("moves_per_job", "moves per job", "ratio"),
     Figure("rescales_per_hour", "rescales per hour", "ratio"),
     Figure("sjs_efficiency", "SJS efficiency", "percent"),
     Figure("drop_ratio", "jobs rejected", "percent"),

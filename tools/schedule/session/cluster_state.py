@@ -302,7 +302,7 @@ class ClusterState:
         unchanged = batch == job.global_batch and servers == job.servers and beside is None
         if place == before and (not place or unchanged):
             return None
-        step = step_of(job, place)
+        step, same_batch = step_of(job, place), batch == job.global_batch
         hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
@@ -314,6 +314,8 @@ class ClusterState:
             self._join(job, beside, time_s)
         if step == "preempt":
             job.preemptions += 1
+        elif step == "move" and same_batch:
+            job.moves += 1
         elif step not in ("start", "resume"):
             job.rescales += 1
         return Transition(job, step, before)

@@ -46,9 +46,19 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
 
 
 def best_order(
-    jobs: Sequence[PricedJob], rates: Floats, work: Floats, sizes: Ints, worth: Worth, *, future: float = 0.0
+    order: Sequence[int],
+    jobs: Sequence[PricedJob],
+    rates: Floats,
+    work: Floats,
+    sizes: Ints,
+    worth: Worth,
+    *,
+    future: float = 0.0,
 ) -> list[int]:
-    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time."""
+    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
+
+    Of equal ones the first that comes out of ``order``.
+    """
     weights = np.array([job.weight for job in jobs])
 
     def flow_s(order: list[int]) -> float:
@@ -56,8 +66,7 @@ def best_order(
         prices[order] = priced([jobs[row] for row in order], worth, future)
         return float(weights @ ends_s(prices, rates, work, sizes))
 
-    orders = [list(order) for order in itertools.permutations(range(len(jobs)))]
-    return min(orders, key=flow_s)
+    return min((list(each) for each in itertools.permutations(order)), key=flow_s)
 
 
 def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:

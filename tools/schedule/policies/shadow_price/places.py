@@ -1,8 +1,12 @@
-"""Which nodes: jobs that keep their size stay; the others by descending size, whole nodes, then best fit."""
+"""Which nodes: jobs that keep their size stay; the others by descending size, whole nodes, then best fit.
+
+A job that no node has room for is spread over several, or smaller jobs make way for it: what moves cost them
+has to be less than what it would lose by its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
@@ -19,6 +23,18 @@ class Placed:
     held: NodeGpus = ()
     pinned: bool = False
     """Whether it must stay where it is."""
+    move_cost: float = 0.0
+    """What a move costs it, in the unit of ``worth``, over the time in which it has to pay."""
+
+
+Loss = Callable[[Placed, NodeGpus], float]
+"""What a job makes less at a place than on as few nodes as possible, in the unit of its worth."""
+
+
+def all_of_it(job: Placed, place: NodeGpus) -> float:
+    """A job makes nothing unless its place is compact."""
+    del place
+    return job.worth
 
 
 @dataclass(slots=True)
@@ -28,15 +44,16 @@ class Nodes:
     free: dict[str, int]
     node_gpus: int
     """GPUs of the largest."""
+    loss: Loss = all_of_it
     stay: dict[str, Placed] = field(default_factory=dict)
     """Jobs on one node alone, which may have to make way."""
     on: dict[str, list[str]] = field(default_factory=dict)
     """The same by node."""
 
     @classmethod
-    def of(cls, nodes: Sequence[NodeState], stay: Sequence[Placed]) -> Nodes:
+    def of(cls, nodes: Sequence[NodeState], stay: Sequence[Placed], loss: Loss = all_of_it) -> Nodes:
         """Nodes with the jobs that stay."""
-        made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes))
+        made = cls({node.name: node.gpus for node in nodes}, max(node.gpus for node in nodes), loss)
         for job in stay:
             made.take(job.held)
             if len(job.held) == 1 and not job.pinned:
@@ -63,7 +80,7 @@ class Nodes:
     def copy(self) -> Nodes:
         """One of its own, to try."""
         on = {name: [*ids] for name, ids in self.on.items()}
-        return Nodes(dict(self.free), self.node_gpus, dict(self.stay), on)
+        return Nodes(dict(self.free), self.node_gpus, self.loss, dict(self.stay), on)
 
     def become(self, other: Nodes) -> None:
         """Take up what was tried."""
@@ -91,20 +108,19 @@ def place(nodes: Nodes, seekers: Sequence[Placed]) -> dict[str, NodeGpus]:
     return found
 
 
-def gathered(nodes: Nodes, job: Placed, gain: float, cost: float) -> dict[str, NodeGpus]:
+def gathered(nodes: Nodes, job: Placed, gain: float) -> dict[str, NodeGpus]:
     """Places that put a job that stays on fewer nodes, its own and of those that make way; empty: none pay.
 
     :param gain: what it makes more there.
-    :param cost: the part of what a job makes that a move costs.
     """
-    if gain <= cost * job.worth:
+    if gain <= job.move_cost:
         return {}
     trial = nodes.copy()
     trial.leave(job)
     found = place(trial, [job])
     moved = [nodes.stay[job_id] for job_id in found if job_id != job.job_id]
     closer = all(nodes.is_compact(each.gpus, found[each.job_id]) for each in (job, *moved))
-    if not closer or gain <= cost * (job.worth + sum(each.worth for each in moved)):
+    if not closer or gain <= sum(each.move_cost for each in (job, *moved)):
         return {}
     nodes.become(trial)
     return found
@@ -123,9 +139,12 @@ def _placed(nodes: Nodes, seeker: Placed) -> tuple[NodeGpus, list[Placed]]:
         name = _fitting(nodes, part, held)
         if name is None:
             leaving = _leaving(nodes, part)
-            if not leaving:
-                nodes.give(tuple(picks))
-                return _anywhere(nodes, seeker.gpus), moved
+            nodes.give(tuple(picks))
+            spread = _spread(nodes, seeker.gpus)
+            if not leaving or nodes.loss(seeker, spread) <= sum(job.move_cost for job in leaving):
+                nodes.take(spread)
+                return spread, moved
+            nodes.take(tuple(picks))
             for job in leaving:
                 nodes.leave(job)
             moved += leaving
@@ -160,13 +179,12 @@ def _leaving(nodes: Nodes, gpus: int) -> list[Placed]:
     return found
 
 
-def _anywhere(nodes: Nodes, gpus: int) -> NodeGpus:
-    """The emptiest nodes, one after the other; taken."""
+def _spread(nodes: Nodes, gpus: int) -> NodeGpus:
+    """The emptiest nodes, one after the other."""
     picks = []
     for name, free in sorted(nodes.free.items(), key=lambda item: (-item[1], item[0])):
         count = min(free, gpus)
         if count:
             picks.append((name, count))
             gpus -= count
-    nodes.take(tuple(picks))
     return tuple(picks)

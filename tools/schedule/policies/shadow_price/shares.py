@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     priced,
 )
 from pliant.tools.schedule.policies.shadow_price.values import values
+
+_TIE: Final = 1e-6
+"""Worth of a job's end, in weighted completion time, where the prices see no difference."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,21 @@ def shared(members: Members, rules: Rules, guard: Guard) -> Shares:
     """Share a pool out among sizes that are safe. Pools of up to :data:`EXACT_GPUS` are solved exactly."""
     order, prices = _prices(members, rules)
     worth = values(members, prices, rules.dwell_s)
-    chosen = _chosen(members, _allowed(members, worth, guard))
+    chosen = _chosen(members, _allowed(members, worth + _sooner(members, rules.dwell_s), guard))
     return Shares(members, order, prices, worth, chosen, guard)
+
+
+def _sooner(members: Members, dwell_s: float) -> Floats:
+    """By [job, size], what breaks ties: of equal sums, that which brings its jobs closest to their ends.
+
+    Prices are equal for jobs that would all fit once those before them have ended, as rigid jobs often do.
+    They are made for the order in which the shorter job ends first. If that one runs, fewer jobs are
+    left when more arrive.
+    """
+    with np.errstate(divide="ignore"):
+        parts = np.minimum(1.0, dwell_s * members.soon / members.left[:, None])
+    found: Floats = _TIE * members.weights[:, None] * parts
+    return found
 
 
 def _chosen(members: Members, worth: Floats) -> Ints:
@@ -101,7 +118,7 @@ def _prices(members: Members, rules: Rules) -> tuple[list[int], Floats]:
     future = rules.future * float(members.weights.sum()) / gpus
     order, prices = members.shortest_last(), np.zeros(len(jobs))
     if exact and len(jobs) <= FEW and rules.sweeps:
-        order = best_order(jobs, members.whole, members.left, members.sizes, worth, future=future)
+        order = best_order(order, jobs, members.whole, members.left, members.sizes, worth, future=future)
     elif exact:
         order = improved(order, jobs, members.left.tolist(), worth, future=future, sweeps=rules.sweeps)
     prices[order] = priced([jobs[row] for row in order], worth, future)

@@ -49,6 +49,7 @@ class Placing:
         """The places of the jobs that get another one."""
         members = self.shares.members
         kind = members.pool.gpu_type
+        rows = {job.id: row for row, job in enumerate(members.jobs)}
         stay: dict[int, Placed] = {}
         seek: list[Placed] = []
         for row, job in enumerate(members.jobs):
@@ -56,22 +57,32 @@ class Placing:
             if gpus:
                 worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
                 pinned = bool(self.shares.guard.pinned[row])
-                placed = Placed(job.id, gpus, worth, job.placement, pinned)
+                cost = worth * float(members.rescale_s[row]) / self.dwell_s
+                placed = Placed(job.id, gpus, worth, job.placement, pinned, cost)
                 if job.gpus == gpus and job.gpu_type == kind:
                     stay[row] = placed
                 else:
                     seek.append(placed)
         up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
-        nodes = Nodes.of(up, [*stay.values()])
+        nodes = Nodes.of(up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where))
         found = place(nodes, seek)
         for row, placed in stay.items():
             if placed.pinned or placed.job_id in found:
                 continue
             if not nodes.is_compact(placed.gpus, placed.held):
                 slower = 1.0 - float(members.scattered[row])
-                cost = float(members.rescale_s[row]) / self.dwell_s
-                found |= gathered(nodes, placed, slower * placed.worth, cost)
+                found |= gathered(nodes, placed, slower * placed.worth)
         return found
+
+    def _loss(self, row: int, job: Placed, where: NodeGpus) -> float:
+        """What a job makes less at a place than at a compact one, while it is there."""
+        members = self.shares.members
+        compact = self._goodput(row, job.gpus)
+        if not compact > 0:
+            return 0.0
+        slower = max(0.0, 1.0 - self._goodput(row, job.gpus, where) / compact)
+        lasts_s = min(self.dwell_s, members.left[row] / compact)
+        return job.worth * slower * float(lasts_s) / self.dwell_s
 
     def _whole_or_less(self, row: int, where: NodeGpus) -> NodeGpus:
         """The place, or its largest part alone where the job is faster there."""
@@ -80,15 +91,17 @@ class Placing:
         if len(where) <= -(-gpus_of(where) // node_gpus):
             return where
         part = (max(where, key=lambda each: each[1]),)
-        return part if self._goodput(row, part) > self._goodput(row, where) else where
+        whole = self._goodput(row, gpus_of(where), where)
+        return part if self._goodput(row, part[0][1], part) > whole else where
 
-    def _goodput(self, row: int, where: NodeGpus) -> float:
-        """Progress per second at a place; 0 where the size is infeasible."""
+    def _goodput(self, row: int, gpus: int, where: NodeGpus = ()) -> float:
+        """Progress per second at a place, or on as few nodes as possible; 0 where the size is infeasible."""
         members = self.shares.members
-        job, curve, gpus = members.jobs[row], members.curves[row], gpus_of(where)
+        job, curve = members.jobs[row], members.curves[row]
         batch = self._batch(row, gpus, "free")
+        shape = shape_of(where) if where else None
         speed = self.snapshot.speeds.rate(
-            job, gpus, members.pool.gpu_type, global_batch=batch, placement=shape_of(where)
+            job, gpus, members.pool.gpu_type, global_batch=batch, placement=shape
         )
         if not curve.rates[np.searchsorted(members.sizes, gpus)].any():
             return 0.0

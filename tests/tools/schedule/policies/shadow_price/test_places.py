@@ -32,18 +32,43 @@ def test_the_jobs_that_lose_least_make_way():
     assert found["b"] == (("n2", 1),)
 
 
+def test_no_job_makes_way_for_one_that_loses_less_by_its_place_than_moves_cost():
+    """Spread over two nodes, the job loses a tenth of the 5 it makes; a move costs b 0.3, or 0.7."""
+    for cost, spread in ((0.3, False), (0.7, True)):
+        stay = [Placed(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
+        b = Placed("b", 1, 1.0, (("n2", 1),), move_cost=cost)
+        nodes = Nodes.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
+        found = place(nodes, [Placed("whole", 4, 5.0)])
+        assert (len(found["whole"]) > 1, "b" in found) == (spread, not spread)
+
+
+def test_rigid_jobs_whose_speed_does_not_depend_on_nodes_are_never_moved():
+    """Three jobs of one GPU sit on three nodes; one of four fits no node, and starts across two."""
+    held = session(ShadowPrice(), cluster(4, 4, 4))
+    for index in range(12):
+        held.submit(job(f"j{index:02}", gpus=1, work={"samples": 1e5}), 0.0)
+    held.decide(0.0)
+    for node in ("n0", "n1", "n2"):
+        there = sorted(each.id for each in held.jobs.values() if each.placement[0][0] == node)
+        for name in there[1:3]:
+            held.end(name, 30.0)
+    held.submit(job("wide", at=30.0, gpus=4, work={"samples": 1e4}), 30.0)
+    assert [(each.job.id, each.step) for each in held.decide(60.0)] == [("wide", "start")]
+    assert len(held.jobs["wide"].placement) == 2
+
+
 def test_a_job_that_fits_no_node_is_scattered():
     stay = [Placed(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
     assert place(Nodes.of(NODES, stay), [Placed("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
 
 
 def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
-    scattered = Placed("a", 4, 8.0, (("n0", 3), ("n1", 1)))
-    small = Placed("b", 1, 1.0, (("n2", 1),))
+    scattered = Placed("a", 4, 8.0, (("n0", 3), ("n1", 1)), move_cost=0.4)
+    small = Placed("b", 1, 1.0, (("n2", 1),), move_cost=0.05)
     nodes = Nodes.of(NODES, [scattered, small])
-    assert gathered(nodes, scattered, gain=4.0, cost=0.05) == {"a": (("n0", 4),)}
+    assert gathered(nodes, scattered, gain=4.0) == {"a": (("n0", 4),)}
     assert nodes.free == {"n0": 0, "n1": 4, "n2": 3}
-    assert gathered(nodes, Placed("c", 3, 1.0, (("n1", 2), ("n2", 1))), gain=0.01, cost=0.05) == {}
+    assert gathered(nodes, Placed("c", 3, 1.0, (("n1", 2), ("n2", 1)), move_cost=0.05), gain=0.01) == {}
 
 
 def test_a_job_is_not_scattered_where_it_is_slower_than_on_a_part():
