@@ -121,7 +121,13 @@ def _name_rejected(found: Schedule) -> None:
 
 def _assumed(found: Schedule) -> Sequence[Assumption]:
     """The speeds that a schedule takes for granted, and the priorities that its policy passes over."""
-    from pliant.tools.schedule.assumptions import priorities_ignored, speeds_assumed, speeds_disturbed
+    from pliant.tools.schedule.assumptions import (
+        nothing_to_resize,
+        order_assumed,
+        priorities_ignored,
+        speeds_assumed,
+        speeds_disturbed,
+    )
     from pliant.tools.schedule.registry import policy_class
 
     profile, measured, shares = found.profile, None, []
@@ -130,11 +136,14 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         measured = [(model, gpu_type) for kind, model, gpu_type in rows if kind == "train"]
         if "busy_share" in profile:
             shares = list(zip(profile["model"], profile["busy_share"], strict=True))
+    policy = policy_class(found.policy.name)
     models = {job.model for job in found.jobs}
     return [
         *speeds_assumed(models, found.cluster, measured),
         *speeds_disturbed(models, shares),
-        *priorities_ignored(found.jobs, policy_class(found.policy.name)),
+        *order_assumed(found.jobs, policy, profiled=profile is not None),
+        *priorities_ignored(found.jobs, policy),
+        *nothing_to_resize(found.jobs, policy),
     ]
 
 

@@ -31,12 +31,22 @@ _SLOWEST: Final = 1e-18
 class Assumption(Record):
     """One thing that the inputs leave open or that an option says in vain."""
 
-    kind: Literal["speed", "gpu_type", "progress", "unused_option", "priority", "sharing", "busy_profile"]
+    kind: Literal[
+        "speed",
+        "gpu_type",
+        "progress",
+        "unused_option",
+        "priority",
+        "sharing",
+        "busy_profile",
+        "rigid",
+    ]
     """``speed``: there is no profile; ``gpu_type``: it lacks a GPU type of the cluster; ``progress``: jobs
     name validation runs that are not there; ``unused_option``: an option names a model that no job has;
     ``priority``: the policy does not look at priorities that jobs state; ``sharing``: how fast jobs are on
     the same GPUs that were not measured together; ``busy_profile``: the machine was busy when speeds were
-    measured."""
+    measured; ``rigid``: no job is elastic, and the policy then decides as another one does, which
+    ``--strict`` lets pass."""
     text: str
     """One line for people."""
 

@@ -78,14 +78,18 @@ class CurveThroughput:
 
     Between the given sizes the curve is linear, below the smallest in proportion, above the largest flat.
     A model without a curve scales linearly from one sample per GPU-second. ``speeds`` are relative speeds by
-    GPU type, by which all of that is multiplied; 1 for the others.
+    GPU type, by which all of that is multiplied; 1 for the others. ``is_guess``: nothing is known of the
+    cluster's real speeds, so that these say nothing about which of two jobs takes longer.
     """
 
     def __init__(
         self,
         curves: Mapping[str, Mapping[int, float]] | None = None,
         speeds: Mapping[str, float] | None = None,
+        *,
+        is_guess: bool = False,
     ) -> None:
+        self.is_guess = is_guess
         self._speeds = dict(speeds or {})
         self._curves = {model: sorted(curve.items()) for model, curve in (curves or {}).items()}
 

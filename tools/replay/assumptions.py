@@ -11,6 +11,7 @@ from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
+    nothing_to_resize,
     sharing_assumed,
     speeds_assumed,
     speeds_disturbed,
@@ -28,7 +29,14 @@ def assumed(
     shares = ((row.model, row.busy_share) for row in rows if row.kind == "train")
     speeds += speeds_disturbed(inputs.models, shares)
     sharing = sharing_assumed(inputs.cluster, policy)
-    return (*speeds, *sharing, *_progress(inputs, conditions), *_unused(inputs, conditions, simulated))
+    rigid = nothing_to_resize(inputs.jobs, policy)
+    return (
+        *speeds,
+        *sharing,
+        *rigid,
+        *_progress(inputs, conditions),
+        *_unused(inputs, conditions, simulated),
+    )
 
 
 def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:

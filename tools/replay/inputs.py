@@ -112,7 +112,7 @@ def inputs(
 
     :raises BadInputError: a job's work is unknown or has no number of samples, or its model is not profiled.
     """
-    throughput = throughput_for(profile, cluster)
+    throughput = throughput_for(profile, cluster, simulated=True)
     if throughput.models():
         check_profiled(jobs, throughput.models(), source)
     tables = tables or {}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.job import Job
+from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text.wording import counted, listed
@@ -65,6 +65,25 @@ def speeds_disturbed(models: Collection[str], rows: Iterable[tuple[str, float | 
     return [Assumption(kind="busy_profile", text=text)]
 
 
+def order_assumed(jobs: Iterable[Job], policy: type[Policy], *, profiled: bool) -> list[Assumption]:
+    """One assumption where a policy that goes by the work of jobs cannot tell how long theirs takes."""
+    if profiled or policy.trusts_guesses or policy.knows not in ("work", "profile"):
+        return []
+    stating = [job.id for job in jobs if job.work is not None and not isinstance(job.work, GpuTimeWork)]
+    if not stating:
+        return []
+    who = f'job "{stating[0]}"' if len(stating) == 1 else f"{len(stating)} jobs"
+    text = f"no profile says how long the work of {who} takes: policy {policy.name!r} goes by submission"
+    return [Assumption(kind="speed", text=text.replace("'", '"'))]
+
+
+def nothing_to_resize(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
+    """One assumption where no job is elastic and the policy then comes to another one."""
+    if not policy.when_rigid or not (limits := [job.elastic for job in jobs]) or set(limits) != {"none"}:
+        return []
+    return [Assumption(kind="rigid", text=f'no job is elastic: policy "{policy.name}" {policy.when_rigid}')]
+
+
 def priorities_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumption]:
     """One assumption where jobs state priorities and the policy says that it does not look at them."""
     stating = [job.id for job in jobs if job.priority] if policy.priority_means == "" else []
@@ -87,11 +106,11 @@ def sharing_assumed(cluster: Cluster, policy: type[Policy]) -> list[Assumption]:
 
 
 def refuse(assumptions: Iterable[Assumption]) -> None:
-    """Fail where anything is assumed.
+    """Fail where anything is assumed; that jobs are rigid is no assumption.
 
     :raises BadInputError: one line for each assumption.
     """
-    lines = [f"--strict: {assumption.text}" for assumption in assumptions]
+    lines = [f"--strict: {assumption.text}" for assumption in assumptions if assumption.kind != "rigid"]
     if lines:
         raise BadInputError("\n".join(lines))
 

@@ -70,8 +70,9 @@ def decide(
 ) -> Schedule:
     """The decision on an idle cluster at ``now_s``, by default when the first job arrives.
 
-    Without a profile, speed is assumed to grow in proportion to the GPUs. A job that is larger than the
-    cluster is rejected, also one that arrives later. ``source`` is what messages call the jobs.
+    Without a profile, speed is assumed to grow in proportion to the GPUs, and jobs whose work is not stated
+    in GPU-seconds are taken in order of submission. A job that is larger than the cluster is rejected, also
+    one that arrives later. ``source`` is what messages call the jobs.
 
     :raises BadInputError: the model of a job is not profiled, or it states no work and the policy needs that.
     :raises InfeasibleError: every job is rejected, as one that is larger than the cluster is.
@@ -217,13 +218,15 @@ def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
             session.turn_away(job.id, now_s, reason)
 
 
-def throughput_for(profile: Profile | None, cluster: Cluster) -> Throughput:
+def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool = False) -> Throughput:
     """The throughput model of a profile; without one, speed in proportion to the GPUs.
+
+    On a real cluster that is a guess: see ``JobState.is_speed_guessed``. In a replay it is how jobs train.
 
     :raises BadInputError: the profile has no training row.
     """
     if profile is None:
-        return CurveThroughput(speeds=cluster.speeds)
+        return CurveThroughput(speeds=cluster.speeds, is_guess=not simulated)
     from pliant.tools.profile.by_size import ThroughputBySize
 
     return ThroughputBySize(profile, cluster.speeds)

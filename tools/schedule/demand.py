@@ -7,6 +7,7 @@ from typing import Final
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.speeds import Speeds
 
@@ -23,6 +24,8 @@ def job_state(job: Job, speeds: Speeds) -> JobState:
     """
     state = JobState(job, _reference_batch(job, speeds), None)
     state.total_samples = _total_samples(state, speeds)
+    is_guess = isinstance(speeds.throughput, CurveThroughput) and speeds.throughput.is_guess
+    state.is_speed_guessed = is_guess and not isinstance(job.work, GpuTimeWork)
     if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
         raise BadInputError(
             f'job "{job.id}": its work comes to {state.total_samples:g} samples, '

@@ -135,6 +135,9 @@ class JobState:
     """Ends of epochs that it reported, the last included: at most :data:`MOST_EPOCH_ENDS`, spread evenly."""
     predicted: bool = False
     """Whether ``total_samples`` is a prediction: the job states no work, or a replay does not show it."""
+    is_speed_guessed: bool = False
+    """Whether nothing says how long its work takes: there is no profile, and it is not stated in GPU-seconds.
+    Policies then take it as a job of unknown work, in order of submission: :attr:`known_samples`."""
     revealed: bool = False
     """Whether ``total_samples`` is where a replay will end the job, as no scheduler could know it."""
     _hidden_samples: float | None = None
@@ -198,6 +201,11 @@ class JobState:
             return work.dataset_size
         last = self.epochs[-1] if self.epochs else None
         return last.samples_done / last.epoch if last and last.epoch and last.samples_done else None
+
+    @property
+    def known_samples(self) -> float | None:
+        """All the work in samples, for policies that compare jobs by it; None: it cannot be compared."""
+        return None if self.is_speed_guessed else self.total_samples
 
     def remaining_samples(self, time_s: float) -> float | None:
         """Samples still to train; None: unknown."""

@@ -110,6 +110,11 @@ class Policy:
     priority_means: ClassVar[str | None] = None
     """What the priority of a job (``job.priority``) means to it, as a clause; empty: nothing. None: it does
     not say, so no user is warned that priorities do not count."""
+    when_rigid: ClassVar[str] = ""
+    """What it does where no job is elastic, if that is less than its name says, as a clause."""
+    trusts_guesses: ClassVar[bool] = False
+    """Where there is no profile, whether it counts with the speeds that are guessed then. Others take jobs
+    whose work is not stated in GPU-seconds in order of submission (``JobState.is_speed_guessed``)."""
     default_interval_s: ClassVar[float | None] = None
     """Seconds between decisions; None: at once at every change.
 

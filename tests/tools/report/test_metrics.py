@@ -306,3 +306,21 @@ def test_completion_is_held_against_targets_and_admissions_are_counted():
     assert (found.jobs_admitted, found.jobs_on_time) == (1, 1)
     assert (found.median_late_s, found.stdev_late_s) == (-2.0, 3.0)
     assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
+
+
+def test_a_move_is_no_rescale_and_a_change_of_the_batch_is():
+    """To another node with the same batch, to another batch in its place, and to another node with one."""
+    changes = (("n1", 64), ("n1", 128), ("n0", 64))
+    run = fold(
+        [
+            begin(),
+            submit(job("a", low=1), 4.0),
+            Event(0, "start", "a", 1, (("n0", 1),), 64),
+            *(
+                Event(float(at + 1), "move", "a", 1, ((node, 1),), batch)
+                for at, (node, batch) in enumerate(changes)
+            ),
+        ]
+    )
+    found = run_metrics(run)
+    assert (found.moves_per_job, found.rescales_per_job) == (1.0, 2.0)

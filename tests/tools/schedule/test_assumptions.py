@@ -8,10 +8,19 @@ from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.by_size import ThroughputBySize
-from pliant.tools.schedule.assumptions import refuse, sharing_assumed, speeds_assumed, speeds_disturbed
+from pliant.tools.schedule.assumptions import (
+    nothing_to_resize,
+    order_assumed,
+    refuse,
+    sharing_assumed,
+    speeds_assumed,
+    speeds_disturbed,
+)
+from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.lucid.policy import Lucid
-from tests.builders import cluster
+from pliant.tools.schedule.policies.srtf import Srtf
+from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
 
 
@@ -92,3 +101,24 @@ def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_the
         "others held cores that the workers needed; measure them again when it is quiet"
     )
     assert speeds_disturbed({"net"}, [("net", 0.1), ("net", None)]) == []
+
+
+def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
+    rigid, elastic = job("a"), job("b", low=1, high=2)
+    found = nothing_to_resize([rigid], FairShare)
+    text = "gives each what it requested, first come, first served, as fifo does"
+    assert [each.text for each in found] == [f'no job is elastic: policy "fair-share" {text}']
+    refuse(found)
+    assert nothing_to_resize([rigid, elastic], FairShare) == []
+    assert nothing_to_resize([rigid], Fifo) == []
+
+
+def test_a_policy_that_goes_by_work_says_for_which_jobs_it_goes_by_submission() -> None:
+    jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
+    (found,) = order_assumed(jobs, Srtf, profiled=False)
+    assert found.text == (
+        'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
+    )
+    assert order_assumed(jobs, Srtf, profiled=True) == []
+    assert order_assumed(jobs, Fifo, profiled=False) == []
+    assert order_assumed(jobs[1:], Srtf, profiled=False) == []

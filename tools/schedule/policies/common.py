@@ -179,7 +179,7 @@ def explain_gang(job: JobState, reason: str) -> Explanation:
 def requested_service_s(job: JobState, samples: float | None, speeds: Speeds) -> float:
     """GPU-seconds that ``samples`` take on the requested GPUs; infinite where the work is unknown."""
     rate = speeds.rate(job, job.spec.gpus.requested)
-    if samples is None or rate <= 0:
+    if samples is None or rate <= 0 or job.is_speed_guessed:
         return float("inf")
     return samples / rate * job.spec.gpus.requested
 
@@ -190,7 +190,7 @@ def samples_to_go(job: JobState, snapshot: Snapshot, least_s: float = 0.0) -> fl
     A job of unknown work is expected to be half done.
     """
     left = job.remaining_samples(snapshot.time_s)
-    expected = job.samples_done(snapshot.time_s) if left is None else left
+    expected = job.samples_done(snapshot.time_s) if left is None or job.is_speed_guessed else left
     return max(expected, least_s * snapshot.speeds.rate(job, job.spec.gpus.requested))
 
 

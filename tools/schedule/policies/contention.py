@@ -64,7 +64,7 @@ class Contention:
         if rate <= 0:
             return None
         left = samples_to_go(job, snapshot, least_s)
-        total = job.total_samples or job.samples_done(snapshot.time_s) + left
+        total = job.known_samples or job.samples_done(snapshot.time_s) + left
         share = min(1.0, snapshot.total_gpus / (self.average(job.id) * gpus)) or 1.0
         isolated_s = total / (rate * share)
         return Stake(max(0.0, snapshot.time_s - job.spec.submit_time), left, isolated_s)

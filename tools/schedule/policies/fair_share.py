@@ -73,7 +73,8 @@ class FairShare(Policy):
     requested or nothing, and no job gets more GPUs than it has samples in a batch. The order is that of
     priority, the highest first, then of arrival (submit_time, id). Jobs are admitted in it: the first whose
     minimum does not fit beside the minima of those before it waits, and all later ones wait behind it. One
-    whose minimum the nodes that are up could not run, were they empty, waits alone.
+    whose minimum the nodes that are up could not run, were they empty, waits alone. Where no job is elastic,
+    that is ``fifo``.
 
     With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
     largest, then where it is fastest; the job that came last moves when another type would give it a larger
@@ -84,6 +85,7 @@ class FairShare(Policy):
     knows: ClassVar[Knows] = "nothing"
     priority_means: ClassVar[str] = "jobs of higher priority are admitted first; parts are equal all the same"
     elasticity: ClassVar[Elasticity] = "size"
+    when_rigid: ClassVar[str] = "gives each what it requested, first come, first served, as fifo does"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """Share all GPUs out among the active jobs."""

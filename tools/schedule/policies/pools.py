@@ -23,7 +23,8 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
     """Every GPU type with the jobs that take part in its search, those with the least service first.
 
     A running job stays on its type. The first waiting jobs, as many as there are GPUs of a type, queue for
-    the type that they can run on with most speed per job that is there already.
+    the type that they can run on with most speed per job that is there already. Jobs of which nothing says
+    how long they take are no more than fit at their smallest sizes: so the first to come is the first.
     """
     known = known_pools(snapshot)
     members: dict[str, list[JobState]] = {kind: [] for kind in known}
@@ -35,9 +36,14 @@ def pools(snapshot: Snapshot, without: Container[str]) -> list[tuple[Pool, list[
         if job.gpus or job.id in without:
             continue
         kind = _best_pool(job, known, members, snapshot)
-        if kind is not None and waiting[kind] < known[kind].gpus:
-            waiting[kind] += 1
-            members[kind].append(job)
+        if kind is None or waiting[kind] >= known[kind].gpus:
+            continue
+        if job.is_speed_guessed:
+            taken = sum(each.spec.min_gpus for each in members[kind] if each.is_speed_guessed)
+            if taken + job.spec.min_gpus > known[kind].gpus:
+                continue
+        waiting[kind] += 1
+        members[kind].append(job)
     return [
         (known[kind], sorted(jobs, key=lambda job: (_attained_s(job, snapshot), *job.arrival)))
         for kind, jobs in members.items()

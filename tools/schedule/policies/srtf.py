@@ -81,6 +81,8 @@ def total_service_s(job: JobState, snapshot: Snapshot) -> float:
 
 
 def _explanation(job: JobState, service_s: float, when: str) -> Explanation:
+    if job.is_speed_guessed:
+        return explain_gang(job, "no profile says how long it takes: in order of submission")
     if service_s == float("inf"):
         return explain_gang(job, "work unknown, so last in order")
     return explain_gang(job, f"{service_s:.0f} GPU-seconds {when}")

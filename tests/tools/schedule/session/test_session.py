@@ -371,3 +371,14 @@ def test_state_that_does_not_fit_is_left_and_all_history_told(carried):
     assert not held.carry(carried)
     held.decide(1)
     assert held.policy.total == 2
+
+
+def test_moves_are_counted_apart_from_changes_of_size_and_batch():
+    held = opened(
+        cluster(2, 2), job("a", low=1, high=2, batch={"size": 64, "max": 128}, elastic="size+batch")
+    )
+    steps(held, 0, a=Target(1, placement=(("n0", 1),)))
+    assert steps(held, 10, a=Target(1, placement=(("n1", 1),))) == [("a", "move")]
+    assert steps(held, 20, a=Target(1, global_batch=128, placement=(("n1", 1),))) == [("a", "rebatch")]
+    assert steps(held, 30, a=Target(1, global_batch=64, placement=(("n0", 1),))) == [("a", "move")]
+    assert (held.jobs["a"].moves, held.jobs["a"].rescales) == (1, 2)

@@ -143,7 +143,7 @@ class Ares(Policy):
                 self._follow_job(change, change.job, gpus, snapshot.speeds)
 
     def _follow_job(self, change: Change, job: JobState, gpus: int, speeds: Speeds) -> None:
-        if change.kind == "arrived" and job.total_samples is not None:
+        if change.kind == "arrived" and job.known_samples is not None:
             self._gps.advance(change.time_s, gpus)
             self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds))
         elif change.kind in _WITHDRAWN:
@@ -217,6 +217,6 @@ class Ares(Policy):
 
 def _all_sizes(job: JobState, most: int) -> Iterable[int]:
     """All sizes that a job may get: the allowed ones, or any within its limits where demand is unknown."""
-    if job.total_samples is not None:
+    if job.known_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
     return range(max(job.spec.min_gpus, job.max_gpus(most)), job.spec.min_gpus - 1, -1)

@@ -69,7 +69,9 @@ class Situation:
 
     def actions(self) -> list[Action]:
         """Everything allowed now; to do nothing is the first, where it does not leave the cluster idle."""
-        seen = islice((found for job in self._waiting if (found := self._starts(job))), WAITING_SEEN)
+        guessed = any(job.is_speed_guessed for job in self._waiting)  # then the first to come is the next
+        most = 1 if guessed else WAITING_SEEN
+        seen = islice((found for job in self._waiting if (found := self._starts(job))), most)
         starts = [action for found in seen for action in found] if any(self._free.values()) else []
         changes = [Action(job, gpus, job.gpu_type) for job in self._settled for gpus in self._changes(job)]
         idle = bool(starts) and not self._running
@@ -121,7 +123,7 @@ class Situation:
         least = job.spec.min_gpus
         single = self._rate(job, least, action.gpu_type) / least
         left_s = self._left_s(job, gpus, action.gpu_type)
-        known = job.total_samples is not None
+        known = job.known_samples is not None
         now = self._rate(job, job.gpus, action.gpu_type) if job.gpus else 0.0
         return (
             float(not job.gpus),
@@ -150,7 +152,9 @@ class Situation:
         """Seconds that the rest of the job takes on that many GPUs; of unknown work a usual number."""
         samples = job.remaining_samples(self.time_s)
         rate = self._rate(job, gpus, gpu_type)
-        return samples / rate if samples is not None and rate > 0 else _UNKNOWN_S
+        if samples is None or rate <= 0 or job.is_speed_guessed:
+            return _UNKNOWN_S
+        return samples / rate
 
     def _rate(self, job: JobState, gpus: int, gpu_type: str | None) -> float:
         return self._snapshot.speeds.rate(job, gpus, gpu_type)

@@ -106,8 +106,8 @@ class Lucid(Policy):
 
     def _service_s(self, job: JobState, snapshot: Snapshot) -> float:
         """GPU-seconds that a job is expected to take."""
-        if self.durations == "stated" and job.total_samples is not None:
-            seconds = _seconds(job, job.total_samples, snapshot.speeds)
+        if self.durations == "stated" and job.known_samples is not None:
+            seconds = _seconds(job, job.known_samples, snapshot.speeds)
         else:
             seconds = self._past.expect(job.spec).seconds
         return seconds * job.spec.gpus.requested

@@ -47,6 +47,7 @@ class BooksSlots(Policy):
 
     knows: ClassVar[Knows] = "work"
     priority_means: ClassVar[str] = ""
+    trusts_guesses: ClassVar[bool] = True
     elasticity: ClassVar[Elasticity] = "size"
     rebuilds_state: ClassVar[bool] = False
     _by_size: ClassVar[bool] = False

@@ -46,18 +46,18 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
 
 
 def best_order(
-    order: Sequence[int],
     jobs: Sequence[PricedJob],
     rates: Floats,
     work: Floats,
     sizes: Ints,
     worth: Worth,
     *,
+    order: Sequence[int] | None = None,
     future: float = 0.0,
 ) -> list[int]:
     """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
 
-    Of equal ones the first that comes out of ``order``.
+    :param order: of equal ones, the one closest to this order; None: to that of the jobs.
     """
     weights = np.array([job.weight for job in jobs])
 
@@ -66,7 +66,7 @@ def best_order(
         prices[order] = priced([jobs[row] for row in order], worth, future)
         return float(weights @ ends_s(prices, rates, work, sizes))
 
-    return min((list(each) for each in itertools.permutations(order)), key=flow_s)
+    return min((list(each) for each in itertools.permutations(order or range(len(jobs)))), key=flow_s)
 
 
 def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:

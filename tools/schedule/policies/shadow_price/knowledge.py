@@ -58,7 +58,7 @@ class Knowledge:
         Expected is the mean over the jobs of its model that ended after more than it has done.
         """
         left = job.remaining_samples(time_s)
-        if left is not None:
+        if left is not None and not job.is_speed_guessed:
             return left
         done = job.samples_done(time_s)
         longer = [total for total in self._totals.get(job.spec.model, ()) if total > done]

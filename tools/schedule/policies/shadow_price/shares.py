@@ -118,7 +118,9 @@ def _prices(members: Members, rules: Rules) -> tuple[list[int], Floats]:
     future = rules.future * float(members.weights.sum()) / gpus
     order, prices = members.shortest_last(), np.zeros(len(jobs))
     if exact and len(jobs) <= FEW and rules.sweeps:
-        order = best_order(order, jobs, members.whole, members.left, members.sizes, worth, future=future)
+        order = best_order(
+            jobs, members.whole, members.left, members.sizes, worth, order=order, future=future
+        )
     elif exact:
         order = improved(order, jobs, members.left.tolist(), worth, future=future, sweeps=rules.sweeps)
     prices[order] = priced([jobs[row] for row in order], worth, future)

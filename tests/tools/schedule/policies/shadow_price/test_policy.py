@@ -213,3 +213,23 @@ class _Mixed(_Overhead):
         self, model: str, gpu_type: str, placement: tuple[int, ...], batch: int, most: object
     ) -> float:
         return batch / sum(placement) / (3.0 if gpu_type == "fast" else 1.0)
+
+
+@pytest.mark.parametrize("first", ["long", "short"])
+def test_of_rigid_jobs_that_the_prices_cannot_tell_apart_the_shorter_one_runs(first: str):
+    """On 4 GPUs the urgent job ends first; both others would fit once it has ended, so they are worth 1."""
+    held = session(ShadowPrice(), cluster(4))
+    seconds = {"urgent": 100, "short": 1000, "long": 10_000, "longer": 100_000}
+    names = [first, *(name for name in seconds if name != first)]
+    for index, name in enumerate(names):
+        held.submit(job(name, at=float(index), gpus=2, gpu_seconds=2 * seconds[name]), float(index))
+    held.decide(10.0)
+    assert sizes(held) == {"urgent": 2, "short": 2}
+
+
+def test_of_two_equal_jobs_the_one_that_came_first_runs():
+    held = session(ShadowPrice(), cluster(2))
+    for at, name in enumerate(("z", "a")):
+        held.submit(job(name, at=float(at), gpus=2, gpu_seconds=1e4), float(at))
+    held.decide(10.0)
+    assert sizes(held) == {"z": 2}
