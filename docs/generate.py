@@ -173,6 +173,10 @@ Take another where something else counts:
 - larger batches that train as well as small ones, with no gradient noise measured: [ones](#ones);
 - equal shares whatever the jobs are, or no profile of them: [fair-share](#fair-share).
 
+Without a profile, `schedule` and `run` do not know how long iterations, samples or epochs take. Policies that
+go by the work of jobs then take those whose work is not stated in GPU-seconds in order of submission, and
+`schedule` says so; `oasis`, which admits jobs by what they are worth, counts one second for a sample.
+
 """
 _GROUPS: dict[str, str] = {
     "nothing": """## Policies that know nothing of jobs
