@@ -162,6 +162,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
         decision_seconds=counters.decision_seconds,
         mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
         wall_seconds=None,
+        moves=sum(job.moves for job in (*engine.session.jobs.values(), *engine.session.ended.values())),
         assumptions=tuple(assumption.text for assumption in assumptions),
     )
 

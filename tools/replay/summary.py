@@ -54,6 +54,8 @@ class Summary:
     """Time that the engine took on this machine, reading and writing left out."""
     cpu_seconds: float | None = None
     """The part of it that this process had a core for."""
+    moves: int = 0
+    """Changes of jobs to other GPUs, as many as before and with the same batch."""
     assumptions: tuple[str, ...] = ()
     """What was taken for granted because no input said it."""
 
@@ -65,6 +67,7 @@ class Summary:
             "" if self.mean_decision_seconds is None else f", {1000 * self.mean_decision_seconds:.3g} ms each"
         )
         parts += [f"ends at {self.end_s:.10g} s", f"{counted(self.decisions, 'decision')}{spent}"]
+        parts += [counted(self.moves, "move")] if self.moves else []
         listed = [f"{self.policy}: {', '.join(parts)}"]
         left = [*in_words(self.rejections, "rejected"), *in_words(self.unfinished, "left")]
         return [*listed, *(f"{self.policy}: {words}" for words in left)]

@@ -34,7 +34,7 @@ def test_a_policy_that_needs_the_work_takes_jobs_that_state_none_where_it_is_pre
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
-    found = decide([job("a"), job("b", work={"samples": 1e-3})], NODES, None, SRTF)
+    found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]
     assert found.demand == "predicted"
 

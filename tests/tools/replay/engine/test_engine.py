@@ -14,7 +14,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
 from pliant.tools.schedule.session.idle_limit import IDLE_ROUNDS
 from tests.builders import cluster, curves, job
-from tests.tools.replay.world import Told, ends, play, story
+from tests.tools.replay.world import Seats, Told, ends, play, story
 
 HOUR = 3600.0
 
@@ -311,3 +311,14 @@ def test_the_order_of_the_trace_does_not_matter() -> None:
     engine = play(Fifo(), trace, cluster(1))
     assert ends(engine) == {"a": 10, "b": 20, "c": 30}
     assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
+
+
+def test_a_job_that_goes_to_another_node_has_moved_and_pays_for_it() -> None:
+    """Ten seconds on n0, five of rescale cost, ten on n1."""
+    orders = {0: {"a": (("n0", 1),)}, 10: {"a": (("n1", 1),)}}
+    trace = [job("a", gpu_seconds=20, low=1, high=1)]
+    simulated = SimulatedCluster(rescale_cost=Cost(5))
+    engine = play(Seats(orders, again_s=[10]), trace, cluster(1, 1), simulated=simulated)
+    assert ends(engine) == {"a": 25}
+    moved = engine.session.ended["a"]
+    assert (moved.moves, moved.rescales) == (1, 0)
