@@ -116,7 +116,12 @@ def _overhead_s(job: JobRecord) -> float:
 
 
 def relative_speed(job: JobRecord, until_s: float) -> float | None:
-    """Samples trained / samples that the job's curve predicts for the time it trained at each size."""
+    """Samples trained / samples that the job's curve predicts for the time it trained at each size.
+
+    None where nothing was predicted: its curve is what it did.
+    """
+    if job.is_measured:
+        return None
     done = job.samples_done
     if done is None and job.outcome == "finished":
         done = job.samples

@@ -86,7 +86,7 @@ def fairness(run: RunRecord) -> dict[Reference, Fairness]:
 
 def _against(run: RunRecord, finishes: Mapping[str, float]) -> Fairness:
     finished = ((job, finishes.get(job.id, 0.0)) for job in run.with_outcome("finished"))
-    ended = [(job, finish) for job, finish in finished if finish > job.submit_s]
+    ended = [(job, finish) for job, finish in finished if finish > job.submit_s and job.jct_s]
     return Fairness(
         finishes,
         {job.id: _ratio(job, finish) for job, finish in ended},

@@ -40,10 +40,13 @@ class LowerBounds:
 
 
 def lower_bounds(run: RunRecord) -> LowerBounds | None:
-    """Bounds for the jobs that finished; None if none did. O(jobs · log jobs)."""
+    """Bounds for the jobs that finished; None if none did. O(jobs · log jobs).
+
+    None, too, of a run that measured speeds itself: jobs may be faster at sizes that they never held.
+    """
     known = {job.id: job for job in reference_jobs(run)}
     finished = run.with_outcome("finished")
-    if not finished:
+    if not finished or run.is_measured:
         return None
     jobs = [known[job.id] for job in finished if job.id in known]
     alone = {job.id: job.samples / job.curve[-1][1] for job in jobs}

@@ -18,7 +18,7 @@ from pliant.schemas.metrics import RunMetrics
 from pliant.tools.report.fairness import Fairness, Reference, fairness
 from pliant.tools.report.lower_bounds import lower_bounds
 from pliant.tools.report.promises import promise
-from pliant.tools.report.records import RunRecord
+from pliant.tools.report.records import JobRecord, RunRecord
 from pliant.tools.report.references.jobs import rate_at
 from pliant.tools.report.usage import Usage, gpu_usage
 
@@ -164,11 +164,18 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
     """Single-GPU time of the finished jobs / GPU-time that they held."""
     alone = used = 0.0
     for job in run.with_outcome("finished"):
-        samples = job.samples or job.samples_done
-        if samples and job.curve:
+        # a live job may end before the work that it states; of a simulated one that is what there was to do
+        stated, done = job.samples, job.samples_done
+        samples = (stated or done) if run.info.simulated else (done or stated)
+        if samples and knows_one_gpu(job):
             alone += samples / rate_at(job.curve, 1)
             used += job.gpu_seconds(run.last_event_s)
     return alone / used if used else None
+
+
+def knows_one_gpu(job: JobRecord) -> bool:
+    """Whether the speed of a job on a single GPU is known; in proportion it may be what was not measured."""
+    return bool(job.curve) and not (job.is_measured and job.curve[0][0] > 1)
 
 
 def _lower_bounds(run: RunRecord) -> dict[str, float | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.text.wording import counted
 from pliant.tools.report.fairness import Fairness
 from pliant.tools.report.labels import kind, parameters_text
+from pliant.tools.report.metrics import Wanted, knows_one_gpu
 from pliant.tools.report.records import Outcome, RunRecord
 from pliant.tools.report.usage import Usage
 
@@ -15,6 +17,24 @@ _DEMANDS: Final = {
     "predicted": "predicted demand",
     "oracle": "oracle demand (knows when jobs end, as no scheduler can)",
 }
+_OF_REFERENCES: Final = (
+    *(
+        f"{name}{suffix}"
+        for suffix in ("", "_gps", "_isolated")
+        for name in ("mean_ftf", "worst_ftf", "unfair_fraction")
+    ),
+    "worst_gps_delay_s",
+)
+_UNKNOWN: Final = "work or speed is unknown"
+_OF_BOUNDS: Final = (
+    "bound_jct_s",
+    "bound_jct_alone_s",
+    "bound_jct_pooled_s",
+    "bound_makespan_s",
+    "cheapest_gpu_s",
+)
+_WORDS: Final = {"sjs_efficiency": "SJS efficiency", "utilization": "GPUs held"}
+"""What notes call a figure, where that is not its name."""
 _OPEN: tuple[Outcome, ...] = ("unfinished", "failed", "cancelled", "rejected")
 
 
@@ -49,10 +69,45 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
     if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    found += _measured(run)
     found += _forecasts(run)
     if len(run.policies) > 1:
         found.append(f"the policy changed during the run: {', '.join(run.policies)}")
     return found
+
+
+def _measured(run: RunRecord) -> list[str]:
+    """What references rest on where the run measured speeds itself."""
+    if not run.is_measured or not any(job.curve for job in run.jobs):
+        return []
+    found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
+    finished = run.with_outcome("finished")
+    known = sum(map(knows_one_gpu, finished))
+    if 0 < known < len(finished):
+        found.append(
+            f"SJS efficiency: of {known} of {counted(len(finished), 'job')}, those measured on one GPU"
+        )
+    return found
+
+
+def unknown_figures(run: RunRecord, metrics: RunMetrics, wanted: Wanted) -> dict[str, str]:
+    """Figures that a run with finished jobs should have and does not, and why."""
+    if not metrics.jobs_finished:
+        return {}
+    found = dict.fromkeys(_OF_REFERENCES, _UNKNOWN)
+    found["sjs_efficiency"] = "no finished job was measured on one GPU" if run.is_measured else _UNKNOWN
+    if wanted.bound:
+        found |= dict.fromkeys(_OF_BOUNDS, "without a profile the speed at other sizes is unknown")
+    return {name: why for name, why in found.items() if getattr(metrics, name) is None}
+
+
+def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
+    """One sentence for each reason, but for work and speed: the jobs that lack these are counted."""
+    words: dict[str, dict[str, None]] = {}
+    for name, why in unknown.items():
+        if why != _UNKNOWN:
+            words.setdefault(why, {})["lower bounds" if name in _OF_BOUNDS else _WORDS.get(name, name)] = None
+    return [f"{', '.join(names)} not known: {why}" for why, names in words.items()]
 
 
 def _forecasts(run: RunRecord) -> list[str]:

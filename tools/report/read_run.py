@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,12 +20,15 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.problems import problems_of
 from pliant.schemas.file_io.record import MOST, Record
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
-from pliant.tools.report.records import Curve, Forecast, JobRecord, RunRecord, Step
+from pliant.tools.report.measured import guesses_speeds, measure
+from pliant.tools.report.records import Curve, Forecast, JobRecord, RunRecord, Seen, Step
 
 R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
+_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
+"""Events that workers wrote."""
 
 
 @garbage_collection_paused()
@@ -58,6 +61,8 @@ class _Fold:
         self.source = source
         self.problems: list[Problem] = []
         self.info: RunInfo | None = None
+        self.guesses = False
+        """Whether the log guesses how fast jobs are; then what workers report is kept, to measure it."""
         self.jobs: dict[str, JobRecord] = {}
         self.node_gpus: dict[str, int] = {}
         self.down: set[str] = set()
@@ -94,6 +99,8 @@ class _Fold:
             self._problem(number, f'{event.event} of job "{event.job}", which was never submitted')
         else:
             _apply(job, event)
+            if self.guesses and event.event in _REPORTS:
+                _see(job, event)
             if event.event in HOLDS or event.event in FREES:
                 self._share(job, event)
 
@@ -119,6 +126,8 @@ class _Fold:
         origin = min((job.submit_s for job in self.jobs.values()), default=self.capacity[0][0])
         for job in self.jobs.values():
             _shift(job, origin)
+        if self.guesses:
+            measure([*self.jobs.values()], self.last_s - origin)
         return RunRecord(
             self.source,
             self.info,
@@ -141,6 +150,7 @@ class _Fold:
         self.info = self._parse(RunInfo, event.detail or {}, number)
         if self.info is None:
             return False
+        self.guesses = guesses_speeds(self.info)
         self.node_gpus = {node.name: node.gpus for node in self.info.cluster.expanded()}
         self.capacity = [(event.time, self.info.cluster.total_gpus)]
         return True
@@ -230,6 +240,16 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
         _hold(job, event.time, event.gpus or 0, name)
     if event.overhead_seconds:
         _add_overhead(job, name, event.overhead_seconds)
+
+
+def _see(job: JobRecord, event: AnyEvent) -> None:
+    """Until workers say that they train ``after`` a change of GPUs, they may train on those of before."""
+    step = job.steps[-1] if job.steps else None
+    if step is None or not step.gpus or event.samples_done is None:
+        return
+    if step.first is not None or "after" in _fields(event):
+        step.last = Seen(event.time, event.samples_done, step.checkpoint_s)
+        step.first = step.first or step.last
 
 
 def _forecast(job: JobRecord, found: object) -> None:

@@ -19,6 +19,15 @@ _UNSTATED: Final = Utility()
 Outcome = End | Literal["unfinished"]
 
 
+class Seen(NamedTuple):
+    """How far workers said that a job is, on the clock of the log."""
+
+    time_s: float
+    samples: float
+    checkpoint_s: float
+    """Time without training because of checkpoints, on the same GPUs before."""
+
+
 @dataclass(slots=True)
 class Step:
     """From ``time_s`` on the job holds ``gpus`` GPUs."""
@@ -33,6 +42,10 @@ class Step:
     """Time without training because of checkpoints."""
     shared: bool = False
     """Whether another job trains on the same GPUs."""
+    first: Seen | None = None
+    """The first report after training went on with these GPUs; kept of live runs alone."""
+    last: Seen | None = None
+    """The newest report."""
 
     @property
     def counted_gpus(self) -> float:
@@ -64,6 +77,8 @@ class JobRecord:
     """GPU-seconds of all the work at the requested size; None: the log does not say."""
     global_batch: int | None = None
     """As the last event says that names one."""
+    is_measured: bool = False
+    """Whether curve and work are what this run measured, and neither stated nor predicted before it."""
     outcome: Outcome = "unfinished"
     end_s: float | None = None
     steps: list[Step] = field(default_factory=list)
@@ -177,3 +192,8 @@ class RunRecord:
     def with_outcome(self, outcome: Outcome) -> list[JobRecord]:
         """The jobs that ended so."""
         return [job for job in self.jobs if job.outcome == outcome]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speeds of its jobs were measured in this run, for want of a profile."""
+        return any(job.is_measured for job in self.jobs)

@@ -16,7 +16,15 @@ from pliant.schemas.text.wording import shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.labels import labels
 from pliant.tools.report.metrics import NOTHING_MORE, Wanted, run_metrics
-from pliant.tools.report.notes import bound_caveats, caveats, differences, provenance
+from pliant.tools.report.notes import (
+    bound_caveats,
+    caveats,
+    differences,
+    provenance,
+    unknown_caveats,
+    unknown_figures,
+)
+from pliant.tools.report.possible import withheld
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.significance import Significance, compare_jcts, paired_jcts_s
@@ -34,6 +42,8 @@ class RunReport:
     metrics: RunMetrics
     provenance: str
     caveats: Sequence[str]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Figures that the run should have and that cannot be known, and why; the caveats say it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,11 @@ def find_run(runs: Sequence[RunReport], name: str) -> RunReport:
 
 def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
     fair, usage = references.fairness(run), gpu_usage(run)
-    metrics = run_metrics(run, fair, usage, wanted)
-    notes = [*caveats(run, fair["fair-share"], usage), *(bound_caveats(run) if wanted.bound else ())]
-    return RunReport(label, run, fair, usage, metrics, provenance(run), notes)
+    metrics, impossible = withheld(run_metrics(run, fair, usage, wanted))
+    unknown = {**unknown_figures(run, metrics, wanted), **impossible}
+    notes = [
+        *caveats(run, fair["fair-share"], usage),
+        *unknown_caveats(unknown),
+        *(bound_caveats(run) if wanted.bound else ()),
+    ]
+    return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown)

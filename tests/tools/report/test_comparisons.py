@@ -27,7 +27,7 @@ def measured():
     """a runs at 4/5 of the predicted speed: 8 samples in 5 s on one GPU and 2.5 s on two."""
     start = 1_800_000_000.0
     events = [
-        begin(at=start, simulated=False),
+        begin(at=start, simulated=False, profile_hash="cd" * 32),
         submit(job("a", low=1), 8.0, at=start),
         submit(job("b"), 4.0, at=start),
         Event(start + 1, "start", "a", 1),

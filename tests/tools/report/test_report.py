@@ -71,7 +71,7 @@ def test_how_often_predicted_intervals_held_is_said():
         )
         for at, (low, high) in enumerate(bands, 1)
     ]
-    finished = Event(5, "finish", "a", 0, samples_done=10.0)
+    finished = Event(10, "finish", "a", 0, samples_done=10.0)
     assert notes(submit(job("a"), 10.0), Event(0, "start", "a", 1), *events, finished) == [
         "75% of 4 predicted 90 % intervals of progress held what followed"
     ]
@@ -98,7 +98,10 @@ def test_what_the_figures_leave_out_is_said():
 
 def test_a_log_that_contradicts_itself_is_told_on():
     told = notes(submit(job("a")), Event(0, "start", "a", 5), Event(1, "finish", "a", 0, samples_done=1.0))
-    assert told == ["at times jobs hold more GPUs than there are: the log contradicts itself"]
+    assert told == [
+        "at times jobs hold more GPUs than there are: the log contradicts itself",
+        "GPUs held not known: 1.25 is impossible, expected at least 0 and at most 1",
+    ]
 
 
 def test_a_change_of_policy_is_told():

@@ -150,8 +150,13 @@ def _shown(report: Report) -> list[Figure]:
     return [
         row
         for row in FIGURES
-        if row.name not in hidden and any(value is not None for value in _values(report, row))
+        if row.name not in hidden and any(_shows(each, row.name) for each in report.runs)
     ]
+
+
+def _shows(each: RunReport, name: str) -> bool:
+    """Whether a run has the figure, or should have it: then a dash stands for it, and a note says why."""
+    return name in each.unknown or value_of(each.metrics, name) is not None
 
 
 def _values(report: Report, row: Figure) -> list[float | None]:

@@ -29,7 +29,7 @@ def report():
 
 @pytest.fixture(scope="module")
 def one_run():
-    return make_report([fold(shared(simulated=False))])
+    return make_report([fold(shared(simulated=False, profile_hash="cd" * 32))])
 
 
 def test_two_policies_side_by_side_as_a_table(report):
