@@ -4,7 +4,7 @@ Without a profile a scheduler takes every GPU to train one sample per second, an
 so in each ``submit``. That is a guess to decide by. How fast jobs really were follows from what their workers
 reported: samples over seconds between the first report on some GPUs and the last one there, without
 checkpoints. A job has its own speeds and, at sizes that it never held, those of other jobs of its model and
-batch. A job that reported nothing, and ran once and on one size, was as fast as its duration says.
+batch. A job without such reports, which ran once and on one size, was as fast as its duration says.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _take(job: JobRecord, curve: Curve) -> None:
 
 
 def _take_duration(job: JobRecord, until_s: float) -> None:
-    """The work of a job that reported nothing, in seconds if it states none: it ran once, on one size."""
+    """The speed of a job that ran once, on one size; its work in seconds, if it states none."""
     held = [*job.held(until_s)]
     starts = [step for step in job.steps if step.gpus]
     if job.outcome != "finished" or len(starts) != 1 or len(held) != 1 or starts[0].shared:

@@ -27,8 +27,8 @@ R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
-_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
-"""Events that workers wrote."""
+_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
+"""Events that say what workers reported of their progress."""
 
 
 @garbage_collection_paused()
@@ -98,9 +98,9 @@ class _Fold:
         if job is None:
             self._problem(number, f'{event.event} of job "{event.job}", which was never submitted')
         else:
-            _apply(job, event)
             if self.guesses and event.event in _REPORTS:
                 _see(job, event)
+            _apply(job, event)
             if event.event in HOLDS or event.event in FREES:
                 self._share(job, event)
 
@@ -243,13 +243,23 @@ def _apply(job: JobRecord, event: AnyEvent) -> None:
 
 
 def _see(job: JobRecord, event: AnyEvent) -> None:
-    """Until workers say that they train ``after`` a change of GPUs, they may train on those of before."""
+    """Until workers say that they train ``after`` a change of GPUs, they may train on those of before.
+
+    Some end without a last report: then the end of the job takes its place.
+    """
     step = job.steps[-1] if job.steps else None
-    if step is None or not step.gpus or event.samples_done is None:
+    if step is None or not step.gpus:
         return
-    if step.first is not None or "after" in _fields(event):
-        step.last = Seen(event.time, event.samples_done, step.checkpoint_s)
-        step.first = step.first or step.last
+    stood_s = step.checkpoint_s
+    if event.event == "checkpoint":
+        stood_s += event.overhead_seconds or 0.0
+    if step.first is None and event.detail and "after" in _fields(event):
+        known = job.samples_done or 0.0 if event.samples_done is None else event.samples_done
+        step.first = step.last = Seen(event.time, known, stood_s)
+    elif step.first is None or event.samples_done is None:
+        return
+    elif event.event != "finish" or step.last is step.first:
+        step.last = Seen(event.time, event.samples_done, stood_s)
 
 
 def _forecast(job: JobRecord, found: object) -> None:

@@ -156,6 +156,6 @@ def _run_report(run: RunRecord, label: str, references: References, wanted: Want
     notes = [
         *caveats(run, fair["fair-share"], usage),
         *unknown_caveats(unknown),
-        *(bound_caveats(run) if wanted.bound else ()),
+        *(bound_caveats(run) if metrics.bound_jct_s is not None else ()),
     ]
     return RunReport(label, run, fair, usage, metrics, provenance(run), notes, unknown)
