@@ -34,7 +34,10 @@ def figures(runs: int = RUNS, commands: Sequence[str] = ALL) -> list[Figure]:
         jobs, cluster = _inputs(Path(folder))
         schedule = ["schedule", "--jobs", str(jobs), "--cluster", str(cluster), "--policy", "fifo"]
         events = str(Path(folder) / "fifo.parquet")
-        subprocess.run([*PLIANT, "replay", *schedule[1:], "-o", events], check=True, capture_output=True)
+        free = ["--start-cost", "0", "--rescale-cost", "0"]
+        subprocess.run(
+            [*PLIANT, "replay", *schedule[1:], *free, "-o", events], check=True, capture_output=True
+        )
         slowest_help_s = max(_cpu_s([name, "--help"], folder, min(runs, 3)) for name in commands)
         return [
             Figure("cli_help_cpu_s", _cpu_s(["--help"], folder, runs), "s", LIMIT_S),

@@ -32,6 +32,8 @@ from pliant.schemas.io import (
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
 from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.importers.run import JOBS, PROFILE, import_trace
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
@@ -88,7 +90,9 @@ def waits(folder: Path, policy: str, sigma: float = 0.0) -> list[Wait]:
     """
     log = folder / f"{policy}.parquet"
     sources = Sources(str(folder / "jobs.jsonl"), str(folder / "cluster.json"), str(folder / PROFILE))
-    replay_all(sources, [Task(Run(policy), str(log))])
+    replay_all(
+        sources, [Task(Run(policy, simulated=SimulatedCluster(start_cost=FREE, rescale_cost=FREE)), str(log))]
+    )
     events = read_events(log)
     cluster, profile = read_cluster(folder / "cluster.json"), read_profile(folder / PROFILE)
     profile = misjudged(profile, sigma) if sigma else profile

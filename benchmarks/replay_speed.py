@@ -29,6 +29,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.bulk import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
@@ -207,7 +209,10 @@ def _sources(folder: Path, jobs_limit: int | None = None) -> Sources:
 
 
 def _run(folder: Path, policy: str) -> Run:
-    return Run(policy, conditions=Conditions(compat="pollux" if (folder / CONVERGENCE).exists() else None))
+    """Imported traces are replayed as the simulator of Pollux does; of the others, changes cost nothing."""
+    if (folder / CONVERGENCE).exists():
+        return Run(policy, conditions=Conditions(compat="pollux"))
+    return Run(policy, simulated=SimulatedCluster(start_cost=FREE, rescale_cost=FREE))
 
 
 def main(step: str, folder: str, policy: str, *size: str) -> None:

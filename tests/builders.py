@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 
@@ -57,6 +59,10 @@ def mixed_cluster(**gpus: tuple[int, ...]) -> Cluster:
         for i, count in enumerate(counts)
     ]
     return Cluster.model_validate({"nodes": tuple(nodes)})
+
+
+FREE_CHANGES: Final = SimulatedCluster(start_cost=FREE, rescale_cost=FREE)
+"""A world of replays in which starts, resumes and changes cost nothing."""
 
 
 def curves(**by_model: Mapping[int, float]) -> CurveThroughput:

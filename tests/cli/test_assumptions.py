@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,10 @@ FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
 PROFILE = ["--profile", "profile.parquet"]
 NO_PROFILE = "no profile: every GPU is taken to train 1 sample per second"
 NO_TABLE = 'there is no --convergence table for "run-1": 2 jobs train by samples instead'
+FREE = ["--start-cost", "0", "--rescale-cost", "0"]
 UNUSED = '--rescale-cost: no job has the model "bert"'
+NO_COSTS = "no start or rescale cost is stated or measured: each is taken to be 30 s"
+NO_START_COST = "no start cost is stated or measured: it is taken to be 30 s"
 OTHER_TYPE = 'the profile lacks GPU type "new" for "net": it is taken to be as fast as "old"'
 
 
@@ -49,12 +53,12 @@ def call(*args: str):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], [NO_PROFILE, NO_TABLE]),
-        (["--progress", "samples"], [NO_PROFILE]),
-        ([*PROFILE], [OTHER_TYPE, NO_TABLE]),
-        (["--rescale-cost", "bert=30,net=2"], [NO_PROFILE, NO_TABLE, UNUSED]),
+        ([], [NO_PROFILE, NO_COSTS, NO_TABLE]),
+        (["--progress", "samples", *FREE], [NO_PROFILE]),
+        ([*PROFILE], [OTHER_TYPE, NO_COSTS, NO_TABLE]),
+        (["--rescale-cost", "bert=30,net=2"], [NO_PROFILE, NO_START_COST, NO_TABLE, UNUSED]),
         (
-            ["--progress", "goodput", "--noise-scale", "bert=1,5"],
+            ["--progress", "goodput", "--noise-scale", "bert=1,5", *FREE],
             [NO_PROFILE, '--noise-scale: no job has the model "bert"'],
         ),
     ],
@@ -75,6 +79,30 @@ def test_what_a_replay_assumes_is_said_once_and_stands_in_the_report(
     assert refused.exit_code == 3
     assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in said]
     assert not (here / "none").exists()
+
+
+def jct_s(*options: str) -> float:
+    """Of one of two jobs that train 80 samples at 80 a second, each on a GPU of its own."""
+    done = call(
+        "replay", *FILES, *PROFILE, *options, "--progress", "samples", "--policy", "fifo", "-o", "x.parquet"
+    )
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(call("report", "x.parquet", "--format", "json").stdout)
+    mean_s: float = found["runs"][0]["mean_jct_s"]
+    return mean_s
+
+
+def test_a_start_that_costs_what_nothing_states_takes_half_a_minute(here: Path) -> None:
+    assert jct_s() == 31.0
+    assert jct_s(*FREE) == 1.0
+    assert jct_s("--rescale-cost", "0") == 31.0
+
+
+def test_costs_that_no_option_states_are_those_of_the_profile(here: Path) -> None:
+    row = replace(step(1, 8, 0.1, gpu_type="new"), start_seconds=4.0, relaunch_seconds=6.0)
+    write_profile(Profile((row,)), "profile.parquet")
+    assert jct_s("--strict") == 5.0
+    assert jct_s("--start-cost", "2", "--strict") == 3.0
 
 
 def test_a_validation_run_that_the_table_lacks_is_named(here: Path) -> None:

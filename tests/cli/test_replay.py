@@ -33,6 +33,7 @@ for each in trace.SUBCOMMANDS:
     app.command(each.__name__)(command(each))
 
 FILES = ["--jobs", "jobs.jsonl", "--cluster", "cluster.json"]
+FREE = ["--start-cost", "0", "--rescale-cost", "0"]
 
 
 @pytest.fixture
@@ -48,13 +49,13 @@ def call(*args: str, stdin: bytes | None = None):
 
 
 def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -> None:
-    done = call("replay", *FILES, "--policy", "fifo")
+    done = call("replay", *FILES, *FREE, "--policy", "fifo")
     assert done.exit_code == 0
     events = parse_events(done.stdout_bytes, "stdout")
     assert [(event.time, event.job) for event in events if event.event == "finish"] == [(10, "a"), (25, "b")]
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
-    assert call("replay", *FILES, "--policy", "fifo").stdout_bytes == done.stdout_bytes
+    assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
 
 
 def test_policies_may_be_listed_or_repeated(here: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
 def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> None:
     write_jobs([job(name, gpus=3, gpu_seconds=30) for name in "ab"], "jobs.jsonl")
     write_cluster(cluster(2, 2, 2), "cluster.json")
-    done = call("replay", *FILES, "--policy", "fifo", "--interference", "0.5")
+    done = call("replay", *FILES, *FREE, "--policy", "fifo", "--interference", "0.5")
     events = parse_events(done.stdout_bytes, "stdout")
     assert [event.time for event in events if event.event == "finish"] == [20, 20]
     assert (events[0].detail or {})["interference"] == 0.5

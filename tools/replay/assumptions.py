@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text.wording import counted, listed
+from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
@@ -30,13 +31,27 @@ def assumed(
     speeds += speeds_disturbed(inputs.models, shares)
     sharing = sharing_assumed(inputs.cluster, policy)
     rigid = nothing_to_resize(inputs.jobs, policy)
+    costs = _costs(inputs, conditions, simulated)
     return (
         *speeds,
         *sharing,
         *rigid,
+        *costs,
         *_progress(inputs, conditions),
         *_unused(inputs, conditions, simulated),
     )
+
+
+def _costs(inputs: Inputs, conditions: Conditions, simulated: SimulatedCluster) -> Iterator[Assumption]:
+    """Costs that no option states, no profile has measured and no simulator to be compatible with has."""
+    stated = {"start": simulated.start_cost, "rescale": simulated.rescale_cost}
+    missing = [name for name, cost in stated.items() if cost is None]
+    if missing and conditions.compat is None and unstated_costs(inputs.profile) is None:
+        each = "each is" if len(missing) > 1 else "it is"
+        text = (
+            f"no {' or '.join(missing)} cost is stated or measured: {each} taken to be {DEFAULT_COST_S:g} s"
+        )
+        yield Assumption(kind="cost", text=text)
 
 
 def _progress(inputs: Inputs, conditions: Conditions) -> Iterator[Assumption]:

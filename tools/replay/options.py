@@ -20,6 +20,14 @@ SHORTEST_INTERVAL_S: Final = 0.001
 _SHORTEST_H: Final = 0.001
 _COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's event file for the run's."
 
+DEFAULT_COST_S: Final = 30.0
+"""Seconds of a start, and of a change, where neither an option nor the profile says more.
+
+What the simulators of Pollux and Sia charge. A relaunch takes 6 to 8 s here with the smallest of models, and
+most of its time is of loading and of imports; real models took the authors of Ares 1 to 73 s.
+"""
+_UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g}"
+
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
 DemandName = Literal["stated", "predicted", "oracle"]
@@ -82,10 +90,11 @@ class Conditions:
         ),
     ] = None
     rescale_cost: Annotated[
-        str | None, Option(f"Time without training when a job's GPUs change: {_COST}", CLUSTER, default="0")
+        str | None,
+        Option(f"Time without training when a job's GPUs change: {_COST}", CLUSTER, default=_UNSTATED),
     ] = None
     start_cost: Annotated[
-        str | None, Option(f"The same for a first start: {_COST}", CLUSTER, default="0")
+        str | None, Option(f"The same for a first start: {_COST}", CLUSTER, default=_UNSTATED)
     ] = None
     resume_cost: Annotated[
         str | None,

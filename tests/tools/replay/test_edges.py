@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,11 @@ from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.engine.failures import NodeEvent
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.replay.summary import Unfinished, in_words
 from pliant.tools.report.report import read_report
-from tests.builders import cluster, job
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.replay.any_world import EVENT_DRIVEN, LEARNED, PARAMETERS, ROUNDS
 
 POLICIES = (*EVENT_DRIVEN, *ROUNDS, "pollux")
@@ -31,7 +31,7 @@ app.command("replay")(command(replay_command))
 
 
 def replayed(policy: str, *trace: Job, profile: Profile | None = None, **simulated: object) -> Replayed:
-    run = Run(policy, PARAMETERS.get(policy, {}), simulated=SimulatedCluster(**simulated))  # type: ignore[arg-type]
+    run = Run(policy, PARAMETERS.get(policy, {}), simulated=replace(FREE_CHANGES, **simulated))  # type: ignore[arg-type]
     return replay(inputs(trace, NODES, profile), run)
 
 

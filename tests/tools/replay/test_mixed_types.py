@@ -10,7 +10,7 @@ from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Replayed, Run, replay
-from tests.builders import job, mixed_cluster
+from tests.builders import FREE_CHANGES, job, mixed_cluster
 
 BATCH = 8
 NODES = mixed_cluster(slow=(2, 2), fast=(2,))
@@ -70,7 +70,10 @@ def of(job_id: str, gpus: int, steps: int, *, model: str = "both", at: float = 0
 
 
 def replayed(policy: str, *trace: Job) -> Replayed:
-    return replay(inputs(trace, NODES, PROFILE), Run(policy, conditions=Conditions(interval=0.0)))
+    return replay(
+        inputs(trace, NODES, PROFILE),
+        Run(policy, conditions=Conditions(interval=0.0), simulated=FREE_CHANGES),
+    )
 
 
 def told(done: Replayed, name: str) -> dict[str, Event]:
@@ -128,5 +131,5 @@ def test_what_is_left_says_that_no_type_has_so_many() -> None:
 def test_gpu_time_is_told_in_samples_by_the_types_that_have_the_size() -> None:
     """Four GPUs are on the slow type only, where a step takes a second."""
     trace = [job("a", gpus=4, model="both", batch=BATCH, gpu_seconds=400)]
-    done = replay(inputs(trace, NODES, PROFILE), Run("fifo"))
+    done = replay(inputs(trace, NODES, PROFILE), Run("fifo", simulated=FREE_CHANGES))
     assert told(done, "finish")["a"].time == pytest.approx(100)

@@ -19,7 +19,7 @@ from pliant.tools.replay.options import Conditions, DemandName
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.policies.srtf import Srtf
-from tests.builders import cluster, job
+from tests.builders import FREE_CHANGES, cluster, job
 
 ORACLE = Conditions(demand="oracle")
 
@@ -52,7 +52,7 @@ def early(**labels: str) -> Inputs:
 
 
 def under(found: Inputs, demand: DemandName = "stated", policy: str = "srtf") -> Replayed:
-    return replay(found, Run(policy, conditions=Conditions(demand=demand)))
+    return replay(found, Run(policy, conditions=Conditions(demand=demand), simulated=FREE_CHANGES))
 
 
 def events(done: Replayed, *names: str) -> list[tuple[float, str, str | None]]:

@@ -19,7 +19,7 @@ from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress.tables import validations
 from pliant.tools.replay.run import Replayed, Run, replay
-from tests.builders import cluster, job
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.profile.predictor.histories import history
 
 PREDICTED = Conditions(demand="predicted")
@@ -43,19 +43,19 @@ def predictions(done: Replayed) -> list[Event]:
 
 
 def test_every_job_still_does_the_work_of_the_trace() -> None:
-    done = replay(trace(), Run("srtf", conditions=PREDICTED))
+    done = replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES))
     assert ends(done) == {f"j{n:02}": 100.0 * (5 + n) for n in range(12)}
 
 
 def test_the_head_says_so() -> None:
-    (head, *_) = replay(trace(), Run("srtf", conditions=PREDICTED)).log.events()
+    (head, *_) = replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES)).log.events()
     assert (head.detail or {})["demand"] == "predicted"
-    (head, *_) = replay(trace(), Run("srtf")).log.events()
+    (head, *_) = replay(trace(), Run("srtf", simulated=FREE_CHANGES)).log.events()
     assert "demand" not in (head.detail or {})
 
 
 def test_it_learns_as_jobs_end_and_notes_what_it_predicts() -> None:
-    done = replay(trace(), Run("srtf", conditions=PREDICTED))
+    done = replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES))
     assert done.session.forecast.predictor.jobs >= 11
     noted = [(event.detail or {})["progress"] for event in predictions(done)]
     assert {"samples_done", "mean", "low", "high"} == set(noted[0])
@@ -64,7 +64,10 @@ def test_it_learns_as_jobs_end_and_notes_what_it_predicts() -> None:
 
 
 def test_equal_replays_are_equal_byte_for_byte() -> None:
-    one, two = (replay(trace(), Run("srtf", seed=3, conditions=PREDICTED)).log.json_lines() for _ in range(2))
+    one, two = (
+        replay(trace(), Run("srtf", seed=3, conditions=PREDICTED, simulated=FREE_CHANGES)).log.json_lines()
+        for _ in range(2)
+    )
     assert one == two
 
 
@@ -81,7 +84,7 @@ def test_no_policy_sees_the_work_of_the_trace(monkeypatch: pytest.MonkeyPatch) -
         return decide(self, snapshot, rng)
 
     monkeypatch.setattr(Srtf, "decide", watched)
-    replay(trace(), Run("srtf", conditions=PREDICTED))
+    replay(trace(), Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES))
     assert all(predicted for predicted, _, _ in seen)
     assert sum(shown == truth for _, shown, truth in seen) < len(seen) / 4
 
@@ -92,7 +95,7 @@ def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
         for epoch in range(16)
     ]
     made = replace(trace(convergence="net"), tables=validations(rows))
-    done = replay(made, Run("srtf", conditions=PREDICTED))
+    done = replay(made, Run("srtf", conditions=PREDICTED, simulated=FREE_CHANGES))
     last = done.session.ended["j03"].epochs
     assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
         (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
@@ -104,14 +107,16 @@ def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:
     known.learn(history(10))
     path = tmp_path / "predictor.json"
     write_predictor(known.document(), path)
-    done = replay(trace(), Run("srtf", conditions=replace(PREDICTED, predictor=str(path))))
+    done = replay(
+        trace(), Run("srtf", conditions=replace(PREDICTED, predictor=str(path)), simulated=FREE_CHANGES)
+    )
     assert done.session.forecast.predictor.jobs > 20
     first = (predictions(done)[0].detail or {})["progress"]
     assert (first["low"], first["high"]) != (0.05, 0.95)
 
 
 def test_a_replay_is_a_history_to_fit_to() -> None:
-    done = replay(trace(), Run("fifo"))
+    done = replay(trace(), Run("fifo", simulated=FREE_CHANGES))
     assert len(ended_jobs(done.log.events())) == 12
 
 

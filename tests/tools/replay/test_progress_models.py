@@ -17,7 +17,7 @@ from pliant.tools.replay.progress.goodput import Goodput, efficiency
 from pliant.tools.replay.progress.tables import Validation, validations
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation
-from tests.builders import cluster, curves, job
+from tests.builders import FREE_CHANGES, cluster, curves, job
 from tests.tools.replay.world import Told, ends, play
 
 
@@ -184,7 +184,9 @@ def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     )
     found = inputs([spec], cluster(1), Profile(tuple(rows)))
     conditions = Conditions(progress="goodput", noise_scale={"": 1e5})
-    done = replay(found, Run("pollux", {"knowledge": knowledge}, conditions=conditions))
+    done = replay(
+        found, Run("pollux", {"knowledge": knowledge}, conditions=conditions, simulated=FREE_CHANGES)
+    )
     batches = [event.global_batch for event in done.log.events() if event.global_batch]
     assert batches[0] == 8
     assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
@@ -218,7 +220,7 @@ def given(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
     found = inputs(specs, NODES, profile)
     rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
     world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, rows)
-    done = replay(world, Run("fifo", conditions=conditions))
+    done = replay(world, Run("fifo", conditions=conditions, simulated=FREE_CHANGES))
     return max(event.time for event in done.log.events() if event.event == "finish")
 
 

@@ -10,7 +10,7 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
-from tests.builders import cluster, job
+from tests.builders import FREE_CHANGES, cluster, job
 
 traces = st.lists(
     st.tuples(st.integers(0, 400), st.integers(1, 800), st.sampled_from([1, 2, 4, 8])),
@@ -25,7 +25,7 @@ traces = st.lists(
 
 
 def replayed(jobs, policy):
-    return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy)).log.events(), policy)
+    return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy, simulated=FREE_CHANGES)).log.events(), policy)
 
 
 @settings(max_examples=25)

@@ -14,6 +14,7 @@ from pliant.schemas.file_io.pipes import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.rows import by_model, rescales
+from pliant.tools.replay.options import DEFAULT_COST_S
 
 Kind = Literal["start", "rescale", "resume"]
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint"})
@@ -40,6 +41,8 @@ class Cost:
 
 
 FREE: Final = Cost()
+DEFAULT: Final = Cost(DEFAULT_COST_S)
+"""Where neither an option nor the profile says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,12 @@ def costs_from_profile(profile: Profile) -> Measured:
         rescales(profile.rows),
         by_model(profile.rows, lambda row: row.relaunch_seconds),
     )
+
+
+def unstated_costs(profile: Profile | None) -> Measured | None:
+    """What a replay charges where no option says it: what the profile measured; None: it measured nothing."""
+    found = None if profile is None else costs_from_profile(profile)
+    return found if found is not None and found.start.by_model else None
 
 
 def _measured(
@@ -177,10 +186,10 @@ def _read_costs(text: str, option: str, profile: str | None) -> Measured:
         return found
     if profile is None or profile == PIPE:
         raise UsageError(f"{option} profile: name the profile with --profile FILE")
-    found = costs_from_profile(read_profile(profile))
-    if not found.start.by_model:
+    measured = unstated_costs(read_profile(profile))
+    if measured is None:
         raise BadInputError.one(profile, "has no measured costs: measure with pliant profile --costs")
-    return found
+    return measured
 
 
 def _seconds(number: str, part: str, option: str) -> float:

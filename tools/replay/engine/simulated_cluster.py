@@ -37,10 +37,12 @@ class SimulatedCluster:
     """The world of one replay."""
 
     start_cost: Cost | None = None
-    """Of a start; None: not stated. It is due until the job has trained once: an earlier change restarts it,
-    and so does the resume after a preemption."""
+    """Of a start; None: not stated, then a replay takes what the profile measured, or its default. It is due
+    until the job has trained once: an earlier change restarts it, and so does the resume after a
+    preemption."""
     rescale_cost: Cost | None = None
-    """Of every later change of its GPUs or batch. A change that comes before it is paid restarts it."""
+    """Of every later change of its GPUs or batch; None: as for a start. A change that comes before it is paid
+    restarts it."""
     resume_cost: Cost | None = None
     """Of a start after a preemption or a failure; None: that of every other change."""
     progress: Callable[[], ProgressModel] = Samples

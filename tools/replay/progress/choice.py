@@ -12,7 +12,7 @@ from pliant.schemas.text.wording import counted
 from pliant.tools.profile.by_placement import ThroughputByPlacement
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.compat.pollux import Compat, simulator_model
-from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.costs import DEFAULT, Cost, unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions, ProgressName
@@ -89,11 +89,12 @@ def prepared(
         model, oracle = simulator_model(compat, inputs, times, asked_s, stepwise=stepwise)
     else:
         model = _model(name, conditions, inputs, stepwise=stepwise)
-    cost = Cost(compat.cost_s)
+    costs = _costs(simulated, compat, inputs)
     found = replace(
         simulated,
-        start_cost=simulated.start_cost or cost,
-        rescale_cost=simulated.rescale_cost or cost,
+        start_cost=costs.start,
+        rescale_cost=costs.rescale,
+        resume_cost=costs.resume,
         progress=simulated.progress if model is None else lambda: model,
         measured=moves_batches,
         quirks=compat.quirks if compat.name else simulated.quirks,
@@ -106,6 +107,25 @@ def _interval(stated_s: float | None, compat: Compat, policy: Policy) -> float |
     if stated_s is not None:
         return stated_s or None
     return policy.default_interval_s if compat.interval_s is None else compat.interval_s
+
+
+class _Costs(NamedTuple):
+    start: Cost
+    rescale: Cost
+    resume: Cost | None
+    """None: that of rescales."""
+
+
+def _costs(simulated: SimulatedCluster, compat: Compat, inputs: Inputs) -> _Costs:
+    """Those that are stated; else those of the simulator to be compatible with; else measured ones."""
+    start, rescale, resume = simulated.start_cost, simulated.rescale_cost, simulated.resume_cost
+    measured = None if compat.name else unstated_costs(inputs.profile)
+    if measured is None:
+        other = Cost(compat.cost_s) if compat.name else DEFAULT
+        return _Costs(start or other, rescale or other, resume)
+    if rescale is None:
+        resume = resume or measured.resume
+    return _Costs(start or measured.start, rescale or measured.rescale, resume)
 
 
 def _check(conditions: Conditions, compat: Compat, inputs: Inputs) -> None:

@@ -16,7 +16,7 @@ from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, session, sizes
+from tests.builders import FREE_CHANGES, cluster, job, session, sizes
 
 BATCH = 32
 LOCALS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -115,7 +115,7 @@ def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(
         for i, (at, work, gpus) in enumerate(drawn)
     ]
     conditions = Conditions(progress="goodput", noise_scale={"": noise})
-    run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions)
+    run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions, simulated=FREE_CHANGES)
     found = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
     assert found.jobs_finished == len(jobs)
     assert found.gps_bound_s is not None
