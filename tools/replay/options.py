@@ -23,7 +23,7 @@ _COST: Final = "SECONDS, MODEL=SECONDS,…, profile for its costs, or a run's ev
 DEFAULT_COST_S: Final = 30.0
 """Seconds of a start, and of a change, where neither an option nor the profile says more.
 
-What the simulators of Pollux and Sia charge. A relaunch takes 6 to 8 s here with the smallest of models, and
+What the simulator of Pollux charges for both. A relaunch takes 6 to 8 s here with the smallest of models, and
 most of its time is of loading and of imports; real models took the authors of Ares 1 to 73 s.
 """
 _UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g}"

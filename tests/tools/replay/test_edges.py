@@ -141,7 +141,8 @@ def test_jobs_that_never_run_are_in_no_jct(tmp_path: Path) -> None:
     write_cluster(NODES, tmp_path / "cluster.json")
     out = tmp_path / "events.parquet"
     files = ["--jobs", str(tmp_path / "jobs.jsonl"), "--cluster", str(tmp_path / "cluster.json")]
-    done = CliRunner().invoke(app, [*files, "--policy", "fifo", "-o", str(out)])
+    free = ["--start-cost", "0", "--rescale-cost", "0"]
+    done = CliRunner().invoke(app, [*files, *free, "--policy", "fifo", "-o", str(out)])
     assert done.exit_code == 0, "it did what it was asked to"
     assert 'fifo: job "big" is rejected: needs 9 GPUs of one type, the cluster has 4' in done.stderr
     metrics = read_report([out]).runs[0].metrics
