@@ -22,6 +22,8 @@ Advance = Callable[[int, int | None], None]
 _NAME: Final = "pliant: "
 LINES: Final = "\n\t"
 """What text of several lines may do to a terminal."""
+_WITHOUT_CURSOR: Final = frozenset(("dumb", "unknown"))
+"""Values of $TERM: editors and job runners that only pass text on."""
 UNKNOWN_WIDTH: Final = 80
 """Columns of a terminal that does not say how wide it is."""
 
@@ -92,6 +94,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def is_screen(stream: TextIO | None) -> bool:
+    """Whether what was written there can be replaced: a terminal with a cursor to move, so not a dumb one."""
+    return is_terminal(stream) and os.environ.get("TERM", "").lower() not in _WITHOUT_CURSOR
+
+
 def width_for(stream: TextIO | None) -> int | None:
     """Columns of the terminal at the other end, $COLUMNS first; None: there is none, so nothing is cut."""
     if stream is None or not is_terminal(stream):
@@ -139,13 +146,13 @@ def out_text(text: str) -> None:
 
 @contextmanager
 def progress(label: str, unit: str) -> Iterator[Advance]:
-    """Progress of long work: a bar on a terminal, a line every 10 s elsewhere, nothing with --quiet.
+    """Progress of long work: a bar on a screen, a line every 10 s elsewhere, nothing with --quiet.
 
     Yields ``advance(done, total)``; total None while it is unknown.
     """
     if settings.quiet:
         yield lambda _done, _total: None
-    elif is_terminal(sys.stderr):
+    elif is_screen(sys.stderr):
         with _bar(label, unit) as advance:
             yield advance
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, policy_parameters, run_command
-from pliant.cli.console import is_terminal, note, out_text, stderr
+from pliant.cli.console import is_screen, is_terminal, note, out_text, stderr
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.pipes import write_stdout
 
@@ -294,7 +294,7 @@ def _sinks() -> tuple[Sink, ...]:
 
 def _words() -> tuple[Sink, ...]:
     """What goes wrong goes to stderr, unless a terminal shows the table of jobs."""
-    return () if sys.stderr is None or is_terminal(sys.stderr) else (_say_trouble,)
+    return () if sys.stderr is None or is_screen(sys.stderr) else (_say_trouble,)
 
 
 def _say_trouble(events: Sequence[Event]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pliant.cli.console import is_terminal, note, out_text, width_for
+from pliant.cli.console import is_screen, note, out_text, width_for
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
 from pliant.schemas.errors import UsageError
 
@@ -168,7 +168,7 @@ def _trouble(found: Status) -> list[str]:
 
 
 def _show(page: _Page, every_s: float | None) -> None:
-    """Keep it up to date on a terminal; in a pipe print it when it changes."""
+    """Keep it up to date on a screen; in a pipe print it when it changes."""
     from pliant.tools.run.watch.status import run_line
 
     def look(width: int | None) -> Shown:
@@ -179,7 +179,7 @@ def _show(page: _Page, every_s: float | None) -> None:
         found = page.look()
         return page.mark(found), lambda: (page.text(found, time.time(), None), _trouble(found))
 
-    if is_terminal(sys.stdout):
+    if is_screen(sys.stdout):
         show(look, every_s or LOOK_S)
     else:
         repeat(changed, every_s)

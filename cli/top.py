@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pliant.cli.console import is_terminal, note, out_text, width_for
+from pliant.cli.console import is_screen, note, out_text, width_for
 from pliant.cli.status import Form
 from pliant.cli.watching import EVERY, LOOK_S, Shown, check_every, repeat, show
 from pliant.schemas.errors import UsageError
@@ -58,7 +58,7 @@ def top(
         mark = [(use.id, use.job.placement, use.progress) for use in uses]
         return mark, lambda: (top_text(in_order(uses, by), time.time()), [summary_line(log, uses)])
 
-    if is_terminal(sys.stdout):
+    if is_screen(sys.stdout):
         show(look, every or LOOK_S)
     else:
         repeat(changed, every)

@@ -1,4 +1,4 @@
-"""Something that is shown again and again: in place on a terminal, one after the other in a pipe."""
+"""Something that is shown again and again: in place on a screen, one after the other elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show(look: Callable[[int | None], Shown], every_s: float) -> None:
         pressed = ""
         while pressed not in ("q", "Q"):
             table, (*lines, last) = look(width_for(sys.stdout))
-            below = [*map(Text, lines), Text(f"{last}; q leaves", style="dim")]
+            below = [*map(Text, lines), Text(last, style="dim"), Text("q leaves", style="dim")]
             live.update(Group(Text(table.rstrip("\n"), no_wrap=True), *below), refresh=True)
             pressed = keys.wait(every_s)
 

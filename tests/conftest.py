@@ -25,6 +25,7 @@ OURS = (
 for name in [name for name in os.environ if name.startswith(FOREIGN) or name in TERMINAL]:
     if name not in OURS:
         del os.environ[name]
+os.environ["TERM"] = "xterm"  # where a test opens a terminal; editors and job runners say "dumb"
 
 settings.register_profile("pliant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("pliant"), derandomize=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
-    text = line.replace("pliant", f"{sys.executable} -m pliant.cli")
+    text = line.replace("pliant", shlex.join([sys.executable, "-m", "pliant.cli"]))
     wide = {**os.environ, "COLUMNS": "200"}  # so that no word of a message stands on a line of its own
     return subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False, env=wide)
 

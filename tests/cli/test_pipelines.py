@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
-    text = line.replace("pliant", f"{sys.executable} -m pliant.cli")
+    text = line.replace("pliant", shlex.join([sys.executable, "-m", "pliant.cli"]))
     return subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from pliant.cli.keys import Keys
 from pliant.cli.log import log
 from pliant.cli.status import Form, status
 from pliant.cli.top import top
-from pliant.cli.watching import repeat
+from pliant.cli.watching import repeat, show
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.watch import output as logs
 from tests.tools.run.stories import Story
@@ -62,40 +65,123 @@ def test_an_interval_goes_with_watch_and_json_does_not(command, state: Path) -> 
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state: Path) -> None:
     default_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     begins = f"{default_sigint}; from pliant.cli.main import main; main()"
-    done = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", begins, *words, "--state", str(state)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    assert done.stdout is not None
-    assert done.stdout.read(1), "it has begun"
-    os.kill(done.pid, signal.SIGINT)
-    _, said = done.communicate(timeout=60)
+    ) as done:
+        assert done.stdout is not None
+        assert done.stdout.read(1), "it has begun"
+        os.kill(done.pid, signal.SIGINT)
+        _, said = done.communicate()
     assert done.returncode == 130
     assert said.decode().splitlines()[-1] == "pliant: interrupted"
     assert b"Traceback" not in said
 
 
-@pytest.mark.parametrize("words", [["status", "--watch"], ["top", "--watch", "--every", "0.1"]])
-def test_on_a_terminal_it_stays_in_place_until_q(words: list[str], state: Path) -> None:
+WATCHING = [["status", "--watch"], ["top", "--watch", "--every", "0.1"]]
+LEAVES = b"q leaves"
+
+
+@contextmanager
+def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A command whose keyboard and screen are in the hands of the test; it ends with it at the latest."""
     terminal, own = pty.openpty()
-    line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]
-    child = subprocess.Popen(line, stdin=own, stdout=own, stderr=own, start_new_session=True)
-    os.close(own)
+    line = [sys.executable, "-m", "pliant.cli", *words]
+    with subprocess.Popen(line, stdin=own, stdout=own, stderr=own, start_new_session=True) as child:
+        try:
+            os.close(own)
+            yield child, terminal
+        finally:
+            child.kill()
+            os.close(terminal)
+
+
+def screen(terminal: int) -> Iterator[bytes]:
+    """All that has been shown, whenever there is more of it, until the last process of the terminal ends."""
     shown = b""
-    with suppress(OSError):  # the terminal is gone with its last process
+    with suppress(OSError):  # EIO: nothing has it open any more
         while data := os.read(terminal, 1 << 16):
-            asked, shown = b"q leaves" in shown, shown + data
-            if not asked and b"q leaves" in shown:
-                os.write(terminal, b"q")
-    os.close(terminal)
-    assert child.wait(timeout=60) == 0
-    assert b"q leaves" in shown
+            shown += data
+            yield shown
+
+
+@pytest.mark.parametrize("words", WATCHING)
+def test_a_terminal_without_a_cursor_is_shown_it_as_a_pipe_is(
+    words: list[str], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with on_a_terminal(*words, "--state", str(state)) as (child, terminal):
+        while not any(b"job  " in shown for shown in screen(terminal)):
+            assert child.poll() is None
+        os.kill(child.pid, signal.SIGINT)
+        assert list(screen(terminal))[-1].endswith(b"pliant: interrupted\r\n")
+        assert child.wait() == 130
+
+
+@pytest.mark.parametrize("words", WATCHING)
+def test_on_a_terminal_it_stays_in_place_until_q(words: list[str], state: Path) -> None:
+    with on_a_terminal(*words, "--state", str(state)) as (child, terminal):
+        pressed = False
+        for shown in screen(terminal):
+            if not pressed and LEAVES in shown:
+                pressed = bool(os.write(terminal, b"q"))
+        assert pressed
+        assert child.wait() == 0
+
+
+def test_a_key_that_was_pressed_while_the_command_began_counts(state: Path) -> None:
+    with on_a_terminal("status", "--watch", "--state", str(state)) as (child, terminal):
+        os.write(terminal, b"q")
+        *_, shown = screen(terminal)
+        assert LEAVES in shown
+        assert child.wait() == 0
+
+
+def test_how_to_leave_is_read_whatever_is_said_above_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line above it names a folder, and breaks where the terminal ends."""
+    monkeypatch.setattr("pliant.cli.keys.Keys.wait", lambda *_: "q")
+    monkeypatch.setenv("COLUMNS", "80")
+    for length in range(60, 90):
+        show(lambda _, said="w" * length: ("table", [said]), 1.0)
+        assert capsys.readouterr().out.splitlines()[-1] == LEAVES.decode(), length
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """What is written to it is typed on the terminal that is standard input."""
+    terminal, own = pty.openpty()
+    with os.fdopen(own) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield terminal
+        os.close(terminal)
+
+
+def test_keys_that_were_pressed_before_anything_asked_for_them_come_one_by_one(keyboard: int) -> None:
+    os.write(keyboard, b"xyq")
+    echo = b""
+    while echo != b"xyq":  # then the terminal has them
+        echo += os.read(keyboard, 3)
+    with Keys() as keys:
+        assert [keys.wait(60.0) for _ in range(3)] == ["x", "y", "q"]
+        assert keys.wait(0.0) == ""
+
+
+def test_the_end_of_the_terminal_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, own = pty.openpty()
+    with os.fdopen(own) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with Keys() as keys:
+            os.close(terminal)
+            assert keys.wait(60.0) == "q"
 
 
 def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
-    line = f"{sys.executable} -m pliant.cli top --watch --every 0.1 --state {state} | head -n 3 | wc -l"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+    watching = [sys.executable, "-m", "pliant.cli", "top", "--watch", "--every", "0.1", "--state", str(state)]
+    line = f"{shlex.join(watching)} | head -n 3 | wc -l"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3"
     assert "Traceback" not in done.stderr
 

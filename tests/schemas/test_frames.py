@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ def test_the_page_works_as_written(tmp_path: Path) -> None:
     write_cluster(cluster(4, 4), tmp_path / "cluster.json")
     script = tmp_path / "notebook.py"
     script.write_text(f"{blocks('python')}\nassert 1 <= in_use.max() <= 8\nassert in_use.iloc[-1] == 0\n")
-    commands = blocks("sh").replace("pliant ", f"{sys.executable} -m pliant.cli ")
+    commands = blocks("sh").replace("pliant ", f"{shlex.join([sys.executable, '-m', 'pliant.cli'])} ")
     environment = os.environ | {"MPLBACKEND": "Agg"}
     for line in (["sh", "-e", "-c", commands], [sys.executable, str(script)]):
         done = subprocess.run(

@@ -107,7 +107,10 @@ def test_a_unit_runs_where_it_shall_with_its_environment_in_a_session_of_its_own
     assert int(session) != os.getsid(0)
 
 
-def test_what_cannot_be_started_has_exit_code_127_and_says_why(site: Site) -> None:
+def test_what_cannot_be_started_has_exit_code_127_and_says_why(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.defpath)  # a folder there that this user may not enter is another reason
     site.backend.start(site.handle, [Unit("n0", ("no-such-program",), "/", {ENV_JOB_DIR: str(site.job)})])
     assert ended(site) == (UnitStatus("exited", 127),)
     assert "no-such-program: cannot be started in /: No such file or directory" in site.said()

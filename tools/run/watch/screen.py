@@ -138,7 +138,8 @@ class Screen:
         self._due_s = float("-inf")
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.quiet:
+        is_dumb = self._console.is_dumb_terminal  # nothing on it can be replaced
+        if self._console.is_terminal and not is_dumb and not self._console.quiet:
             from rich.live import Live
 
             self._live = Live(console=self._console, auto_refresh=False, transient=True)

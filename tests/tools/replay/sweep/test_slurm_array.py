@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -125,7 +126,8 @@ def test_scripts_of_a_longer_sweep_do_not_stay(tmp_path: Path) -> None:
 def test_arrays_that_share_a_limit_run_one_after_the_other(
     tmp_path: Path, programs: Callable[[str, str], None]
 ) -> None:
-    programs("sbatch", f'echo "$*" >> {tmp_path}/calls; wc -l < {tmp_path}/calls')
+    calls = shlex.quote(str(tmp_path / "calls"))
+    programs("sbatch", f'echo "$*" >> {calls}; wc -l < {calls}')
     paths = write_scripts([SCRIPT, "second"], tmp_path)
     assert submit(paths, in_turn=True) == ["1", "2"]
     assert submit(paths, in_turn=False) == ["3", "4"]

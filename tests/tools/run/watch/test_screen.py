@@ -160,6 +160,14 @@ def test_a_terminal_gets_the_table_in_place() -> None:
     assert "1 running, 1 waiting" not in table
 
 
+def test_a_terminal_without_a_cursor_gets_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a table in place it would show nothing."""
+    monkeypatch.setenv("TERM", "dumb")
+    text = io.StringIO()
+    lines = followed(Console(file=text, width=40, force_terminal=True), text, 100.0, 101.0).splitlines()
+    assert lines == ["pliant: state directory: [x]", "pliant: 1 running, 1 waiting"]
+
+
 class Gone(io.StringIO):
     """A reader that has left."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import shlex
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
@@ -72,7 +73,7 @@ def test_a_job_of_its_own_gets_no_word_of_a_launcher_around_this_one(
     """What sbatch sees is what the workers see."""
     for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "KEPT": "yes"}.items():
         monkeypatch.setenv(name, value)
-    write(command.with_name("sbatch"), f"env > {tmp_path}/seen")
+    write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
     unit = Unit("n0", ("true",), "/", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
     cluster = Cluster.model_validate(
         {"nodes": ({"name": "n0", "gpus": 1},), "slots": "cpu", "backend": "slurm-jobs"}

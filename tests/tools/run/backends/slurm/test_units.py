@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import shlex
 
 from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
 from pliant.tools.run.backends.record import StartedUnit
@@ -97,7 +98,8 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 
 def test_srun_gets_no_token_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It supports none, and its environment is that of the keeper, which others may read."""
-    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {tmp_path}/seen\n')
+    seen = shlex.quote(str(tmp_path / "seen"))
+    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     unit = SlurmUnit(kept_attempt(StateDir(tmp_path), "a", "n0"), 0, WANTED)
