@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.leftovers import Surroundings
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
@@ -74,6 +75,15 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
     for name in wanted.keys() - {PYTEST_S_OWN}:
         if os.environ.get(name) != wanted[name]:
             os.environ[name] = wanted[name]
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_it() -> Iterator[None]:
+    """A process, a thread, a handler or a folder that a test leaves behind fails it, and not a later test."""
+    before = Surroundings.now()
+    yield
+    left = before.left_behind()
+    assert left == [], "left behind by this test"
 
 
 @pytest.fixture(scope="session")

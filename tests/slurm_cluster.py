@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import shutil
 import signal
@@ -281,9 +282,11 @@ def _children_of(folder: Path) -> list[psutil.Process]:
 
 
 def _short_folder() -> str:
-    """Where folders have short names: the path of a socket has 107 characters."""
+    """Where names are short and plain: the path of a socket has 107 characters, and slurm.conf no quotes."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) < 60 else next(filter(os.path.isdir, ("/dev/shm", "/var/tmp")), usual)  # noqa: S108
+    if re.fullmatch(r"[A-Za-z0-9_./-]{1,59}", usual):
+        return usual
+    return next(filter(os.path.isdir, ("/dev/shm", "/var/tmp")), usual)  # noqa: S108
 
 
 def _free_ports(count: int) -> list[int]:

@@ -2,8 +2,10 @@
 
 A live loop rests; jobs of one worker are submitted one after the other, each once the one before has ended.
 The script notes when its process began, when its own first line ran, when its imports were done and when its
-first step was. What lies between the decision in the log and that step, less the imports, is the figure. To
-the imports belongs what torch leaves until the first optimizer is made, so the script makes its own before.
+first step was. What the kernel says of a process is its age, to a hundredth of a second: the time of day that
+it derives from it may be a second off. What lies between the decision in the log and that step, less the
+imports, is the figure. To the imports belongs what torch leaves until the first optimizer is made, so the
+script makes its own before.
 """
 
 from __future__ import annotations
@@ -36,15 +38,16 @@ MARKS: Final = ("keeper", "process", "began", "imported", "ready", "first_step")
 SCRIPT: Final = """
 import time
 marks = {"began": time.time()}
-import json, sys
-import psutil, torch
+import json, os, sys
+import torch
 from pliant.tools.run import elastic
+from pliant.tools.run.elastic.report.report import process_age_s
 data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 marks["imported"] = time.time()
-own = psutil.Process()
-marks["process"], marks["keeper"] = own.create_time(), own.parent().create_time()
+marks["process"] = time.time() - process_age_s()
+marks["keeper"] = time.time() - process_age_s(os.getppid())
 job = elastic.init(batch_size=8)
 model, optimizer, loader = job.prepare(model, optimizer, data)
 marks["ready"] = time.time()

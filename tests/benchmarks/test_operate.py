@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,12 +38,25 @@ def test_the_same_seed_is_the_same_sequence() -> None:
     assert fault_sequences.sequence(7) != fault_sequences.sequence(8)
 
 
+BOOTED_LATE = """
+import psutil
+told = psutil.Process.create_time
+psutil.Process.create_time = lambda self: told(self) - 1
+"""
+"""The kernel tells when it was booted in whole seconds, and starts as times of day are derived from that."""
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.torch
-def test_a_first_step_is_measured_from_its_decision_on() -> None:
+def test_a_first_step_is_measured_from_its_decision_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_step, "SCRIPT", BOOTED_LATE + first_step.SCRIPT)
     (marks,) = first_step.measure(1)
     times_s = [marks[name] for name in ("decided", *first_step.MARKS)]
-    assert times_s == sorted(times_s)
+    assert all(before <= after + TICK_S for before, after in pairwise(times_s)), marks
     assert first_step.latency_s(marks) > 0
+    spent = first_step.where_time_goes([marks])
+    assert spent["imported to ready"] == marks["ready"] - marks["imported"]
+    assert sum(spent.values()) == pytest.approx(times_s[-1] - times_s[0])
 
 
 @pytest.mark.torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf, nextafter
+from math import inf, isfinite, nextafter
 from typing import Self
 
 from pydantic import model_validator
@@ -29,7 +29,7 @@ class Expectation:
     def within(cls, value: float, tolerance: float) -> Self:
         """``tolerance``: largest relative deviation from ``value``."""
         slack = abs(value) * tolerance
-        return cls(value, value - slack, value + slack)
+        return cls(value, _finite(value - slack), _finite(value + slack))
 
     @classmethod
     def near(cls, value: float, factor: float, *, is_ratio: bool = False) -> Self:
@@ -39,7 +39,7 @@ class Expectation:
             low = max(low, nextafter(1, inf))
         if is_ratio and value < 1:
             high = min(high, nextafter(1, 0))
-        return cls(value, low, high)
+        return cls(value, _finite(low), _finite(high))
 
     def holds(self, found: float | None) -> bool:
         """Whether a figure is in the range; None, a figure that does not apply, is not."""
@@ -48,10 +48,15 @@ class Expectation:
         return found is not None and above and below
 
     def deviation(self, found: float | None) -> float | None:
-        """(found − value) / value; None where one of them is missing."""
+        """(found − value) / value; None where one of them is missing, or the value is next to 0."""
         if found is None or not self.value:
             return None
-        return (found - self.value) / abs(self.value)
+        return _finite((found - self.value) / abs(self.value))
+
+
+def _finite(number: float) -> float | None:
+    """Returns None for a bound, or a deviation, that is too large for a number."""
+    return number if isfinite(number) else None
 
 
 class ExpectedFigure(Record):

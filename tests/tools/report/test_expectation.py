@@ -34,4 +34,10 @@ def test_the_deviation_is_relative_to_the_value() -> None:
     assert Expectation(2.0).deviation(1.0) == -0.5
     assert Expectation(-2.0).deviation(-1.0) == 0.5
     assert Expectation(2.0).deviation(None) is None
+    assert Expectation(5e-324).deviation(1.0) is None, "it is more than a number can be"
     assert Expectation(low=1.0).deviation(1.0) is None
+
+
+def test_a_range_wider_than_numbers_are_has_no_bounds() -> None:
+    assert Expectation.within(1e308, 10.0) == Expectation(1e308)
+    assert Expectation.near(1e308, 10.0) == Expectation(1e308, low=1e307)

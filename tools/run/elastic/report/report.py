@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -34,6 +35,9 @@ _LEAST_STEPS: Final = 3
 """The least number of steps whose mean counts as a measured speed."""
 _SMOOTHING: Final = 0.2
 """Weight of the newest step in what a step usually takes."""
+_PROC: Final = Path("/proc")
+_START_TICKS: Final = 19
+"""Where a process's start, in ticks since the system was booted, stands behind its name in ``stat``."""
 _log = logging.getLogger("pliant")
 
 
@@ -102,7 +106,7 @@ class Reporter:
             self._change = None
             self._progress(counters, *_cost_of(change, plan, now, step_s))
         elif not self._started:
-            ready_s = time.time() - psutil.Process().create_time()
+            ready_s = process_age_s()
             self._progress(counters, _first(plan, ready_s), ready_s - step_s)
         else:
             self._steps.add(step_s, 1)
@@ -251,6 +255,25 @@ class _Newest:
             seconds=took_s,
             age_s=now_s - at_s,
         )
+
+
+def process_age_s(pid: int | None = None) -> float:
+    """Seconds since a process was started, this one without a pid.
+
+    By the clock in which the kernel keeps starts, to a tick (10 ms): as a time of day they are up to a second
+    off, since the kernel tells the time of its boot in whole seconds, and a clock that is set moves them.
+
+    :raises psutil.NoSuchProcess: it is gone.
+    """
+    pid = os.getpid() if pid is None else pid
+    if not hasattr(time, "CLOCK_BOOTTIME") or not _PROC.joinpath("self", "stat").exists():
+        return time.time() - psutil.Process(pid).create_time()
+    try:
+        text = _PROC.joinpath(str(pid), "stat").read_text(errors="replace")
+    except OSError:
+        raise psutil.NoSuchProcess(pid) from None
+    ticks = int(text.rpartition(")")[2].split()[_START_TICKS])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _first(plan: Plan, ready_s: float) -> dict[str, Any]:

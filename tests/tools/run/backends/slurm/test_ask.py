@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
-import shlex
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError

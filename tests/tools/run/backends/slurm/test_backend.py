@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -281,7 +282,7 @@ def test_a_dry_run_shows_each_lease_and_each_step(live: SlurmCluster, tmp_path: 
     assert step.startswith(
         "env CUDA_VISIBLE_DEVICES=2 'SEED=1 2' srun --quiet --jobid=LEASE_OF_n0 --job-name=a.1.0 "
     )
-    assert step.endswith(f"step.py {handle.folder} 0 2 /work python 'train it.py'")
+    assert step.endswith(f"step.py {shlex.quote(str(handle.folder))} 0 2 /work python 'train it.py'")
     assert not handle.folder.exists()
     assert live.command("squeue", "-h") == ""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import shlex
 
 from pliant.tools.run.backends.protocol import StopLevel, UnitStatus
 from pliant.tools.run.backends.record import StartedUnit

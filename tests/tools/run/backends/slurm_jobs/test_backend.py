@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from pliant.tools.run.backends.protocol import Unit, UnitStatus
@@ -131,7 +133,7 @@ def test_a_dry_run_shows_the_submission_its_script_and_what_each_task_starts(lau
     assert submits.startswith(
         f"sbatch --parsable --job-name={job_name(handle, launcher.dirs.path)} --no-requeue"
     )
-    assert submits.endswith(f"{handle.folder}/slurm.sh")
+    assert submits.endswith(shlex.quote(f"{handle.folder}/slurm.sh"))
     assert script[0] == "  #!/bin/sh"
     assert script[-1].startswith("  exec srun --quiet --ntasks=1 ")
     assert task == "task 0: cd '/my jobs' && env PLIANT_WORKER=0 CUDA_VISIBLE_DEVICES= python t.py 'a b'"

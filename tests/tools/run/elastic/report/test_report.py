@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.schemas.event import Event
@@ -66,6 +71,7 @@ def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traini
     made = Training(tmp_path)
     for module in (history, progress):
         monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(progress, "process_age_s", lambda: 12.0)
     yield made
     made.reporter.close()
 
@@ -85,6 +91,29 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
     assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
     assert found.memory is not None
     assert found.memory > 0
+
+
+def test_a_start_costs_the_age_of_its_process_whatever_the_time_of_day(training: Training) -> None:
+    training.train(1, step_s=0.5)
+    (first,) = training.events("progress")
+    assert (first.overhead_seconds, (first.detail or {})["ready_s"]) == (11.5, 12.0)
+
+
+def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells the time of its boot in whole seconds: starts derived from it are up to one off."""
+    told = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) - 1.0)
+    before_s = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        began_s = time.monotonic()
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        least_s = time.monotonic() - began_s
+        age_s = progress.process_age_s(child.pid)
+        assert least_s <= age_s <= time.monotonic() - before_s + 1 / os.sysconf("SC_CLK_TCK")
+        child.kill()
+    with pytest.raises(psutil.NoSuchProcess):
+        progress.process_age_s(child.pid)
 
 
 def test_checkpoints_that_are_told_together_cost_what_they_cost(training: Training) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import EpochEnd
+from pliant.tools.schedule.policies.ones import evolution
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.prediction import copy_of
 from pliant.tools.schedule.session.session import Session
@@ -218,12 +220,23 @@ def test_each_gpu_type_is_a_search_of_its_own():
     assert {each.gpu_type for each in held.jobs.values()} == {"slow", "fast"}
 
 
-def test_a_time_budget_is_spent_and_the_generations_are_said():
-    held = opened(trainable("a"), trainable("b"), time_budget_s=0.02)
+@pytest.mark.parametrize(("generation_s", "made"), [(0.25, 8), (0.75, 3), (60.0, 1)])
+def test_a_time_budget_is_spent_and_the_generations_are_said(
+    monkeypatch: pytest.MonkeyPatch, generation_s: float, made: int
+):
+    """Two seconds, on a clock that only generations move: the last one begins within them."""
+    now_s, evolve = [0.0], evolution.evolve
+
+    def timed(*search):
+        now_s[0] += generation_s
+        return evolve(*search)
+
+    monkeypatch.setattr(evolution, "evolve", timed)
+    monkeypatch.setattr(evolution, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    held = opened(trainable("a"), trainable("b"), time_budget_s=2.0)
     decided(held, 0)
-    generations = int(reason(held, "a", 0).split("best after ")[1].split()[0])
-    assert generations > 1
-    assert held.policy_state().state["generations"] == generations
+    assert f"best after {made} generation" in reason(held, "a", 0)
+    assert held.policy_state().state["generations"] == made
 
 
 def test_a_copy_that_looks_ahead_makes_one_generation_a_decision():
