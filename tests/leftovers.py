@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import psutil
 
+PATIENCE_S: Final = 600.0
+"""For what must happen; a test that hangs would be ended soon after."""
 DYING_S: Final = 20.0
 """For what was told to end to be gone; what was forgotten lives on."""
 RESTORED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGALRM})

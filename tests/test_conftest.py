@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from pliant.cli.common import command
+from tests import leftovers
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
@@ -20,7 +22,7 @@ def test_tests_hear_the_signals_that_the_shell_of_a_script_ignores_for_them() ->
     """Without the handlers that the session installs, those tests see no signal, or wait for one."""
     chosen = ["-q", "-p", "no:cacheprovider", "tests/tools/run/service/test_interrupts.py"]
     argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", sys.executable, "-m", "pytest", *chosen]
-    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -39,7 +41,7 @@ def test_a_test_that_waits_without_end_fails_and_the_next_one_runs(tmp_path: Pat
         f"--rootdir={ROOT}",
     ]
     argv += ["-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
-    done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert "1 failed, 1 passed" in done.stdout
 
 
@@ -66,3 +68,32 @@ def test_what_a_test_changes_in_the_environment_does_not_reach_the_next_one(time
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     assert os.environ.pop("PATH")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def test_a_process_that_a_test_leaves_behind_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it warns that it still runs in the midst of whichever test comes next."""
+    monkeypatch.setattr(leftovers, "DYING_S", 0.1)
+    before = leftovers.Surroundings.now()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert before.left_behind() == [f"process {child.pid}: {sys.executable} -c input()"]
+    assert child.returncode == -signal.SIGKILL
+    assert before.left_behind() == []
+
+
+def test_a_handler_and_a_folder_that_a_test_leaves_behind_are_named_and_put_back(tmp_path: Path) -> None:
+    before, folder = leftovers.Surroundings.now(), Path.cwd()
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    os.chdir(tmp_path)
+    assert before.left_behind() == ["a handler of SIGUSR1: 1", f"the working directory {tmp_path}"]
+    assert (signal.getsignal(signal.SIGUSR1), Path.cwd()) == (handler, folder)
+
+
+def test_a_thread_that_still_runs_when_its_test_has_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "DYING_S", 0.1)
+    before, end = leftovers.Surroundings.now(), threading.Event()
+    thread = threading.Thread(target=end.wait, name="forgotten")
+    thread.start()
+    assert before.left_behind() == ["thread forgotten"]
+    end.set()
+    thread.join()
+    assert before.left_behind() == []

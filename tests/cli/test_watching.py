@@ -21,6 +21,7 @@ from pliant.cli.top import top
 from pliant.cli.watching import repeat, show
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.watch import output as logs
+from tests.leftovers import started
 from tests.tools.run.stories import Story
 
 
@@ -65,11 +66,8 @@ def test_an_interval_goes_with_watch_and_json_does_not(command, state: Path) -> 
 def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state: Path) -> None:
     default_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     begins = f"{default_sigint}; from pliant.cli.main import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", begins, *words, "--state", str(state)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as done:
+    line = [sys.executable, "-c", begins, *words, "--state", str(state)]
+    with started(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
         assert done.stdout is not None
         assert done.stdout.read(1), "it has begun"
         os.kill(done.pid, signal.SIGINT)
@@ -88,13 +86,10 @@ def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A command whose keyboard and screen are in the hands of the test; it ends with it at the latest."""
     terminal, own = pty.openpty()
     line = [sys.executable, "-m", "pliant.cli", *words]
-    with subprocess.Popen(line, stdin=own, stdout=own, stderr=own, start_new_session=True) as child:
-        try:
-            os.close(own)
+    with started(line, stdin=own, stdout=own, stderr=own, start_new_session=True) as child:
+        os.close(own)
+        with open(terminal, "rb", buffering=0):
             yield child, terminal
-        finally:
-            child.kill()
-            os.close(terminal)
 
 
 def screen(terminal: int) -> Iterator[bytes]:

@@ -43,7 +43,7 @@ def sh(inputs: Path) -> Shell:
 
     def run(line: str, **more: object) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        options = {"stdin": subprocess.DEVNULL, "timeout": 120, **more}
+        options = {"stdin": subprocess.DEVNULL, **more}
         return subprocess.run(  # type: ignore[call-overload,no-any-return]
             ["bash", "-o", "pipefail", "-c", line],
             check=False,

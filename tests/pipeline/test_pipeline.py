@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.leftovers import started
 from tests.pipeline.conftest import Shell
 
 FILES = "--jobs jobs.jsonl --cluster cluster.json"
@@ -107,11 +111,17 @@ def test_quiet_says_nothing(sh: Shell) -> None:
 def test_ctrl_c_ends_a_replay_with_130_and_leaves_no_half_file(sh: Shell, inputs: Path) -> None:
     many = "pliant trace synth poisson --jobs 20000 --seed 1 -o many.jsonl"
     assert sh(many).returncode == 0
-    line = "pliant replay --jobs many.jsonl --cluster cluster.json --policy las -o big.parquet"
-    done = sh(f"timeout --signal=INT 2 {line}; test $? -eq 124")
-    assert done.returncode == 0, done.stderr
-    assert not list(inputs.glob("big*"))
-    assert "Traceback" not in done.stderr
+    words = ["--jobs", "many.jsonl", "--cluster", "cluster.json", "--policy", "las", "-o", "big.parquet"]
+    line = [sys.executable, "-m", "pliant.cli", "replay", *words]
+    with started(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as replay:
+        assert replay.stderr is not None
+        assert any("no profile" in said for said in replay.stderr), "it has begun"
+        replay.send_signal(signal.SIGINT)
+        _, errors = replay.communicate()
+    assert replay.returncode == 130
+    assert errors.splitlines()[-1] == "pliant: interrupted"
+    assert "Traceback" not in errors
+    assert {path.name for path in inputs.iterdir()} == {"many.jsonl", "jobs.jsonl", "cluster.json"}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from pliant.tools.replay.pool import worker_pool
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.submit_detail import submit_detail
 from tests.builders import cluster, job
+from tests.leftovers import PATIENCE_S
 
 TRACE = (
     job("a", gpus=2, gpu_seconds=100),
@@ -250,7 +251,7 @@ def test_an_interrupt_ends_the_workers() -> None:
 
 
 def assert_no_workers() -> None:
-    until = time.monotonic() + 200
+    until = time.monotonic() + PATIENCE_S
     while active_children() and time.monotonic() < until:
         time.sleep(0.01)
     assert active_children() == []

@@ -29,6 +29,7 @@ from pliant.tools.run.statedir.lock import holder_of
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster
+from tests.leftovers import PATIENCE_S
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
@@ -38,8 +39,6 @@ from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
 ROOT = Path(__file__).parents[3]
 SLOTS = 4
 MOST_ALIVE = 6
-PATIENCE_S = 240.0
-"""A condition that must come true is given so long; a loaded machine is no failure."""
 
 ELASTIC = """
 import sys, time, torch

@@ -13,11 +13,9 @@ from pliant.schemas.io import write_cluster
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.layout import StateDir
+from tests.leftovers import DYING_S
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site
-
-DYING_S = 10.0
-"""For what was killed to be gone; what was forgotten lives on."""
 
 
 def _described(process: psutil.Process) -> str:

@@ -18,6 +18,7 @@ from pliant.tools.run.statedir.directory import read_log
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
+from tests.leftovers import PATIENCE_S
 from tests.tools.run.scripts import script
 
 QUICK = Timeouts(abort_s=5.0, term_s=5.0, kill_s=1.0, broken_s=1.0)
@@ -83,7 +84,7 @@ class Site:
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that must happen."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

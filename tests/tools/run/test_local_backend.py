@@ -24,6 +24,7 @@ from pliant.tools.run.statedir.contract.files import UnreadableError
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.layout import StateDir
 from tests.builders import cluster
+from tests.leftovers import PATIENCE_S
 from tests.tools.run.conftest import left_running
 
 RUNNING = UnitStatus("running")
@@ -77,7 +78,7 @@ def site(tmp_path: Path) -> Site:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something that must happen."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)

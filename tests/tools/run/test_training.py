@@ -86,7 +86,7 @@ def test_a_job_grows_when_a_rigid_one_ends_and_both_learn(site: Site) -> None:
     train(site, "long", ELASTIC, (24, 0.5), samples=24 * 64, high=2)
     train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("short") == ["submit short", "start short 1", "finish short 0"]
     assert site.of("long") == ["submit long", "start long 1", "grow long 2", "finish long 0"]
@@ -146,7 +146,7 @@ def test_a_worker_that_is_killed_or_stands_still_is_replaced_while_the_other_tra
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
         until(trains)
         workers()[-1].send_signal(by)
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
     assert told("lost", True) == 1
@@ -173,7 +173,7 @@ if os.environ["PLIANT_SLOT"] == "n0/1":
     train(site, "long", text, (60, 0.5), samples=60 * 64, high=2)
     train(site, "short", ELASTIC, (2, 0.02), samples=2 * 64)
     with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("long") == [
         *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long"),
@@ -199,7 +199,7 @@ def test_a_keeper_that_stands_still_costs_its_job_nothing(site: Site) -> None:
         assert keeper.children() == [worker]
         assert str(site.folder / "a.py") in worker.cmdline()
         keeper.suspend()
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
 
@@ -210,12 +210,12 @@ def test_interrupted_training_goes_on_from_its_checkpoint(site: Site) -> None:
         until(lambda: "a" in site.log().jobs)
         until(lambda: read_log(site.state).jobs["a"].samples_done > 0)
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=200)
+        run.communicate()
     assert run.returncode == 130
     assert left_running(site.folder) == []
     saved = read_log(site.state).jobs["a"].samples_done
     with pliant_run(site, "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
     resumed = [e.samples_done or 0 for e in site.events() if (e.detail or {}).get("after") == "resume"]
@@ -247,7 +247,7 @@ def test_a_newcomer_that_fails_in_its_first_step_says_why_and_is_not_tried_again
 def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(site: Site) -> None:
     train(site, "a", PLAIN, gpus=2)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert in_order(["start a 2", "finish a 0"], site.of("a"))
     output = [path.read_text() for path in (site.state / "jobs").rglob("stdout.log")]
@@ -270,7 +270,7 @@ def test_a_rigid_script_that_knows_nothing_of_pliant_runs_under_one_torchrun(sit
 def test_a_rigid_job_that_fails_says_why(site: Site, text: str, reason: str) -> None:
     train(site, "a", text)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 5, errors
     assert read_log(site.state).jobs["a"].reason == reason
     assert f"job a failed: {reason}" in errors
@@ -293,7 +293,7 @@ def test_an_elastic_job_that_makes_its_own_group_is_told_who_connects_its_worker
     own = f'import os, torch\n{first}torch.distributed.init_process_group("gloo")\n'
     train(site, "a", own + ELASTIC, (2, 0.0), gpus=workers, low=1, high=2)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state, "--retries", 0) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 5, errors
     reason = read_log(site.state).jobs["a"].reason or ""
     assert reason.startswith(OWN_GROUP)
@@ -347,7 +347,7 @@ def test_a_live_run_tells_policies_what_jobs_measure(site: Site) -> None:
     text = ELASTIC.replace("loss=loss", "loss=loss, metric=0.5")
     train(site, "a", text, (12, 0.1), samples=768, high=1, elastic="size+batch")
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     details = [event.detail or {} for event in site.events() if event.event == "progress"]
     seen = [detail["observed"] for detail in details if "observed" in detail]
@@ -366,7 +366,7 @@ def test_a_job_that_reaches_its_target_is_finished_early(site: Site) -> None:
     text += "    job.log(metric=epoch)\n    if stopping.reached(epoch):\n        break\n"
     train(site, "a", text, (50, 0.0), samples=50 * 64, high=1)
     with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate(timeout=200)
+        _, errors = run.communicate()
     assert run.returncode == 0, errors
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert [event.metric for event in site.events() if event.event == "epoch"] == [0.0, 1.0, 2.0, 3.0]

@@ -20,10 +20,10 @@ from pliant.tools.run.service.attempt.plan_file import write_plan
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.contract.outcome import WorkerOutcome
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, ENV_WORKER, Plan
+from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
-PATIENCE_S = 200.0
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
 

@@ -22,6 +22,6 @@ def test_giving_up_is_a_failure_and_a_break_is_an_end(
     train(site, "a", f"{ELASTIC}    {leave}\n", (3, 0.0), samples=3 * 64)
     words = ("--state", site.state, "--retries", "0")
     with pliant_run(site, site.schedule("fair-share"), *words) as run:
-        _, errors = run.communicate(timeout=120)
+        _, errors = run.communicate()
     assert run.returncode == code, errors
     assert site.of("a")[-1] == end

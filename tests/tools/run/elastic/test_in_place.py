@@ -192,6 +192,6 @@ def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
         job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
     job.publish(members, abort=True)
     for number in members:
-        job.workers[number].wait(60)
+        job.workers[number].wait()
     assert [job.outcome(number).outcome for number in members] == ["stopped"] * 2
     same_weights_as_alone(job, tmp_path)
