@@ -130,7 +130,8 @@ def _end(children: frozenset[int]) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for known in gc.get_objects():
-        if isinstance(known, subprocess.Popen) and known.pid in children:
+        # isinstance() would ask weak proxies, and those of objects that are gone raise
+        if issubclass(type(known), subprocess.Popen) and known.pid in children:
             known.wait()
             for pipe in (known.stdin, known.stdout, known.stderr):
                 if pipe is not None:

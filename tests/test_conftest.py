@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,10 @@ def test_a_process_that_a_test_leaves_behind_is_named_and_ended(monkeypatch: pyt
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
     before = leftovers.Surroundings.now()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    proxy = weakref.proxy(set())  # all that is known is gone through, also what refers to nothing any more
     assert before.left_behind() == [f"process {child.pid}: {sys.executable} -c input()"]
     assert child.returncode == -signal.SIGKILL
+    del proxy
     assert before.left_behind() == []
 
 
