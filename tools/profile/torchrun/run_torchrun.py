@@ -114,7 +114,6 @@ def run() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 1
-    keep_logs_private()
     rendezvous_handler_registry.register(NAME, OneNode)
     try:
         main()
@@ -135,6 +134,7 @@ def end_by(number: int) -> None:
 
 
 if __name__ == "__main__":
+    keep_logs_private()
     code = run()
     if code < 0:
         end_by(-code)
