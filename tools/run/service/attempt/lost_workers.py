@@ -94,7 +94,7 @@ class LostWorkers:
             return None
         reasons = list(blamed.values())
         if early:
-            when = "in their first steps" if trained.issuperset(early) else "before they trained"
+            when = "in their first steps" if trained >= set(early) else "before they trained"
             died = f"the new workers on {listed(slots[worker] for worker in early)} ended {when}"
             reasons.insert(0, ": ".join([died, *filter(None, map(message, early))][:2]))
         return Setback(bad, "; ".join(reasons))
