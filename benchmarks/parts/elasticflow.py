@@ -2,12 +2,17 @@
 
 The files are in ``$PLIANT_DATA/elasticflow``: a trace states each job's iterations, global batch, requested
 GPUs and deadline; a table by model and global batch has iterations per second by GPUs, on nodes of eight.
+
+``python -m benchmarks.parts.elasticflow NODES POLICY...`` says how many of the 195 jobs of the testbed end by
+their deadlines.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +21,10 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.replay.inputs import Inputs, inputs
+from pliant.tools.replay.output import write
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import read_run
 
 _ALL: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
 DATA: Final = _ALL / "elasticflow"
@@ -87,3 +96,19 @@ def _job(line: dict[str, str], sizes: dict[tuple[str, int], int]) -> Job:
 def _lines(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def deadlines_met(found: Inputs, policy: str) -> int:
+    """Jobs that end by their deadlines under a policy with its defaults, where changes cost nothing."""
+    done = replay(found, Run(policy))
+    with tempfile.TemporaryDirectory() as name:
+        path = str(Path(name) / "events.parquet")
+        write(done.log, done.summary, path)
+        worth = run_metrics(read_run(path)).total_utility
+    return round(worth or 0.0)
+
+
+if __name__ == "__main__":
+    of_testbed = trace(nodes=int(sys.argv[1]))
+    for each in sys.argv[2:]:
+        print(each, deadlines_met(of_testbed, each), "of", len(of_testbed.jobs))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.parts.elasticflow import trace
+from benchmarks.parts.elasticflow import deadlines_met, trace
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.replay.inputs import Inputs, inputs
+from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.metrics import run_metrics
-from pliant.tools.report.read_run import read_run
 from pliant.tools.schedule.registry import BUILT_IN
 
 SHIFTS_S: Final = (36_000.0, 1_763_856_000.0)
@@ -78,16 +74,7 @@ def oasis_deadlines_met(folder: Path, jobs_limit: int | None = None) -> dict[str
     """
     found = trace("195job", folder / "elasticflow")
     some = replace(found, jobs=found.jobs[:jobs_limit])
-    return {policy: _deadlines_met(some, policy) for policy in ("oasis", "fifo")}
-
-
-def _deadlines_met(found: Inputs, policy: str) -> int:
-    done = replay(found, Run(policy))
-    with tempfile.TemporaryDirectory() as name:
-        path = str(Path(name) / "events.parquet")
-        write(done.log, done.summary, path)
-        worth = run_metrics(read_run(path)).total_utility
-    return round(worth or 0.0)
+    return {policy: deadlines_met(some, policy) for policy in ("oasis", "fifo")}
 
 
 def drawn_jobs(seed: int, count: int) -> list[Job]:

@@ -34,22 +34,32 @@ class Oasis(BooksSlots):
     (U).
 
     A job says by ``utility`` what finishing in time is worth to it, by ``resources`` what its workers and
-    parameter servers need, and by ``gpus.max`` how many workers it can use. Work counts in worker-slots, at
-    the speed that one worker has among the most, or alone where that is less. A job without parameter servers
-    is a plain torchrun job. Whole slots only: a job begins with the slot after its arrival, unless no more
-    than a tenth of the present one has passed.
+    parameter servers need, and by ``gpus.max`` how many workers it can use. A job without parameter servers
+    is a plain torchrun job. Where a profile says that twice the workers are not twice as fast, a slot counts
+    for what its size does in it, and sizes that are no faster than a smaller one are left out; the paper has
+    speed in proportion to workers. Of the present slot a job can have what is left, a tenth at least.
 
-    - ``slot_seconds``: length of a slot.
+    It pays where not all jobs can end in time and those that cannot need not run at all, or where utilities
+    differ: a job that comes too late for its target is turned away at once, and costs the others nothing.
+    It does not pay where every job has to end sooner or later, or where all deadlines weigh the same: then
+    ``ares`` and ``shadow-price`` meet as many and turn none away (docs/choosing-a-policy.md); nor where jobs
+    are much shorter than a slot.
+
+    - ``slot_seconds``: length of a slot. Where many jobs have less time than two slots, take shorter ones,
+      and more of them; a decision takes longer in proportion.
     - ``horizon_slots``: slots that are planned ahead, T in the paper, counted from the present one.
     - ``bounds_by``: "paper": U and L as in equations 23 to 26. "estimate": U as there, and L so that a job
       that is worth little pays half of its utility on empty servers; there the printed L is so low, where
       jobs are time-critical, that prices say nothing until a server is full.
     - ``quantile``: of an estimate, the part of the known jobs that are worth less by unit of resources than
       the one that L is half of. Jobs worth less than half as much as that one are rejected where nothing
-      runs, too. Right where half of what is asked for can be served; lower where more of it can
+      runs, too. Default: by the load, the part that would be left out if the jobs of the last
+      ``horizon_slots``, those worth most by unit first, filled half of the cluster; 0 where all of them fit
       (docs/experiments/oasis.md has figures).
-    - ``bounds_from``: a job file whose jobs U and L are taken from; those of the trace itself give the true
-      values. Default: the jobs that have been seen so far, those that arrive at the moment included.
+    - ``bounds_from``: a job file whose jobs U and L are taken from, each as if it bid in the first whole slot
+      after it came. Those of the trace itself give the bounds that equations 23 to 26 have for a horizon that
+      moves with each arrival. Default: the jobs that have been seen so far, those that arrive at the moment
+      included.
     - ``percent``: of the ratio U/L to work with, as in the paper's figure 6: U is multiplied, L stays.
     - ``requeue``: a job that is not admitted waits, and bids again in each slot, until it is worth nothing or
       nothing is booked that could come free.

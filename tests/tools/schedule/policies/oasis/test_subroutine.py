@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Servers
 from pliant.tools.schedule.policies.oasis.market import Market, Side
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
+from pliant.tools.schedule.policies.oasis.subroutine import Places, schedules
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -155,3 +157,50 @@ def test_without_ps_demand_the_servers_of_ps_do_not_matter() -> None:
     assert market.quote(bid).last == 1
     assert market.quote(bid).plan.sizes().sum() == 6
     assert market.quote(bid).plan.ps.shape == (2, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
+    costs=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    work=st.integers(1, 12),
+    first_part=st.sampled_from([1.0, 0.5]),
+)
+def test_sizes_that_are_not_in_proportion_cost_what_trying_all_of_them_finds(gains, costs, work, first_part):
+    """One server; a size does what its row of ``advance`` says, and half of it in half a slot."""
+    advance = np.array([0, *np.cumsum(gains)], dtype=np.int64)
+    advance[1:][np.diff(advance) == 0] = 0  # no faster than a smaller one: not a size
+    most = len(gains)
+    bid = Bid(
+        id="a",
+        arrival=0,
+        work=work,
+        most_workers=most,
+        worker=np.ones(1),
+        ps=np.zeros(1),
+        worth=np.ones(len(costs)),
+        advance=advance,
+        first_part=first_part,
+    )
+    prices = np.array(costs, dtype=float)[:, None]
+    numbers = np.full((len(costs), 1), most)
+    nothing = Places.of(np.zeros((len(costs), 0)), np.zeros((len(costs), 0), dtype=np.int64))
+    found = schedules(bid, 0, Places.of(prices, numbers), nothing)
+    usable = [0, *np.flatnonzero(advance).tolist()]
+    for end in range(len(costs)):
+        ways = product(usable, repeat=end + 1)
+        done = (
+            (sum(size * cost for size, cost in zip(way, costs, strict=False)), _done(bid, way))
+            for way in ways
+        )
+        least = min((cost for cost, units in done if units >= work), default=np.inf)
+        assert found.by_end[end] == least
+        if np.isfinite(least):
+            sizes = found.plan(end).sizes()
+            assert float((sizes * np.array(costs[: end + 1])).sum()) == least
+            assert _done(bid, sizes.tolist()) >= work
+
+
+def _done(bid: Bid, sizes: Sequence[int]) -> int:
+    """Units of work that these sizes do, slot by slot."""
+    return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
