@@ -1,0 +1,127 @@
+"""What once was wrong and is to stay right: jobs left behind, times moved, senseless figures, busy machines.
+
+``python -m benchmarks.mends PART…`` measures some of the parts alone and renews their rows of
+results/mends.json. Instances are drawn from seeds that are numbers from 0 on, so that a failure can be looked
+at. Deadlines are those of ElasticFlow's testbed, 195 jobs on 128 A100. The growth is CPU time of an event
+under fifo with EASY backfill, 4,000 jobs waiting over 1,000. ``suite`` runs all tests beside four processes
+that compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from benchmarks.parts import (
+    busy_suite,
+    figure,
+    mends_backfill,
+    mends_oasis,
+    mends_report,
+    mends_speeds,
+    parted,
+)
+from benchmarks.parts.figure import Figure, need_data
+from benchmarks.parts.parted import Part
+from experiments.harness.data import data_folder
+
+MEASURES: Final = ("tools", "schemas", "tests")
+NAME: Final = "mends"
+INSTANCES: Final = 100
+TRACES: Final = 50
+RUNS: Final = 40
+GROWTH_LIMIT: Final = 2.0
+
+
+def left_behind(instances: int = INSTANCES) -> list[Figure]:
+    """Elastic jobs that fit the empty cluster and that a policy neither finishes nor rejects."""
+    return [_none("jobs_left_behind", mends_speeds.jobs_left_behind(instances), "jobs")]
+
+
+def slower_sizes(instances: int = INSTANCES) -> list[Figure]:
+    """Allocations that are slower than a smaller one of the same job."""
+    return [_none("slower_sizes_given", mends_speeds.slower_sizes_given(instances), "allocations")]
+
+
+def translation(traces: int = TRACES) -> list[Figure]:
+    """Replays that decide otherwise once all times are moved."""
+    changed = mends_oasis.decisions_changed_by_translation(traces)
+    return [_none("decisions_changed_by_translation", changed, "replays")]
+
+
+def deadlines(jobs_limit: int | None = None) -> list[Figure]:
+    """Jobs of the testbed that end in time under oasis; at least as many as under fifo."""
+    need_data("elasticflow")
+    met = mends_oasis.oasis_deadlines_met(data_folder(), jobs_limit)
+    name, least = "oasis_deadlines_met_of_195", float(met["fifo"])
+    return [Figure(name, float(met["oasis"]), "jobs", least, at_least=True)]
+
+
+def senseless(runs: int = RUNS) -> list[Figure]:
+    """Values of reports that lie outside their possible range."""
+    return [_none("senseless_figures", mends_report.senseless_figures(runs), "values")]
+
+
+def backfill() -> list[Figure]:
+    """How the cost of an event grows with the queue."""
+    growth = mends_backfill.easy_backfill_growth()
+    return [Figure("easy_backfill_us_per_event_growth", round(growth, 2), "ratio", GROWTH_LIMIT)]
+
+
+def suite(tests: Sequence[str] = ()) -> list[Figure]:
+    """Tests that fail beside four busy processes."""
+    failed = busy_suite.failures_beside_others(tests)
+    return [_none("suite_failures_beside_four_busy", failed, "tests")]
+
+
+PARTS: Final[dict[str, Part]] = {
+    "left-behind": left_behind,
+    "slower-sizes": slower_sizes,
+    "translation": translation,
+    "deadlines": deadlines,
+    "senseless": senseless,
+    "backfill": backfill,
+    "suite": suite,
+}
+
+
+def figures() -> list[Figure]:
+    """All parts, one after the other; one that cannot be measured on this machine is named on stderr."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """All parts, small; the deadlines only where their data are."""
+    small: dict[str, Part] = {
+        "left-behind": partial(left_behind, 1),
+        "slower-sizes": partial(slower_sizes, 1),
+        "translation": partial(translation, 1),
+        "deadlines": partial(deadlines, 10),
+        "senseless": partial(senseless, 3),
+        "suite": partial(suite, ("tests/benchmarks/parts/test_figure.py", "-n0", "--dist=no")),
+    }
+    return parted.measured(NAME, small)
+
+
+record = figure.renew
+"""Rows of parts that could not be measured stay as they are."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure parts by name."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("parts", nargs="+", choices=PARTS)
+    wanted = options.parse_args(arguments)
+    parted.renew(NAME, {name: PARTS[name] for name in wanted.parts})
+    return 0
+
+
+def _none(name: str, value: float, unit: str) -> Figure:
+    return Figure(name, float(value), unit, 0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
