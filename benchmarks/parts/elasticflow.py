@@ -10,24 +10,25 @@ their deadlines.
 from __future__ import annotations
 
 import csv
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.replay.engine.costs import FREE
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import read_run
 
-_ALL: Final = Path(os.environ.get("PLIANT_DATA", Path(__file__).parents[3] / "shared" / "data"))
-DATA: Final = _ALL / "elasticflow"
+DATA: Final = data_folder() / "elasticflow"
 NODE_GPUS: Final = 8
 GPU_TYPE: Final = "a100"
 NODES: Final = {"195job": 16, "cluster01": 64, "cluster10": 32}
@@ -100,7 +101,8 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 def deadlines_met(found: Inputs, policy: str) -> int:
     """Jobs that end by their deadlines under a policy with its defaults, where changes cost nothing."""
-    done = replay(found, Run(policy))
+    free = SimulatedCluster(start_cost=FREE, rescale_cost=FREE)
+    done = replay(found, Run(policy, simulated=free))
     with tempfile.TemporaryDirectory() as name:
         path = str(Path(name) / "events.parquet")
         write(done.log, done.summary, path)

@@ -27,6 +27,7 @@ SHIFTS_S: Final = (36_000.0, 1_763_856_000.0)
 """Ten hours, and the time since 1970: multiples of every policy's interval and slot."""
 TOLERANCE_S: Final = 1e-4
 """Between the times of two events that are one: a time since 1970 is a multiple of 2e-7 s."""
+COSTS: Final = {"start_cost": "30", "rescale_cost": "20"}
 FEW: Final[Mapping[str, int]] = {"oasis-offline": 3}
 """Jobs of a trace, for policies that are made for some ten."""
 _CURVES: Final = {"steep": {1: 1, 2: 1.9, 4: 3.6, 8: 6.5}, "flat": {1: 1, 2: 1.5, 4: 2.1, 8: 2.5}}
@@ -59,10 +60,11 @@ def decisions_changed_by_translation(
     for seed in range(traces):
         for policy in policies:
             drawn = drawn_jobs(seed, FEW.get(policy, jobs))
-            here = story(drawn, policy)
+            here = story(drawn, policy, **COSTS)
             shift_s = shifts_s[seed % len(shifts_s)]
             moved = [job.model_copy(update={"submit_time": job.submit_time + shift_s}) for job in drawn]
-            changed += not are_alike(here, (back(each, shift_s) for each in story(moved, policy)))
+            later = story(moved, policy, **COSTS)
+            changed += not are_alike(here, (back(each, shift_s) for each in later))
     return changed
 
 
@@ -110,13 +112,15 @@ def story(
     """All that happens to some jobs under a policy, on three nodes of four GPUs.
 
     :param samples_per_second: of one GPU.
+    :param conditions: starts and changes are free unless these state their cost.
     """
     curves = {
         model: {gpus: speed * samples_per_second for gpus, speed in curve.items()}
         for model, curve in _CURVES.items()
     }
     world = replace(inputs(jobs, Cluster.model_validate(_CLUSTER)), throughput=CurveThroughput(curves))
-    log = replay(world, Run(policy, parameters or {}, conditions=Conditions(**conditions))).log
+    stated = Conditions(**{"start_cost": "0", "rescale_cost": "0"} | conditions)
+    log = replay(world, Run(policy, parameters or {}, conditions=stated)).log
     columns = zip(log.time, log.event, log.job, log.gpus, log.placement, log.global_batch, strict=True)
     return [
         Moment(
