@@ -18,6 +18,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
@@ -27,7 +29,8 @@ SHIFTS_S: Final = (36_000.0, 1_763_856_000.0)
 """Ten hours, and the time since 1970: multiples of every policy's interval and slot."""
 TOLERANCE_S: Final = 1e-4
 """Between the times of two events that are one: a time since 1970 is a multiple of 2e-7 s."""
-COSTS: Final = {"start_cost": "30", "rescale_cost": "20"}
+COSTS_S: Final = (30.0, 20.0)
+"""Of a start and of a change."""
 FEW: Final[Mapping[str, int]] = {"oasis-offline": 3}
 """Jobs of a trace, for policies that are made for some ten."""
 _CURVES: Final = {"steep": {1: 1, 2: 1.9, 4: 3.6, 8: 6.5}, "flat": {1: 1, 2: 1.5, 4: 2.1, 8: 2.5}}
@@ -60,10 +63,10 @@ def decisions_changed_by_translation(
     for seed in range(traces):
         for policy in policies:
             drawn = drawn_jobs(seed, FEW.get(policy, jobs))
-            here = story(drawn, policy, **COSTS)
+            here = story(drawn, policy, costs_s=COSTS_S)
             shift_s = shifts_s[seed % len(shifts_s)]
             moved = [job.model_copy(update={"submit_time": job.submit_time + shift_s}) for job in drawn]
-            later = story(moved, policy, **COSTS)
+            later = story(moved, policy, costs_s=COSTS_S)
             changed += not are_alike(here, (back(each, shift_s) for each in later))
     return changed
 
@@ -107,20 +110,23 @@ def story(
     parameters: Mapping[str, Any] | None = None,
     *,
     samples_per_second: float = 1.0,
+    costs_s: tuple[float, float] = (0.0, 0.0),
     **conditions: Any,
 ) -> list[Moment]:
     """All that happens to some jobs under a policy, on three nodes of four GPUs.
 
     :param samples_per_second: of one GPU.
-    :param conditions: starts and changes are free unless these state their cost.
+    :param costs_s: of a start and of a change.
     """
     curves = {
         model: {gpus: speed * samples_per_second for gpus, speed in curve.items()}
         for model, curve in _CURVES.items()
     }
     world = replace(inputs(jobs, Cluster.model_validate(_CLUSTER)), throughput=CurveThroughput(curves))
-    stated = Conditions(**{"start_cost": "0", "rescale_cost": "0"} | conditions)
-    log = replay(world, Run(policy, parameters or {}, conditions=stated)).log
+    start, change = map(Cost, costs_s)
+    charged = SimulatedCluster(start_cost=start, rescale_cost=change)
+    run = Run(policy, parameters or {}, conditions=Conditions(**conditions), simulated=charged)
+    log = replay(world, run).log
     columns = zip(log.time, log.event, log.job, log.gpus, log.placement, log.global_batch, strict=True)
     return [
         Moment(

@@ -87,10 +87,10 @@ def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
 def slow_story(jobs: Sequence[Job], policy: str, factor: float) -> list[Moment]:
     interval_s = policy_class(policy).default_interval_s
     rounds = {} if interval_s is None else {"interval": interval_s * factor}
-    costs = {"start_cost": str(20 * factor), "rescale_cost": str(10 * factor)}
+    costs_s = (20 * factor, 10 * factor)
     slower = [slowed(job, factor) for job in jobs]
     parameters = slowed_parameters(policy, factor)
-    return story(slower, policy, parameters, samples_per_second=1 / factor, **rounds, **costs)
+    return story(slower, policy, parameters, samples_per_second=1 / factor, costs_s=costs_s, **rounds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
