@@ -32,6 +32,8 @@ MEASURES: Final = ("tools", "schemas", "tests")
 NAME: Final = "mends"
 INSTANCES: Final = 100
 TRACES: Final = 50
+MOVED_JOBS: Final = 10
+"""Of each trace whose times are moved."""
 RUNS: Final = 40
 GROWTH_LIMIT: Final = 2.0
 
@@ -48,7 +50,7 @@ def slower_sizes(instances: int = INSTANCES) -> list[Figure]:
 
 def translation(traces: int = TRACES) -> list[Figure]:
     """Replays that decide otherwise once all times are moved."""
-    changed = mends_oasis.decisions_changed_by_translation(traces)
+    changed = mends_oasis.decisions_changed_by_translation(traces, jobs=MOVED_JOBS)
     return [_none("decisions_changed_by_translation", changed, "replays")]
 
 
