@@ -23,11 +23,11 @@ from typing import Final
 from benchmarks.parts import service_tick
 from benchmarks.parts.figure import Figure
 from pliant.schemas.event import Event
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import TAIL_BYTES, State
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import interruption_event
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
+from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
@@ -106,7 +106,7 @@ def story(events: int) -> Story:
 def write(past: Story, dirs: StateDir) -> None:
     """The state directory of a run, with a snapshot that the next event would make due."""
     rebuilding = Rebuilding(
-        Basis.of(NODES, None), lambda: Session(make_policy(POLICY), NODES, CurveThroughput())
+        Basis.of(NODES, None), lambda: Session(make_policy(POLICY), NODES, throughput_for(None, NODES))
     )
     behind = 0
     for attempt in range(2):  # the snapshot's size says how far the log may be ahead of it
@@ -169,7 +169,9 @@ def spent(*words: str, until: Callable[[], bool] | None = None) -> float:
         time.sleep(0.01)
     if until is not None:
         process.send_signal(signal.SIGTERM)
-    said = process.stderr.read() if process.stderr is not None else b""
+    assert process.stderr is not None
+    with process.stderr as errors:
+        said = errors.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     expected = 0 if until is None else 128 + signal.SIGTERM

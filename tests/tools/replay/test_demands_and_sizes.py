@@ -18,7 +18,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.registry import policy_names
-from tests.builders import cluster, curves, job
+from tests.builders import FREE_CHANGES, cluster, curves, job
 from tests.tools.replay.world import given as inputs_of
 
 FALLS = curves(m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
@@ -76,7 +76,7 @@ def test_a_job_that_requested_too_many_runs_on_fewer_and_a_rigid_one_on_what_it_
         job("elastic", gpus=8, low=1, model="m", work={"samples": 2600.0}),
         job("rigid", at=500.0, gpus=8, model="m", work={"samples": 2000.0}),
     ]
-    done = replay(inputs_of(jobs, cluster(8), FALLS), Run("ares"))
+    done = replay(inputs_of(jobs, cluster(8), FALLS), Run("ares", simulated=FREE_CHANGES))
     given_ = [(event.job, event.gpus) for event in done.log.events() if event.event == "start"]
     assert given_ == [("elastic", 4), ("rigid", 8)]
     finished = {each.id: each.jct_s for each in fold(done.log.events()).jobs}

@@ -10,7 +10,6 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.schedule import PolicyUse, Schedule
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.layout import StateDir
 from pliant.tools.run.statedir.log.events import (
@@ -25,6 +24,7 @@ from pliant.tools.run.statedir.log.events import (
 )
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.orders import JobAction, NodeAction, Order, order_event
+from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import correct, tell
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
@@ -60,7 +60,7 @@ REPORTS = ("progress", "progress", "epoch", "checkpoint")
 
 
 def rebuilding(basis: Basis = BASIS) -> Rebuilding:
-    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, CurveThroughput()))
+    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, throughput_for(None, NODES)))
 
 
 class Story:
@@ -86,7 +86,7 @@ class Story:
     ) -> None:
         self._random = random.Random(seed)
         self.now_s = BEGAN_S
-        self.session = Session(make_policy(policy), nodes, CurveThroughput())
+        self.session = Session(make_policy(policy), nodes, throughput_for(None, nodes))
         needs_work = "demand" in self.session.policy.needs
         self._jobs = [job for job in some_jobs(most_jobs) if job.work is not None or not needs_work]
         self._most_active = most_active

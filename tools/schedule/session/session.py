@@ -295,13 +295,18 @@ class Session(OrderedState):
 
     def _useful(self, job: JobState, target: Target) -> Target:
         """A target without GPUs of its type that would make the job slower; its place is looked at later."""
-        if self.policy.elasticity == "none" or target.gpu_type is None or target.placement is not None:
+        if not self._trims or target.gpu_type is None or target.placement is not None:
             return target
         if not may_get_fewer(job, target):
             return target
         batch = target.global_batch or job.global_batch
         gpus = self.speeds.useful(job, target.gpus, target.gpu_type, global_batch=batch)
         return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
+
+    @property
+    def _trims(self) -> bool:
+        """Whether targets are cut to what makes jobs fastest. An oracle has speeds of its own."""
+        return self.policy.elasticity != "none" and self.oracle is None
 
     def _keep_what_changed_lately(self, wishes: dict[str, Wish], time_s: float) -> None:
         """Take out the jobs that keep what they hold; the policy is asked again when the first may change."""
@@ -326,7 +331,7 @@ class Session(OrderedState):
                 self.withheld,
                 in_part=in_part,
                 demands=demands,
-                sizes_jobs=self.policy.elasticity != "none",
+                sizes_jobs=self._trims,
             )
         except PlacementTakenError as taken:
             what = f'places "{taken.job_id}" on {taken.placement}, where not all of these GPUs are free'

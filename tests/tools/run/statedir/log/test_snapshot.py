@@ -20,7 +20,6 @@ from pliant.schemas.errors import BadInputError, LockedError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir import directory as state_module
 from pliant.tools.run.statedir.directory import State, read_log
 from pliant.tools.run.statedir.layout import StateDir
@@ -31,6 +30,7 @@ from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.log.view import LogView
 from pliant.tools.run.watch.between_runs import history, look_at
+from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
@@ -94,8 +94,8 @@ def test_a_snapshot_at_any_cut_and_the_rest_fold_to_what_all_events_fold_to(
     view.refresh()
     kept, rest = view.history(BASIS)
     assert kept is not None
-    whole = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
-    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), saved=kept)
+    whole = session_from_events(events, make_policy("fifo"), NODES, throughput_for(None, NODES))
+    again = session_from_events(rest, make_policy("fifo"), NODES, throughput_for(None, NODES), saved=kept)
     assert seen_by_policies(again) == seen_by_policies(whole)
 
 
@@ -193,8 +193,8 @@ def test_a_session_on_a_clock_of_its_own_is_kept_on_that_clock(tmp_path: Path) -
     kept, rest = view.history(basis)
     assert kept is not None
     shifted = on_clock(events, basis.origin_s)
-    whole = session_from_events(shifted, make_policy("fifo"), NODES, CurveThroughput())
-    again = session_from_events(rest, make_policy("fifo"), NODES, CurveThroughput(), saved=kept)
+    whole = session_from_events(shifted, make_policy("fifo"), NODES, throughput_for(None, NODES))
+    again = session_from_events(rest, make_policy("fifo"), NODES, throughput_for(None, NODES), saved=kept)
     assert seen_by_policies(again) == seen_by_policies(whole)
     assert view.history(BASIS)[0] is None
 
