@@ -29,10 +29,10 @@ SHIFTS_S: Final = (36_000.0, 1_763_856_000.0)
 """Ten hours, and the time since 1970: multiples of every policy's interval and slot."""
 TOLERANCE_S: Final = 1e-4
 """Between the times of two events that are one: a time since 1970 is a multiple of 2e-7 s."""
-COSTS_S: Final = (30.0, 20.0)
-"""Of a start and of a change."""
 FEW: Final[Mapping[str, int]] = {"oasis-offline": 3}
 """Jobs of a trace, for policies that are made for some ten."""
+COSTS_S: Final = (20.0, 10.0)
+"""Of a start and of a change."""
 _CURVES: Final = {"steep": {1: 1, 2: 1.9, 4: 3.6, 8: 6.5}, "flat": {1: 1, 2: 1.5, 4: 2.1, 8: 2.5}}
 _CLUSTER: Final = {"nodes": ({"name": "n{}", "gpus": 4, "count": 3},)}
 
@@ -63,16 +63,15 @@ def decisions_changed_by_translation(
     for seed in range(traces):
         for policy in policies:
             drawn = drawn_jobs(seed, FEW.get(policy, jobs))
-            here = story(drawn, policy, costs_s=COSTS_S)
+            here = story(drawn, policy)
             shift_s = shifts_s[seed % len(shifts_s)]
             moved = [job.model_copy(update={"submit_time": job.submit_time + shift_s}) for job in drawn]
-            later = story(moved, policy, costs_s=COSTS_S)
-            changed += not are_alike(here, (back(each, shift_s) for each in later))
+            changed += not are_alike(here, (back(each, shift_s) for each in story(moved, policy)))
     return changed
 
 
 def oasis_deadlines_met(folder: Path, jobs_limit: int | None = None) -> dict[str, int]:
-    """Jobs of ElasticFlow's testbed that end by their deadlines, under oasis with its defaults and fifo.
+    """Jobs of ElasticFlow's testbed that end by their deadlines, under oasis and fifo, all at their defaults.
 
     :param folder: of the published data; its ``elasticflow`` is read.
     :param jobs_limit: only the first of them to arrive.
@@ -110,7 +109,7 @@ def story(
     parameters: Mapping[str, Any] | None = None,
     *,
     samples_per_second: float = 1.0,
-    costs_s: tuple[float, float] = (0.0, 0.0),
+    costs_s: tuple[float, float] = COSTS_S,
     **conditions: Any,
 ) -> list[Moment]:
     """All that happens to some jobs under a policy, on three nodes of four GPUs.
@@ -123,9 +122,8 @@ def story(
         for model, curve in _CURVES.items()
     }
     world = replace(inputs(jobs, Cluster.model_validate(_CLUSTER)), throughput=CurveThroughput(curves))
-    start, change = map(Cost, costs_s)
-    charged = SimulatedCluster(start_cost=start, rescale_cost=change)
-    run = Run(policy, parameters or {}, conditions=Conditions(**conditions), simulated=charged)
+    simulated = SimulatedCluster(*(Cost(cost_s) for cost_s in costs_s))
+    run = Run(policy, parameters or {}, conditions=Conditions(**conditions), simulated=simulated)
     log = replay(world, run).log
     columns = zip(log.time, log.event, log.job, log.gpus, log.placement, log.global_batch, strict=True)
     return [

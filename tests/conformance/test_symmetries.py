@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.parts.mends_oasis import (
+    COSTS_S,
     FEW,
     SHIFTS_S,
     Moment,
@@ -87,7 +88,7 @@ def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
 def slow_story(jobs: Sequence[Job], policy: str, factor: float) -> list[Moment]:
     interval_s = policy_class(policy).default_interval_s
     rounds = {} if interval_s is None else {"interval": interval_s * factor}
-    costs_s = (20 * factor, 10 * factor)
+    costs_s = (COSTS_S[0] * factor, COSTS_S[1] * factor)
     slower = [slowed(job, factor) for job in jobs]
     parameters = slowed_parameters(policy, factor)
     return story(slower, policy, parameters, samples_per_second=1 / factor, costs_s=costs_s, **rounds)

@@ -23,6 +23,8 @@ from pliant.tools.schedule.policies.multi_resource.model import Bid, Floats, Int
 
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
+_ROUNDING: Final = 1e-12
+"""Part of a cost that counts as none: of plans that cost the same, rounding would choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,14 @@ class Schedules:
         )
 
     def _size(self, slot: int, left: int, advance: Ints) -> int:
-        """Workers of a slot in the cheapest way to do ``left`` until then."""
+        """Workers of a slot in the cheapest way to do ``left`` until then; of equal ones the fewest."""
         cost = self.slot_costs[slot]
         before, low = (self.costs[slot - 1], int(self.lowest[slot - 1])) if slot else (np.zeros(1), 0)
         done = np.maximum(left - low - advance[: len(cost)], 0)
         known = np.where(done < len(before), before[np.minimum(done, len(before) - 1)], np.inf)
-        return int(np.argmin(known + cost))
+        sums = known + cost
+        least = min(1, int(np.argmin(sums)))
+        return least + int(np.argmax(sums[least:] <= sums.min() * (1 + _ROUNDING)))
 
 
 def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:

@@ -17,8 +17,7 @@ from pliant.tools.schedule.speeds import Speeds
 
 Rule = Literal["start", "resume", "refused", "scale-up", "scale-down"]
 _WHOLE: Final = 1 - 1e-6
-"""Part of an epoch that counts as all of it: progress is a sum of floats."""
-
+"""Part of an epoch, or of a warm-up, that counts as all of it: progress is a sum of floats."""
 
 _DIGITS: Final = 6
 """After the point, of arrivals in the time that a job has run: often a whole number, but for rounding."""
@@ -144,7 +143,7 @@ class Limits:
             if limit.begun_s < job.granted_s:
                 self.changed(job, time_s)
             if self.epochs.end_s(job, limit.begun_samples, limit.begun_s, time_s) <= time_s:
-                if job.samples_done(time_s) >= self._warmup_steps * job.global_batch:
+                if job.samples_done(time_s) >= self._warmup_steps * job.global_batch * _WHOLE:
                     _after_epoch(job, limit, rate, shrinks=job.id in in_the_way)
                 limit.begun_samples, limit.begun_s = job.samples_done(time_s), time_s
             elif self._warm_s(job, limit.begun_samples, time_s) <= time_s:
