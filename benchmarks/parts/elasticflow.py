@@ -4,7 +4,7 @@ The files are in ``$PLIANT_DATA/elasticflow``: a trace states each job's iterati
 GPUs and deadline; a table by model and global batch has iterations per second by GPUs, on nodes of eight.
 
 ``python -m benchmarks.parts.elasticflow NODES POLICY...`` says how many of the 195 jobs of the testbed end by
-their deadlines.
+their deadlines, where a start and a change cost what they do by default.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from experiments.harness.data import data_folder
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.replay.engine.costs import FREE
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
@@ -100,9 +98,8 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def deadlines_met(found: Inputs, policy: str) -> int:
-    """Jobs that end by their deadlines under a policy with its defaults, where changes cost nothing."""
-    free = SimulatedCluster(start_cost=FREE, rescale_cost=FREE)
-    done = replay(found, Run(policy, simulated=free))
+    """Jobs that end by their deadlines under a policy, where it and the costs of changes are the defaults."""
+    done = replay(found, Run(policy))
     with tempfile.TemporaryDirectory() as name:
         path = str(Path(name) / "events.parquet")
         write(done.log, done.summary, path)

@@ -167,7 +167,9 @@ def test_programs_read_what_jobs_are_to_hold_later(
     nodes = cluster(4)
     worth = {"shape": "step", "value": 10.0, "target": 1000.0}
     jobs = [job("a", at=0.0, gpus=4, gpu_seconds=1600.0, utility=worth)]
-    decided = decide(jobs, nodes, None, Question("oasis", {"slot_seconds": 100.0}), now_s=0.0)
+    decided = decide(
+        jobs, nodes, None, Question("oasis", {"slot_seconds": 100.0, "rescale_s": 0.0}), now_s=0.0
+    )
     dirs = StateDir(tmp_path / "state")
     with State(dirs.path) as held:
         submitted = [submit_event(each, NOW_S, {"samples": 1600.0}) for each in jobs]

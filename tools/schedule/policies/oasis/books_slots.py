@@ -52,6 +52,8 @@ class BooksSlots(Policy):
     rebuilds_state: ClassVar[bool] = False
     _by_size: ClassVar[bool] = False
     """Whether jobs advance by the speed of each size, or in proportion to their workers."""
+    rescale_s: float | None = None
+    """Of each slot, the seconds that a change may cost; None: changes are taken to cost nothing."""
 
     def __init__(self, *, slot_seconds: float, horizon_slots: int) -> None:
         if not 0.1 <= slot_seconds <= 1e9:
@@ -169,7 +171,13 @@ class BooksSlots(Policy):
     def _opened(self, snapshot: Snapshot) -> Ledger:
         if self._ledger is not None:
             return self._ledger
-        exchange = Exchange(snapshot.nodes, snapshot.speeds, self.slot_seconds, by_size=self._by_size)
+        exchange = Exchange(
+            snapshot.nodes,
+            snapshot.speeds,
+            self.slot_seconds,
+            by_size=self._by_size,
+            rescale_s=self.rescale_s,
+        )
         ledger = self._ledger = Ledger(exchange, self._estimate(), self.horizon_slots)
         if self._saved is not None:
             state, self._saved = self._saved, None

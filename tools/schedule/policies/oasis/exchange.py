@@ -29,15 +29,24 @@ class Exchange(Nodes):
     :param slot_s: seconds of a slot.
     :param by_size: work advances as fast as the size of a job lets it, at the sizes at which more workers are
         faster. False: in proportion to its workers, at the speed that one has where a worker is slowest.
+    :param rescale_s: what a change of its workers costs a job whose profile has not measured it. Workers may
+        change with each slot, so of each slot that much is not planned, at most half of it. None: all is.
     """
 
     def __init__(
-        self, nodes: Sequence[NodeState], speeds: Speeds, slot_s: float, *, by_size: bool = True
+        self,
+        nodes: Sequence[NodeState],
+        speeds: Speeds,
+        slot_s: float,
+        *,
+        by_size: bool = True,
+        rescale_s: float | None = None,
     ) -> None:
         super().__init__(nodes)
         self._speeds = speeds
         self._slot_s = slot_s
         self._by_size = by_size
+        self._rescale_s = rescale_s
         self._of_type = {kind: self.of_type(kind) for kind, gpus in speeds.gpu_types.items() if gpus}
 
     @property
@@ -65,14 +74,23 @@ class Exchange(Nodes):
             servers=self._of_type[gpu_type],
             first_part=first_part,
         )
+        trains_s = self._trains_s(job)
         slowest = min(rate / size for size, rate in rates.items())
         in_proportion = max(rate / size for size, rate in rates.items()) <= slowest * (1 + _ROUNDING)
         if self._by_size and not (in_proportion and first_part >= 1):
             advance, unit = _advance(rates)
-            work = max(1, math.ceil(left / (unit * self._slot_s) - _ROUNDING))
+            work = max(1, math.ceil(left / (unit * trains_s) - _ROUNDING))
             return replace(offered, work=work, most_workers=len(advance) - 1, advance=advance)
-        work = max(1, math.ceil(left / (slowest * self._slot_s) - _ROUNDING))
+        work = max(1, math.ceil(left / (slowest * trains_s) - _ROUNDING))
         return replace(offered, work=least * -(-work // least) if least == most else work)
+
+    def _trains_s(self, job: JobState) -> float:
+        """Of a slot, the seconds for which a job trains even if its workers change with it."""
+        if self._rescale_s is None:
+            return self._slot_s
+        measured = self._speeds.rescale_seconds(job.spec.model)
+        lost_s = self._rescale_s if measured is None else measured
+        return self._slot_s - min(lost_s, self._slot_s / 2)
 
     def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
         """Samples per second by the sizes that a job may have on a type; empty: it does not run there."""

@@ -48,6 +48,8 @@ class Oasis(BooksSlots):
     - ``slot_seconds``: length of a slot. Where many jobs have less time than two slots, take shorter ones,
       and more of them; a decision takes longer in proportion.
     - ``horizon_slots``: slots that are planned ahead, T in the paper, counted from the present one.
+    - ``rescale_s``: seconds that a start or a change costs, where the profile has not measured them. As many
+      of each slot are not planned, at most half of it: a plan that fills its slots would end one slot late.
     - ``bounds_by``: "paper": U and L as in equations 23 to 26. "estimate": U as there, and L so that a job
       that is worth little pays half of its utility on empty servers; there the printed L is so low, where
       jobs are time-critical, that prices say nothing until a server is full.
@@ -79,6 +81,7 @@ class Oasis(BooksSlots):
         *,
         slot_seconds: float = 1200.0,
         horizon_slots: int = 100,
+        rescale_s: float = 30.0,
         bounds_by: Kind = "estimate",
         quantile: float | None = None,
         bounds_from: str | None = None,
@@ -88,8 +91,11 @@ class Oasis(BooksSlots):
         super().__init__(slot_seconds=slot_seconds, horizon_slots=horizon_slots)
         if quantile is not None and not 0 <= quantile <= 1:
             raise ValueError(f"quantile is {quantile:g}, expected 0 to 1")
+        if not 0 <= rescale_s <= 1e9:
+            raise ValueError(f"rescale_s is {rescale_s:g}, expected 0 to 1e9")
         if not 1e-3 <= percent <= 1e6:
             raise ValueError(f"percent is {percent:g}, expected 0.001 to 1000000")
+        self.rescale_s = rescale_s
         self.bounds_by: Kind = bounds_by
         self.quantile = quantile
         self.bounds_from = bounds_from

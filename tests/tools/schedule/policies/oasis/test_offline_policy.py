@@ -77,7 +77,7 @@ def test_without_the_trace_it_knows_no_more_than_others():
 def test_no_policy_that_keeps_to_slots_earns_more(seed: int):
     rng = np.random.default_rng([7, seed])
     trace = sorted((drawn(rng, index) for index in range(7)), key=lambda job: (job.submit_time, job.id))
-    online = Oasis(slot_seconds=SLOT_S, horizon_slots=12)
+    online = Oasis(slot_seconds=SLOT_S, horizon_slots=12, rescale_s=0.0)
     assert earned(offline(), trace, fleet()) >= earned(online, trace, fleet()) * (1 - 1e-3)
 
 

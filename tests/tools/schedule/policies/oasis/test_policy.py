@@ -17,6 +17,10 @@ from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.resources import capacities, servers_for
 from pliant.schemas.schedule import PolicyState
+from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.look_ahead import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policy import Reserved
@@ -30,7 +34,8 @@ SLOT_S = 100.0
 
 
 def policy(**more: Any) -> Oasis:
-    return Oasis(slot_seconds=SLOT_S, horizon_slots=20, **more)
+    """Changes cost nothing here, unless a test says otherwise."""
+    return Oasis(**{"slot_seconds": SLOT_S, "horizon_slots": 20, "rescale_s": 0.0, **more})
 
 
 def bidder(
@@ -72,6 +77,21 @@ def test_a_job_gets_workers_for_its_slots_and_ends_with_them():
     held = bidding(bidder("a", 8))
     assert sizes(held) == {"a": 4}
     assert run_out(held) == {"a": 200.0}
+
+
+def ends_in_time(rescale_s: float) -> set[str]:
+    """Of two jobs that would fill three slots exactly, those that end in them where a start costs 20 s."""
+    jobs = [bidder("a", 8, shape="step", target=300.0), bidder("b", 4, value=9.0, shape="step", target=300.0)]
+    simulated = SimulatedCluster(start_cost=Cost(20.0), rescale_cost=Cost(20.0))
+    parameters = {"slot_seconds": SLOT_S, "horizon_slots": 20, "rescale_s": rescale_s}
+    done = replay(inputs(jobs, cluster(4)), Run("oasis", parameters, simulated=simulated))
+    return {each.job for each in done.log.events() if each.event == "finish" and each.time <= 300.0}
+
+
+def test_slots_are_not_planned_full_so_that_jobs_end_in_time_although_changes_cost_some():
+    """Planned full, each ends 20 s late. Else there is no room for the second, and the first is in time."""
+    assert ends_in_time(0.0) == set()
+    assert ends_in_time(20.0) == {"a"}
 
 
 def test_a_job_that_comes_within_a_slot_begins_with_the_next():
