@@ -43,6 +43,6 @@ class Keys:
             elif select.select([self._terminal], [], [], seconds)[0]:
                 # Not by way of sys.stdin: it reads ahead, and select() does not see what it holds.
                 return os.read(self._terminal, 1).decode(errors="replace") or "q"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError):  # the terminal is gone: EIO
             return "q"
         return ""

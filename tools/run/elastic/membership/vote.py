@@ -16,7 +16,8 @@ MOST_STEPS: Final = 32
 
 
 _COLUMNS: Final = 5
-"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left."""
+"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. What
+changes here changes :data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
 
 
 class LeftEpochError(RuntimeError):

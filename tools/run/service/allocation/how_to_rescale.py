@@ -2,7 +2,8 @@
 
 In place: a plan that names the workers that stay and new ones for the slots that are added. The new ones
 are started at once and get ready while training goes on. Where that cannot be, the gang saves a checkpoint,
-leaves, and is launched again; the log says why.
+leaves, and is launched again; the log says why. So does one that an earlier version started, where new ones
+would not understand its workers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.slots import Slot
-from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +74,7 @@ def way_to(target: Target, crew: Crew, busy: Collection[Slot], *, in_place: bool
     held = {Slot.parse(member.slot) for member in stay}
     joining = tuple(slot for slot in target.slots if slot not in held)
     if not any(slot in busy for slot in joining):
+        if joining and crew.plan.protocol != PROTOCOL:
+            return Relaunch("its workers are of another version than new ones")
         return InPlace(tuple(stay), joining)
     return InPlace(tuple(stay)) if len(stay) < len(crew.plan.members) else None

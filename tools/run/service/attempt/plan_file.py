@@ -15,7 +15,7 @@ from pliant.tools.run.service.allocation.slots import Slot, counts
 from pliant.tools.run.service.attempt.commands import ranked
 from pliant.tools.run.statedir.contract.files import DamagedError, read_file, read_record, write_record
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
 from pliant.tools.run.statedir.log.retry_rule import CHECKPOINT_S
 from pliant.tools.run.statedir.share import Share
 
@@ -41,6 +41,7 @@ def make_plan(
         seed=job.seed,
         checkpoint_s=job.checkpoint_seconds or CHECKPOINT_S,
         reason=reason,
+        protocol=PROTOCOL,
     )
 
 

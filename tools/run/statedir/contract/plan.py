@@ -27,6 +27,9 @@ ENV_NOISE: Final = "PLIANT_NOISE"
 """Set where the batch may move: the worker then measures the noise of its gradients."""
 ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
+PROTOCOL: Final = 2
+"""What workers exchange with each other while they train; to be raised where that changes (2: a vote of five
+numbers). Workers of one attempt have the same; see :attr:`Plan.protocol`."""
 SLOT_FROM_RANK: Final = "rank"
 """Value of :data:`ENV_SLOT` where one torchrun starts several workers: member i of the plan is its RANK i."""
 
@@ -83,11 +86,15 @@ class Plan(Record):
     """Stop at a step boundary: save a checkpoint, exit 0."""
     reason: str = ""
     """Why the attempt before this one had to be left; of a plan with ``abort``: why this one has to be."""
+    protocol: PositiveInt | None = None
+    """:data:`PROTOCOL` of the version that began the attempt; None: one that did not number it. Workers of
+    another one cannot join those that train."""
 
     @model_serializer(mode="wrap")
-    def _without_no_seed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Workers of former versions know no plan without a seed, but one that does not name it."""
-        return {name: value for name, value in dump(self).items() if name != "seed" or value is not None}
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Workers of former versions know these fields not at all, or only with a number."""
+        unset = {"seed", "protocol"}
+        return {name: value for name, value in dump(self).items() if name not in unset or value is not None}
 
     @property
     def workers(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import pytest
 from pliant.tools.run.service.allocation.change_steps import Target
 from pliant.tools.run.service.allocation.how_to_rescale import Crew, InPlace, Relaunch, Way, way_to
 from pliant.tools.run.service.allocation.slots import Slot, counts
-from pliant.tools.run.statedir.contract.plan import Member, Plan
+from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
 from pliant.tools.run.statedir.share import Share
 from tests.builders import job
 
@@ -23,7 +23,7 @@ def plan(generation: int, *workers: tuple[int, int]) -> Plan:
     members = tuple(
         Member(slot=f"n0/{index}", node="n0", address="n0", worker=number) for number, index in workers
     )
-    return Plan(job="a", generation=generation, attempt=1, members=members)
+    return Plan(job="a", generation=generation, attempt=1, members=members, protocol=PROTOCOL)
 
 
 def target(*indices: int, elastic: bool = True) -> Target:
@@ -98,6 +98,18 @@ def test_what_cannot_be_done_in_place_is_a_relaunch_that_says_why(
     wanted: Target, crew: Crew, reason: str
 ) -> None:
     assert way_to(wanted, crew, ()) == Relaunch(reason)
+
+
+@pytest.mark.parametrize("protocol", [None, PROTOCOL - 1, PROTOCOL + 1])
+def test_new_workers_do_not_join_those_of_another_version(protocol: int | None) -> None:
+    former = TWO.model_copy(update={"protocol": protocol})
+    crew = Crew(former, former, reports=True)
+    reason = "its workers are of another version than new ones"
+    assert way_to(target(0, 1, 2), crew, ()) == Relaunch(reason)
+    assert way_to(target(1, 2), crew, ()) == Relaunch(reason), "a move needs new ones, too"
+    assert way_to(target(0, 1, 2), crew, slots(2)) is None, "it trains until the slot is free"
+    assert told(way_to(target(1), crew, ())) == ([1], []), "a worker that leaves needs no new one"
+    assert told(way_to(target(0, 1), crew, ())) == ([0, 1], []), "nor does another batch"
 
 
 @pytest.mark.parametrize("wanted", [target(0, 1, 2), target(1), target(2, 3)])
