@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pliant.cli.console import LINES, say, settings
+from pliant.cli.console import LINES, say, settings, terminal_left
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError
 from pliant.schemas.file_io.pipes import abandon
 from pliant.schemas.text.fitting import harmless
@@ -135,6 +135,9 @@ def run_command(body: Callable[[], None]) -> int:
     except MemoryError:
         return _fail(str(OutOfMemoryError()), OutOfMemoryError.exit_code)
     except OSError as error:
+        if error.errno == errno.EIO and terminal_left(sys.stdout):
+            abandon(sys.stdout)
+            return BROKEN_PIPE
         if error.errno not in DISK_FULL:
             return _bug(error)
         where = error.filename or "stdout"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -120,6 +121,15 @@ def reader_left(stream: TextIO | None) -> bool:
     with suppress(OSError, ValueError):
         poll.register(stream.fileno(), 0)
     return any(happened & select.POLLERR for _, happened in poll.poll(0))
+
+
+def terminal_left(stream: TextIO | None) -> bool:
+    """Whether it is a terminal that was closed: it is a device still, and no terminal any more."""
+    if stream is None:
+        return False
+    with suppress(OSError, ValueError):
+        return stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) and not stream.isatty()
+    return False
 
 
 def named_or_piped(path: str | None, missing: str) -> str:

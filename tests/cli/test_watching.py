@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pliant.cli.common import BROKEN_PIPE
 from pliant.cli.keys import Keys
 from pliant.cli.log import log
 from pliant.cli.status import Form, status
@@ -171,6 +173,40 @@ def test_the_end_of_the_terminal_leaves(monkeypatch: pytest.MonkeyPatch) -> None
         with Keys() as keys:
             os.close(terminal)
             assert keys.wait(60.0) == "q"
+
+
+def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, keyboard: int) -> None:
+    """Some systems say so by an error where others say that nothing is left."""
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with Keys() as keys:
+        os.write(keyboard, b"x")
+        monkeypatch.setattr("pliant.cli.keys.os.read", fail)
+        assert keys.wait(60.0) == "q"
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+@pytest.mark.parametrize("words", [["status", "--watch", "--every", "0.1"], WATCHING[1]])
+def test_a_terminal_that_is_closed_ends_it_without_a_word(
+    words: list[str], kind: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every terminal that goes sends a signal: here it is no controlling one."""
+    monkeypatch.setenv("TERM", kind)
+    terminal, own = pty.openpty()
+    line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]
+    with (
+        (tmp_path / "said").open("wb") as said,
+        started(line, stdin=own, stdout=own, stderr=said) as child,
+    ):
+        os.close(own)
+        shown = b""
+        while b"\n" not in shown.partition(b"job  ")[2]:
+            shown += os.read(terminal, 1 << 16)
+        os.close(terminal)
+        assert child.wait() == BROKEN_PIPE
+    assert "bug" not in (tmp_path / "said").read_text()
 
 
 def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
