@@ -183,6 +183,8 @@ class SlurmBackend:
                 step = self._seen(unit).step
                 if step is not None:
                     Later(command_lines.scancel_step(step.id))
+        if all(unit.ended() is not None for unit in self._attempts[handle].units):
+            self._forget(handle)
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         """What became of the units, and the next step for those that are still to be started."""
@@ -202,8 +204,12 @@ class SlurmBackend:
             attempt.beats.look((unit.beat_file for unit in attempt.units), now_s)
         statuses = tuple(self._status(attempt, unit, now_s) for unit in attempt.units)
         if all(status.state != "running" for status in statuses):
-            self._ended += [unit for unit in self._attempts.pop(handle).units if unit.srun is not None]
+            self._forget(handle)
         return statuses
+
+    def _forget(self, handle: Handle) -> None:
+        """Nothing of an attempt runs any more; the ends of its sruns are still taken note of."""
+        self._ended += [unit for unit in self._attempts.pop(handle).units if unit.srun is not None]
 
     def _status(self, attempt: _Attempt, unit: SlurmUnit, now_s: float) -> UnitStatus:
         unit.reap(now_s)

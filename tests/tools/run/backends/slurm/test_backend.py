@@ -67,6 +67,22 @@ def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
         launcher.until(job, ended)
 
 
+def test_nothing_is_left_of_attempts_that_have_ended(launcher: Launcher) -> None:
+    """A service sees thousands of them: no process that nothing waits for, and no record in memory."""
+    for name in "abc":
+        job = launcher.start(name, ("n0", "exit 0"), ("n1", "exit 1"))
+        launcher.until(job, ended)
+        launcher.backend.stop(job, "kill")
+    assert not launcher.backend._attempts
+
+    def reaped() -> bool:
+        launcher.backend.poll([])
+        return not any(child.name() == "srun" for child in psutil.Process().children())
+
+    until(reaped)
+    assert not launcher.backend._ended
+
+
 def test_who_is_asked_to_end_saves_first(launcher: Launcher) -> None:
     job = launcher.start("a", ("n0", SAVES), ("n1", SAVES.replace("up", "up1").replace("saved", "saved1")))
     launcher.until_file("up", job)
