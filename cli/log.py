@@ -62,13 +62,13 @@ def log(
         return
     from pliant.tools.run.watch.output import events_to_come, job_output, last_events
 
+    shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if job is None and tail is not None and not follow:
         for line in last_events(state, tail):
-            write_stdout(line)
+            write_stdout(line if shown is None else shown.of(line))
         return
     if job is None and not follow:
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
-    shown = Shown(sys.stdout.encoding) if is_terminal(sys.stdout) else None
     if job is None:
         chunks = events_to_come(state, tail or 0)
     else:

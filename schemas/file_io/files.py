@@ -112,7 +112,7 @@ def _write(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:
     try:
         for chunk in chunks:
             _refuse_terminal(chunk)
-            write_stdout(chunk)
+            write_stdout(_shown(chunk) if stdout().isatty() else chunk)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -133,6 +133,11 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
     :param mode: who may do what with a new file, less the umask; one that is there keeps its own.
     """
     _write_file(path, (data,), mode)
+
+
+def _shown(chunk: bytes) -> bytes:
+    """What a terminal gets of a product: nothing in it acts on that."""
+    return harmless(chunk.decode(errors="backslashreplace"), keeps="\n\t").encode()
 
 
 def _write_file(path: str | Path, chunks: Iterable[bytes], mode: int) -> None:

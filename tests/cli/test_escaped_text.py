@@ -17,6 +17,7 @@ from pliant.schemas.event import Event
 from pliant.tools.run.statedir.directory import State
 from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import job
+from tests.leftovers import started
 
 LOG = (sys.executable, "-m", "pliant.cli", "log", "a")
 HOSTILE = b"\x1b]0;owned\x07 \xff na\xc3\xafve\tok\r\n"
@@ -61,6 +62,32 @@ def test_a_terminal_gets_it_escaped(state: Path) -> None:
         os.close(theirs)
         shown = terminal.read(1 << 16).replace(b"\r\n", b"\n").decode()
     assert shown == "==> jobs/a/attempts/1/logs/launcher-0.log\n" + HARMLESS
+
+
+@pytest.mark.parametrize(
+    "words", [["log", "--tail", "9"], ["log", "--tail", "9", "-f"], ["schedule", "--policy", "fifo"]]
+)
+def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(words: list[str], tmp_path: Path) -> None:
+    """JSON escapes no character above 0x7f, and some of these begin a command as ESC does."""
+    spec = job("a", model="m\x9b31m")
+    with State(tmp_path / "state") as opened:
+        opened.record([submit_event(spec, 1.0)])
+    (tmp_path / "cluster.json").write_text('{"nodes": [{"name": "n0", "gpus": 1}], "slots": "cpu"}')
+    (tmp_path / "jobs.jsonl").write_text(spec.model_dump_json() + "\n")
+    where = ["--state", str(tmp_path / "state")]
+    if words[0] == "schedule":
+        where = ["--jobs", str(tmp_path / "jobs.jsonl"), "--cluster", str(tmp_path / "cluster.json")]
+    line = [sys.executable, "-m", "pliant.cli", *words, *where]
+    ours, theirs = os.openpty()
+    with (
+        os.fdopen(ours, "rb", buffering=0) as terminal,
+        started(line, stdout=theirs, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONUTF8": "1"}),
+    ):
+        os.close(theirs)
+        seen = b""
+        while b'31m"' not in seen:
+            seen += terminal.read(1 << 16)
+        assert b'"m\\x9b31m"' in seen
 
 
 NAMES = {

@@ -29,6 +29,8 @@ DOUBT: Final = 0.3
 """A speed that a profile predicts, or that was measured only once, may be off by this part of it."""
 LEAST_DOUBT: Final = 0.05
 """So may one that was measured again and again: what is to come may differ."""
+MOST_DOUBT: Final = 0.5
+"""What a job takes in one slow second says little of hours: no more than this part of a speed is doubted."""
 Source = Literal["measured", "profile", "stated"]
 """Where the speeds of a prediction come from; the least certain one of those that it rests on."""
 _CERTAINTY: Final[Sequence[Source]] = ("measured", "stated", "profile")
@@ -250,7 +252,7 @@ class _Speeds:
             if job_id in self._ratios and job_id in ranges:
                 least, most = (speed / measured[job_id] for speed in ranges[job_id])
             slow, fast = min(slow, least), max(fast, most)
-        return slow, fast
+        return max(slow, 1.0 - MOST_DOUBT), min(fast, 1.0 + MOST_DOUBT)
 
     def correct(self, transitions: Iterable[Transition]) -> None:
         """Take up changes of GPUs, after which the session has predicted speeds."""

@@ -510,6 +510,20 @@ def test_a_predicted_start_is_an_interval_that_holds_while_the_speed_goes_up_and
     assert all(first <= 300.0 <= last for first, last in spans), "at the speed that it has on average"
 
 
+def test_a_second_in_which_a_job_hardly_trains_does_not_make_hours_of_minutes(
+    tmp_path: Path, at_once: None
+) -> None:
+    """It evaluates, or its disk is busy; by the time of a step it trains 1 sample/s."""
+    dirs = running(tmp_path / "state")
+    stalls = report(100.0, samples_per_second=0.001, step_seconds=960.0, gpus=4, global_batch=960)
+    write_progress(dirs.job("a").progress, stalls)
+    found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
+    assert found.start_s is not None
+    assert found.between_s is not None
+    first_s, last_s = (at_s - NOW_S for at_s in found.between_s)
+    assert first_s <= found.start_s - NOW_S <= last_s <= 2 * (found.start_s - NOW_S)
+
+
 def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
     tmp_path: Path, at_once: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
