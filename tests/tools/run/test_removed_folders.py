@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.run import run_until_done
-from tests.tools.run.site import Site
+from pliant.tools.profile.torchrun.processes import kill, strays
+from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
+from pliant.tools.run.statedir.layout import StateDir
+from tests.tools.run.site import Site, until
 
 REMOVES = """
 import os, shutil, sys
@@ -39,3 +42,33 @@ def test_an_elastic_one_says_nothing_of_its_end_any_more(tmp_path: Path) -> None
     assert phase == "failed"
     assert reason.endswith("; its folder was removed while it ran")
     assert "no exit code" not in reason
+
+
+STAYS = """
+import os, pathlib, shutil, sys, time
+shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
+with open(sys.argv[1], "a") as began:
+    began.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+@pytest.mark.torch
+def test_a_launcher_that_finds_no_folder_starts_no_second_one_beside_the_first(tmp_path: Path) -> None:
+    """Each call from cron is a launcher that knows of the first one by its processes alone."""
+    site, began = Site(tmp_path), tmp_path / "began"
+    site.job("a", began, text=STAYS, elastic="none")
+    mark = ENV_JOB_DIR, str(StateDir(site.state.resolve()).job("a").path)
+
+    def pids() -> list[int]:
+        return [int(line) for line in began.read_text().split()] if began.exists() else []
+
+    try:
+        for count in (1, 2):
+            run_once(site.options("fifo"))
+            until(lambda count=count: len(pids()) == count)
+        running = {process.pid for process in strays(mark)} & {*pids()}
+        assert running == {pids()[-1]}
+    finally:
+        kill(strays(mark))
+        until(lambda: not list(strays(mark)))

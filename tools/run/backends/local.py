@@ -105,7 +105,11 @@ class LocalBackend:
         make_log_folder(handle.files.logs)
         for pid in tuple(self._children):
             self._reap(pid)
-        before = _record(handle)
+        before = self._record(handle)
+        if (
+            before is None
+        ):  # of an attempt before this one nothing runs, but where the job's folder was removed
+            kill(strays(_mark(handle)))
         started = list(before.units) if before else []
         first = len(started)
         started += [StartedUnit.of(unit) for unit in units]

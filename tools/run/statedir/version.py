@@ -38,7 +38,8 @@ class Home:
     host: str
     path: str
     inodes: list[int]
-    """Of the directory and the folder of its jobs: a move on one file system keeps both, a copy neither."""
+    """Of the directory and the folder of its jobs: a move on one file system keeps both, and so does a
+    snapshot of all of it; any other copy keeps neither."""
 
     @classmethod
     def of(cls, dirs: StateDir) -> Home:
@@ -91,8 +92,13 @@ def _elsewhere(home: Home, here: Home) -> str:
     same_place = (home.host, home.path) == (here.host, here.path)
     if home.inodes != here.inodes:
         return "" if same_place else f"is a copy of {home.path} on host {home.host}"
-    was_moved = home.host == here.host and not same_place and not os.path.exists(home.path)
-    return f"was moved from {home.path}" if was_moved else ""
+    if home.host != here.host or same_place:
+        return ""
+    try:
+        is_same = os.path.samefile(home.path, here.path)
+    except OSError:
+        return f"was moved from {home.path}"
+    return "" if is_same else f"is a copy of {home.path} on host {home.host}"
 
 
 def _format_of(dirs: StateDir) -> int:

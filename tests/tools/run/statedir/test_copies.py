@@ -75,6 +75,25 @@ def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
     assert opens(tmp_path / "state")
 
 
+def test_a_snapshot_of_the_file_system_is_a_copy_though_its_folders_have_the_same_numbers(
+    tmp_path: Path,
+) -> None:
+    copy = StateDir(copied(directory(tmp_path / "state", running=True), tmp_path / "snapshot"))
+    found = json.loads(copy.version.read_bytes())
+    found["home"]["inodes"] = version.Home.of(copy).inodes
+    copy.version.write_text(json.dumps(found))
+    with pytest.raises(UsageError, match=f"snapshot: is a copy of {tmp_path}/state on host"):
+        opens(copy.path)
+    assert opens(copy.path, restored=True)
+
+
+def test_a_directory_that_is_named_by_a_link_is_the_same(tmp_path: Path) -> None:
+    directory(tmp_path / "state", running=True)
+    (tmp_path / "link").symlink_to("state")
+    assert opens(tmp_path / "link")
+    assert opens(tmp_path / "state")
+
+
 def test_one_that_was_restored_in_its_place_goes_on(tmp_path: Path) -> None:
     state = directory(tmp_path / "state", running=True)
     copied(state, tmp_path / "backup")
