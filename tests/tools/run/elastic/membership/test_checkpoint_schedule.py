@@ -229,8 +229,8 @@ class TestOvertaken:
     ) -> None:
         write: Callable[..., None] = checkpoint.write_chunks
 
-        def slowly(*arguments: Any) -> None:
-            write(*arguments)
+        def slowly(*arguments: Any, **options: Any) -> None:
+            write(*arguments, **options)
             with monkeypatch.context() as meanwhile:
                 meanwhile.setattr(checkpoint, "write_chunks", write)
                 self.go_on(workers)
