@@ -45,7 +45,7 @@ import torch
 from torch import nn
 from pliant.tools.run import elastic
 
-SMALL, SAMPLES, EPOCHS = json.loads(sys.argv[1])
+SMALL, SAMPLES, EPOCHS, COMPARED = json.loads(sys.argv[1])
 job = elastic.init(batch_size=12, seed=1)
 model = nn.Linear(3072, 10) if SMALL else nn.Sequential(
     nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(8), nn.Flatten(),
@@ -70,7 +70,10 @@ def train(model, optimizer, x, y):
 
 
 def plain_epoch():
-    """As the elastic one, by PyTorch alone and with the same number of samples at a time."""
+    """As the elastic one, by PyTorch alone and with the same number of samples at a time.
+
+    A worker that is lost in it takes the others along.
+    """
     other = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
     replica = nn.parallel.DistributedDataParallel(other)
     beside = torch.optim.SGD(other.parameters(), lr=0.001, momentum=0.9)
@@ -84,7 +87,7 @@ for epoch in job.epochs(EPOCHS):
     for x, y in loader:
         job.log(loss=train(model, optimizer, x, y))
     took["elastic"].append((time.perf_counter() - began) / len(loader))
-    if SMALL and job.world_size > 1:
+    if COMPARED and job.world_size > 1:
         began, steps = time.perf_counter(), 0
         for steps, _ in zip(range(1, len(loader) + 1), plain_epoch()):
             pass
@@ -93,9 +96,10 @@ if job.rank == 0:
     with open("took.json", "w") as file:
         json.dump(took, file)
 '''
-BIG: Final = "[false, 1200, 100000]"
-SMALL: Final = "[true, 1200, 100000]"
-"""Words for the script: the small model in steps of 10 ms or the big one; samples; epochs."""
+BIG: Final = "[false, 1200, 100000, false]"
+SMALL: Final = "[true, 1200, 100000, false]"
+"""Words for the script: the small model in steps of 10 ms or the big one; samples; epochs; whether one by
+PyTorch alone follows each of them."""
 
 
 class Relaunching(Executor):
@@ -188,7 +192,7 @@ def overhead_ratio(epochs: int) -> float:
 
     An epoch by the library and one by PyTorch alone take turns in the same processes; the median of pairs.
     """
-    with running(Executor, SCRIPT, f"[true, 2400, {epochs}]", BATCH) as training:
+    with running(Executor, SCRIPT, f"[true, 2400, {epochs}, true]", BATCH) as training:
         training.go_to(2)
         took = training.finish()
     pairs = list(zip(took["elastic"], took["plain"], strict=True))
@@ -199,7 +203,7 @@ def loss_error() -> float:
     """The largest relative difference of an epoch's loss between 1 → 2 → 3 → 2 → 1 and one worker."""
     curves = []
     for path in ((1,), (1, *PATH)):
-        with running(Executor, SCRIPT, "[true, 1200, 20]", BATCH) as training:
+        with running(Executor, SCRIPT, "[true, 1200, 20, false]", BATCH) as training:
             for workers in path:
                 training.go_to(workers)
             training.finish()
