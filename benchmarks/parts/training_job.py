@@ -110,14 +110,11 @@ class TrainingJob:
         return took
 
     def kill(self, rank: int) -> None:
-        """Kill the worker of that rank."""
-        mark = {ENV_WORKER: str(self.gang.plan.workers[rank])}
+        """Kill the worker of that rank; other jobs on this machine have workers of the same number."""
+        mark, script = {ENV_WORKER: str(self.gang.plan.workers[rank])}, str(self.folder / SCRIPT_NAME)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if (
-                    SCRIPT_NAME in "".join(process.cmdline()[1:3])
-                    and mark.items() <= process.environ().items()
-                ):
+                if script in process.cmdline()[1:3] and mark.items() <= process.environ().items():
                     process.kill()
 
     def turn(self) -> None:
