@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints
+from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import Gang, final, plain, seen
 
 pytestmark = pytest.mark.torch
@@ -192,6 +193,6 @@ def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
         job.until(lambda: job.here.reached.read_text() == f"{job.generation}\n", "change")
     job.publish(members, abort=True)
     for number in members:
-        job.workers[number].wait()
+        job.workers[number].wait(PATIENCE_S)
     assert [job.outcome(number).outcome for number in members] == ["stopped"] * 2
     same_weights_as_alone(job, tmp_path)
