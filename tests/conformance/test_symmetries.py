@@ -44,6 +44,11 @@ def test_equal_claims_are_told_apart_alike_at_every_hour(policy: str):
     assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=SHIFTS_S[:1], jobs=45)
 
 
+def test_plans_of_equal_cost_are_told_apart_alike_at_every_hour():
+    """What they cost differs by rounding, from hour to hour."""
+    assert not decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
+
+
 def renamed(job_id: str) -> str:
     """Another name that comes where the first came in the order of names."""
     return f"k-{int(job_id[1:]):05}-x"
