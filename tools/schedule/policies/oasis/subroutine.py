@@ -127,7 +127,9 @@ class Schedules:
 
 def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     """All ends of one job from slot ``first`` on; the places are those of the slots from there."""
-    found = [row[: np.flatnonzero(np.isfinite(row))[-1] + 1] for row in _slot_costs(bid, workers, ps)]
+    costs = _slot_costs(bid, workers, ps)
+    ends = costs.shape[1] - np.isfinite(costs)[:, ::-1].argmax(axis=1)  # no workers cost nothing
+    found = [row[:end] for row, end in zip(costs, ends.tolist(), strict=True)]
     advances = [_advance(bid, first, slot) for slot in range(min(2, len(found)))]
     most = np.array([int(advances[slot > 0][: len(row)].max()) for slot, row in enumerate(found)])
     reach = np.minimum(most.cumsum(), bid.work)
