@@ -43,8 +43,8 @@ class Oasis(BooksSlots):
     differ: a job that comes too late for its target is turned away at once, and costs the others nothing.
     It does not pay where every job has to end sooner or later, or where all deadlines weigh the same: then
     ``ares`` and ``shadow-price`` meet as many and turn none away (docs/choosing-a-policy.md); nor where jobs
-    are much shorter than a slot. Each arrival costs a search over all slots, 3 to 15 ms with 100 of them: jobs
-    that come one by one do not notice, but the first decision on 1,000 waiting jobs takes 3 to 15 s.
+    are much shorter than a slot. Each arrival costs a search over all slots, 3 to 15 ms with 100 of them:
+    jobs that come one by one do not notice, but the first decision on 1,000 waiting jobs takes 3 to 15 s.
 
     - ``slot_seconds``: length of a slot. Where many jobs have less time than two slots, take shorter ones,
       and more of them; a decision takes longer in proportion.
