@@ -296,9 +296,9 @@ def _measured(
 
 def _name_disturbed(measured: Profile) -> None:
     """Say which rows could not be measured in peace."""
-    from pliant.tools.schedule.assumptions import speeds_disturbed
+    from pliant.tools.schedule.assumptions import shares_busy, speeds_disturbed
 
-    rows = [(row.model, row.busy_share) for row in measured.rows if row.kind == "train"]
+    rows = list(shares_busy(measured.rows))
     for found in speeds_disturbed({model for model, _ in rows}, rows):
         note(f"warning: {found.text}")
 

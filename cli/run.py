@@ -206,13 +206,18 @@ def _name_assumptions(cluster: str, profile: str | None) -> None:
     """Say what speeds the decisions about jobs to come take for granted."""
     from pliant.cli.assumptions import heed
     from pliant.schemas.io import read_cluster, read_profile
-    from pliant.tools.schedule.assumptions import kinds_measured, speeds_assumed, speeds_disturbed
+    from pliant.tools.schedule.assumptions import (
+        kinds_measured,
+        shares_busy,
+        speeds_assumed,
+        speeds_disturbed,
+    )
 
     rows = () if profile is None else read_profile(profile).rows
     kinds = None if profile is None else list(kinds_measured(rows))
     models = {model for model, _ in kinds or ()}
-    shares = ((row.model, row.busy_share) for row in rows if row.kind == "train")
-    heed([*speeds_assumed(models, read_cluster(cluster), kinds), *speeds_disturbed(models, shares)])
+    disturbed = speeds_disturbed(models, shares_busy(rows))
+    heed([*speeds_assumed(models, read_cluster(cluster), kinds), *disturbed])
 
 
 def _question(

@@ -135,7 +135,8 @@ def _assumed(found: Schedule) -> Sequence[Assumption]:
         rows = zip(profile["kind"], profile["model"], profile["gpu_type"], strict=True)
         measured = [(model, gpu_type) for kind, model, gpu_type in rows if kind == "train"]
         if "busy_share" in profile:
-            shares = list(zip(profile["model"], profile["busy_share"], strict=True))
+            rows = zip(profile["kind"], profile["model"], profile["busy_share"], strict=True)
+            shares = [(model, share) for kind, model, share in rows if kind == "train"]
     policy = policy_class(found.policy.name)
     models = {job.model for job in found.jobs}
     return [

@@ -99,7 +99,7 @@ def replayed(number: int) -> RunRecord:
     jobs = [_job(index, chance) for index in range(_SIZES[number % len(_SIZES)])]
     simulated = SimulatedCluster(mtbf=Mtbf(0.5, 0.1) if number % 2 else None)
     names = policy_names()
-    for offset in range(len(names)):  # some policies need what nobody stated here, and say so
+    for offset in range(len(names)):  # some policies need what is not stated here, and say so
         name = names[(number * 7 + offset) % len(names)]
         try:
             done = replay(inputs(jobs, _CLUSTERS[number % len(_CLUSTERS)]), Run(name, simulated=simulated))

@@ -13,6 +13,7 @@ from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
 from pliant.tools.schedule.assumptions import (
     kinds_measured,
     nothing_to_resize,
+    shares_busy,
     sharing_assumed,
     speeds_assumed,
     speeds_disturbed,
@@ -27,8 +28,7 @@ def assumed(
     measured = None if inputs.profile is None else kinds_measured(inputs.profile.rows)
     speeds = speeds_assumed(inputs.models, inputs.cluster, measured)
     rows = () if inputs.profile is None else inputs.profile.rows
-    shares = ((row.model, row.busy_share) for row in rows if row.kind == "train")
-    speeds += speeds_disturbed(inputs.models, shares)
+    speeds += speeds_disturbed(inputs.models, shares_busy(rows))
     sharing = sharing_assumed(inputs.cluster, policy)
     rigid = nothing_to_resize(inputs.jobs, policy)
     costs = _costs(inputs, conditions, simulated)

@@ -17,6 +17,8 @@ from pliant.tools.schedule.policy import Policy
 
 Kind = tuple[str, str]
 """A model and a GPU type."""
+BusyShare = tuple[str, float | None]
+"""A model and the ``busy_share`` of a row of it."""
 
 
 def kinds_measured(rows: Iterable[ProfileRow]) -> Iterator[Kind]:
@@ -46,7 +48,12 @@ def speeds_assumed(
     return [_of_another_type(*types, names, cluster.speeds) for types, names in found.items()]
 
 
-def speeds_disturbed(models: Collection[str], rows: Iterable[tuple[str, float | None]]) -> list[Assumption]:
+def shares_busy(rows: Iterable[ProfileRow]) -> Iterator[BusyShare]:
+    """The model and the ``busy_share`` of each training row of a profile."""
+    return ((row.model, row.busy_share) for row in rows if row.kind == "train")
+
+
+def speeds_disturbed(models: Collection[str], rows: Iterable[BusyShare]) -> list[Assumption]:
     """One assumption where rows of these models were measured while the machine was busy.
 
     :param rows: model and ``busy_share`` of each training row of the profile.

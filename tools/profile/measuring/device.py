@@ -25,20 +25,20 @@ def world() -> tuple[int, int]:
 
 def largest(values: list[float], device: torch.device) -> list[float]:
     """Element-wise maximum over the workers."""
-    if world()[0] == 1:
-        return values
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return [float(value) for value in tensor.tolist()]
+    return _reduced(values, device, dist.ReduceOp.MAX)
 
 
 def total(value: float, device: torch.device) -> float:
     """Sum over the workers."""
+    return _reduced([value], device, dist.ReduceOp.SUM)[0]
+
+
+def _reduced(values: list[float], device: torch.device, operation: dist.ReduceOp.RedOpType) -> list[float]:
     if world()[0] == 1:
-        return value
-    tensor = torch.tensor([value], dtype=torch.float64, device=device)
-    dist.all_reduce(tensor)
-    return float(tensor.item())
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, op=operation)
+    return [float(value) for value in tensor.tolist()]
 
 
 class OtherLoad:
