@@ -67,7 +67,9 @@ class OtherLoad:
         others_s = max(0.0, ended.busy_s - began.busy_s) + stolen_s
         (waited_s,) = largest([waited_s], self._device)
         others_s -= total(ended.own_s - began.own_s, self._device)
-        return round(min(1.0, max(0.0, min(waited_s, others_s)) / passed_s), 4)
+        # each worker has read the clocks of the machine at a moment of its own
+        (share,) = largest([max(0.0, min(waited_s, others_s)) / passed_s], self._device)
+        return round(min(1.0, share), 4)
 
 
 @dataclass(frozen=True, slots=True)

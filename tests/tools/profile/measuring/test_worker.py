@@ -65,6 +65,23 @@ def test_other_load_is_what_a_worker_waited_while_cores_worked_for_others(
     assert OtherLoad(torch.device("cpu")).share() == pytest.approx(share, abs=1e-3)
 
 
+def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_own_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one would measure a point again and the others would not."""
+    times = iter([load(0.0), load(10.0, own_s=5.0, waited_s=1.0, busy_s=6.1)])
+    monkeypatch.setattr(_Load, "now", lambda: next(times))
+    asked: list[float] = []
+
+    def largest(values: list[float], _device: torch.device) -> list[float]:
+        asked.extend(values)
+        return [0.12] if len(asked) == 3 else values  # another worker has read more
+
+    monkeypatch.setattr(device, "largest", largest)
+    assert OtherLoad(torch.device("cpu")).share() == 0.12
+    assert asked[2] == pytest.approx(0.1)
+
+
 def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "Path", lambda path: Path("/nowhere") / path.lstrip("/"))
     assert OtherLoad(torch.device("cpu")).share() is None
